@@ -42,15 +42,15 @@ def flip_sign() -> None:
 
 
 def invert_mask() -> None:
-    from agentic_prompting.trainers.batch import Batch
+    from agentic_prompting.trainers.rollouts import Batch
 
-    right = Batch.for_trl
+    right = Batch.to_trl
 
     def inverted(*args: Any, **options: Any) -> dict[str, Any]:
         batch = right(*args, **options)
         return {**batch, "env_mask": [[1 - one for one in mask] for mask in batch["env_mask"]]}
 
-    Batch.for_trl = inverted  # type: ignore[method-assign]
+    Batch.to_trl = inverted  # type: ignore[method-assign]
 
 
 def shuffle_ratings(seed: int) -> None:

@@ -154,7 +154,7 @@ class Agent:
         after = trainer._after_rewards
 
         def kept(batch: Any, totals: Any) -> None:
-            if batch.place.trains:
+            if batch.position.is_training:
                 self.curve.append((self.reflector.calls, round(share(correct(batch.rollouts)), 4)))
             after(batch, totals)
 

@@ -169,7 +169,7 @@ class Watch:
         self.cuda = torch.cuda if torch.cuda.is_available() else None
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, float] = {}
-        self.last, made = self._now(), trainer.source.next
+        self.last, made = self._now(), trainer.source.next_batch
 
         def sampled(*args: Any, **kwargs: Any) -> Any:
             self.mark("training")  # of the step before
@@ -177,7 +177,7 @@ class Watch:
             self.mark("sampling")
             return batch
 
-        trainer.source.next = sampled
+        trainer.source.next_batch = sampled
         pushed = getattr(getattr(trainer, "vllm_generation", None), "sync_weights", None)
         if pushed is not None:
 

@@ -117,7 +117,7 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     ours.memory = Memory()  # counts nothing: it is not entered
     initialised(ours.model)
     rows: list[dict[str, Any]] = [{"prompt": "a"} for _ in range(2)]
-    tokens = Made(job).next(rows, None).for_trl(ours.eos_token_ids, with_logprobs=False)
+    tokens = Made(job).next_batch(rows, None).to_trl(ours.eos_token_ids, with_logprobs=False)
     del tokens["rollout"]
     plain = GRPOTrainer(
         model=initialised(shaped(job)), args=args, processing_class=tokenizer,

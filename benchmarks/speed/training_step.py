@@ -271,18 +271,18 @@ def plain_trainer(folder: Path, layers: int, steps: int, handed_over: dict[str, 
 
 
 def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict[str, Any]:
-    from agentic_prompting.trainers.batch import Batch
+    from agentic_prompting.trainers.rollouts import Batch
 
     captured: dict[str, Any] = {}
-    hand_over = Batch.for_trl
+    hand_over = Batch.to_trl
 
     def capturing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         captured.update(hand_over(*args, **kwargs))
         return dict(captured)
 
-    Batch.for_trl = capturing  # type: ignore[method-assign]
+    Batch.to_trl = capturing  # type: ignore[method-assign]
     make_batch(our_trainer(folder / "first", layers))
-    Batch.for_trl = hand_over  # type: ignore[method-assign]
+    Batch.to_trl = hand_over  # type: ignore[method-assign]
     captured.pop("rollout")
     if not torch.cuda.is_available():
         skip_unlabelled(False)

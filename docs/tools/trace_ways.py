@@ -29,7 +29,7 @@ PACKAGE = ROOT / "src" / "agentic_prompting"
 PAGE = ROOT / "docs" / "architecture.md"
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 AIMS = {"row-gradient": 20, "batch-child": 15, "query-answer": 8}
-TRAINERS = {f"trainers/{name}.py" for name in ("resumable", "multi_turn_grpo", "prompt_r1", "espl")}
+TRAINERS = {f"trainers/{name}.py" for name in ("resumable", "grpo", "prompt_r1", "espl")}
 """The files of the trainer classes, which may call each other."""
 
 
@@ -121,7 +121,7 @@ def row_to_gradient(folder: Path) -> list[str]:
 
     policy = make_asking_policy(make_tiny_policy(folder / "tiny"), folder / "asking")
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
-    file = "trainers/multi_turn_grpo.py"
+    file = "trainers/grpo.py"
     with Trace(f"{file}:_generate_and_score_completions", f"{file}:_compute_loss").running() as trace:
         trainer = trainer_for(policy, folder / "row", rows, max_steps=1)
         trainer.train()

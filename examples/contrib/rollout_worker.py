@@ -37,7 +37,7 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_seed,
 )
-from agentic_prompting.trainers.batch import completion_of
+from agentic_prompting.trainers.scoring import render_completion
 from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
 
 
@@ -153,7 +153,7 @@ class RolloutWorker:
     def _reward_columns(self, rollouts: list[Rollout]) -> dict[str, Any]:
         """The arguments of a reward function, besides those that TRL adds."""
         columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
-        prompts, completions = columns.pop("prompt"), [completion_of(one, self.chat_format) for one in rollouts]
+        prompts, completions = columns.pop("prompt"), [render_completion(one, self.chat_format) for one in rollouts]
         ids = [one.ids for one in rollouts]
         return {**columns, "prompts": prompts, "completions": completions, "completion_ids": ids, "rollout": rollouts}
 
@@ -165,7 +165,7 @@ class RolloutWorker:
         before = [0] * len(rollout.prompt_ids)
         return RolloutSample(
             prompt=rollout.row["prompt"],
-            completion=completion_of(rollout, self.chat_format),
+            completion=render_completion(rollout, self.chat_format),
             input_ids=np.asarray(rollout.context, dtype=np.int64),
             completion_mask=np.asarray(before + rollout.mask, dtype=np.int64),
             old_log_probs=np.asarray(before + rollout.logprobs, dtype=np.float32),

@@ -78,16 +78,16 @@ def test_ratings_that_do_not_follow_from_rewards_are_noticed():
 def test_what_is_broken_on_purpose_is_broken(monkeypatch):
     from agentic_prompting.evolution import Population, SystemPrompt
     from agentic_prompting.rewards import PromptR1Reward
-    from agentic_prompting.trainers.batch import Batch
+    from agentic_prompting.trainers.rollouts import Batch
 
-    for owner, name in ((PromptR1Reward, "__call__"), (Batch, "for_trl"), (Population, "record")):
+    for owner, name in ((PromptR1Reward, "__call__"), (Batch, "to_trl"), (Population, "record")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     monkeypatch.setattr(PromptR1Reward, "__call__", lambda self, **columns: [0.5, None])
-    monkeypatch.setattr(Batch, "for_trl", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
+    monkeypatch.setattr(Batch, "to_trl", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
     for breaking in broken.BREAK.values():
         breaking(3)
     assert PromptR1Reward()(rollout=[]) == [-0.5, None]
-    assert Batch.for_trl([]) == {"env_mask": [[0, 1, 1]], "prompt_ids": [[7]]}
+    assert Batch.to_trl([]) == {"env_mask": [[0, 1, 1]], "prompt_ids": [[7]]}
     orders = set()
     for _ in range(20):
         population = Population(SystemPrompt("root"))

@@ -199,7 +199,7 @@ def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     scores = trainer.evaluate_prompts([trainer.population.members[0].prompt, child])
     assert list(scores) == [0, 1] and trainer.population.members[1].held_out["mean"] == scores[1]
     assert trainer.population.members[0].held_out["n"] == measured["n"]
-    assert trainer.prompts.messages(rows[0], trainer.prompts.metadata(0, False))[0]["content"].startswith(
+    assert trainer.prompts.render_messages(rows[0], trainer.prompts.choose_metadata(0, False))[0]["content"].startswith(
         trainer.population.best().text
     )
     trainer.save_model()

@@ -14,7 +14,7 @@ from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match_rewar
 from agentic_prompting.rewards.judges import read_scores, score_schema, show_rollout
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, TagGrammar, parse_turn, read_rollouts
 from agentic_prompting.trainers import TrainingStopped
-from agentic_prompting.trainers.guarded_rewards import check_groups
+from agentic_prompting.trainers.scoring import check_group_sizes
 from support.doc_blocks import ROOT
 from support.training import Acts, one_batch, trainer_for
 
@@ -287,8 +287,8 @@ def test_a_group_judge_needs_whole_groups_on_a_process(group, own, fits):
     )  # fmt: skip
     judges = [exact_match_reward, GroupJudge(ScriptedChat(obedient), RUBRIC)]
     with nullcontext() if fits else pytest.raises(ValueError, match="a group has only one"):
-        check_groups(judges, args, evaluates=False)
-    check_groups([exact_match_reward, RubricJudge(ScriptedChat(obedient), RUBRIC)], args, evaluates=True)
+        check_group_sizes(judges, args, has_eval_dataset=False)
+    check_group_sizes([exact_match_reward, RubricJudge(ScriptedChat(obedient), RUBRIC)], args, has_eval_dataset=True)
 
 
 def test_groups_of_an_evaluation_have_its_own_size(tiny_policy, rows, tmp_path):

@@ -13,7 +13,7 @@ from agentic_prompting.programs import Program
 from agentic_prompting.rollout import Observation, Rollout, TokenSequence, Turn
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.trainers.batch import Batch
+from agentic_prompting.trainers.rollouts import Batch
 from support.distributed_backends import prepare, stated
 from support.forked import forked
 
@@ -64,8 +64,8 @@ class Crafted:
     def __init__(self, rollouts):
         self.rollouts = rollouts
 
-    def next(self, rows, place):
-        return Batch(place, [dict(one.row) for one in self.rollouts], [{}] * len(self.rollouts), self.rollouts)
+    def next_batch(self, rows, position):
+        return Batch(position, [dict(one.row) for one in self.rollouts], [{}] * len(self.rollouts), self.rollouts)
 
 
 def trainer_for(tiny_policy, folder, environment, **options):
@@ -143,8 +143,13 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     source = Crafted(rollouts[rank * own : (rank + 1) * own])
     trainer.on_policy = trainer.source = source
     seen = []
-    loss_of = trainer._loss_of
-    trainer._loss_of = lambda model, inputs: seen.append(len(inputs["prompt_ids"])) or loss_of(model, inputs)
+    loss_of = trainer._compute_loss_of_rows
+
+    def watched_loss(model, inputs):
+        seen.append(len(inputs["prompt_ids"]))
+        return loss_of(model, inputs)
+
+    trainer._compute_loss_of_rows = watched_loss
     trainer.train()
     held = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # of sharded ones only on the first process
     held = {name: value.detach().double() for name, value in (held or {}).items()}

@@ -21,7 +21,7 @@ from agentic_prompting import (
 from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
 from agentic_prompting.rollout import BatchEngine, FreeText, Rollout, Sample, read_rollouts
-from agentic_prompting.trainers.batch import Batch, Place
+from agentic_prompting.trainers.rollouts import Batch, BatchPosition
 from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed, arguments, reward_by_word, trainer_for
 from support.misbehaving import MisbehavingServer
 
@@ -64,7 +64,7 @@ def watched_batches(trainer):
 
 def prompt_messages(trainer, row, index=0):
     """What a row begins with in this slot."""
-    return trainer.prompts.messages(row, trainer.prompts.metadata(index, trainer.model.training))
+    return trainer.prompts.render_messages(row, trainer.prompts.choose_metadata(index, trainer.model.training))
 
 
 @pytest.mark.parametrize("baseline", ["normal", "marginalize"])
@@ -121,12 +121,14 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
     trainer.prompts.playing = [member.prompt for member in trainer.population.members]
     trainer.model.train()
-    metadata = [trainer.prompts.metadata(i, training=True) for i in range(8)]  # the prompt that each was played under
-    played = Batch(Place(0, "train", 0), [{"question": "q", "answers": ["x"]}] * 8, metadata, [Rollout([0])] * 8)
+    # The prompt that each was played under.
+    metadata = [trainer.prompts.choose_metadata(i, training=True) for i in range(8)]
+    rows = [{"question": "q", "answers": ["x"]}] * 8
+    played = Batch(BatchPosition(0, "train", 0), rows, metadata, [Rollout([0])] * 8)
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
     trainer._rate(root_wins, played)
     trainer.load_state_dict(json.loads(json.dumps(trainer.state_dict())))  # it outlives a checkpoint
-    trainer._rate(root_loses, replace(played, place=Place(0, "train", 1)))
+    trainer._rate(root_loses, replace(played, position=BatchPosition(0, "train", 1)))
     assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
     trainer._let_children_join()
     child = trainer.population.members[2]
@@ -545,7 +547,7 @@ def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows,
         return trainer
 
     stopped, reasons = build(), iter(["", "down"])
-    stopped.observer.failures.why_stop = lambda *facts: next(reasons)
+    stopped.monitor.failures.why_stop = lambda *facts, **options: next(reasons)
     with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
         stopped.train()
     assert stopped.generation.batches == 1

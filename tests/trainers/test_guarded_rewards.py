@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentic_prompting import MultiTurnGRPOTrainer, PromptR1Trainer
-from agentic_prompting.trainers.guarded_rewards import guarded_reward
+from agentic_prompting.trainers.scoring import guard_reward_function
 from support.training import trainer_for
 
 KINDS = [SystemExit, GeneratorExit, asyncio.CancelledError, StopIteration]
@@ -51,7 +51,7 @@ def test_models_and_their_names_are_left_to_trl():
     import torch
 
     model = torch.nn.Linear(1, 1)
-    assert guarded_reward(model) is model and guarded_reward("a/model") == "a/model"
+    assert guard_reward_function(model) is model and guard_reward_function("a/model") == "a/model"
 
 
 # --- what a function needs and returns --------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_a_wrong_return_of_a_reward_is_one_line_with_its_name(kind, asynchronous
     async def mine_async(completions, **columns):
         return made(len(completions))
 
-    reward = guarded_reward(mine_async if asynchronous else mine)
+    reward = guard_reward_function(mine_async if asynchronous else mine)
     with pytest.raises(
         ValueError, match=r"the reward function .*mine.* \(.*test_guarded_rewards.py:\d+\) must"
     ) as said:
@@ -155,5 +155,5 @@ def test_a_wrong_return_stops_training_at_the_first_batch(tiny_policy, rows, tmp
 
 @pytest.mark.parametrize("value", [[1, None, 0.5, True], (1.0,) * 4, torch.ones(4), np.ones(4), iter([1.0] * 4)])
 def test_whatever_holds_a_number_for_each_completion_is_taken(value):
-    rewards = guarded_reward(lambda completions, **columns: value)(completions=["b"] * 4)
+    rewards = guard_reward_function(lambda completions, **columns: value)(completions=["b"] * 4)
     assert len(rewards) == 4 and all(one is None or 0 <= float(one) <= 1 for one in rewards)

@@ -37,36 +37,36 @@ def parts(members=1, root="Answer .", **changes):
 
 def test_each_slot_has_its_own_prompt():
     prompts = parts(members=4)
-    prompts.new_batch(0)
+    prompts.start_batch(0)
     assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.playing] == [2, 3]
-    names = [prompts.metadata(index, training=True)["system_prompt"] for index in range(12)]
+    names = [prompts.choose_metadata(index, training=True)["system_prompt"] for index in range(12)]
     assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
     for name in (2, 3):
-        first, question = prompts.messages(ROW, {"system_prompt": name})
+        first, question = prompts.render_messages(ROW, {"system_prompt": name})
         assert first == {"role": "system", "content": prompts.generation.population.members[name].prompt.text}
         assert "which city ?" in question["content"]
     with pytest.raises(LookupError):
-        prompts.messages(ROW, {"system_prompt": 9})
+        prompts.render_messages(ROW, {"system_prompt": 9})
 
 
 def test_in_evaluation_the_final_prompt_is_in_all_slots():
     prompts = parts(members=3)
     final = prompts.final()
-    assert prompts.metadata(4, training=False) == {"system_prompt": final.id}
+    assert prompts.choose_metadata(4, training=False) == {"system_prompt": final.id}
     prompts.trial = prompts.generation.population.members[1].prompt
-    assert prompts.metadata(4, training=False) == {"system_prompt": 1}
+    assert prompts.choose_metadata(4, training=False) == {"system_prompt": 1}
     prompts.trial, prompts.left_out = None, True
-    assert prompts.metadata(4, training=False) == {"system_prompt": None}
-    assert prompts.messages(ROW, {"system_prompt": None}) == AgentSpec().messages(ROW)
+    assert prompts.choose_metadata(4, training=False) == {"system_prompt": None}
+    assert prompts.render_messages(ROW, {"system_prompt": None}) == AgentSpec().messages(ROW)
     assert prompts.saved_spec(AgentSpec()) == AgentSpec()
 
 
 def test_the_best_prompt_alone_takes_no_draw():
     prompts = parts(members=3, mode="alternating", phase_steps=1)
     before = prompts.generation.population.turns
-    prompts.new_batch(0)
+    prompts.start_batch(0)
     assert len({prompt.id for prompt in prompts.playing}) == 1 and prompts.generation.population.turns == before
-    prompts.new_batch(1)
+    prompts.start_batch(1)
     assert len({prompt.id for prompt in prompts.playing}) == 2, "in the phase after it prompts evolve"
 
 
@@ -77,8 +77,8 @@ def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
     prompts = parts(prompt_place=place)
     spec = AgentSpec(system_prompt=own)
     prompts.render = spec.messages
-    prompts.new_batch(0)
-    seen = [prompts.messages(ROW, prompts.metadata(index, training=True)) for index in range(6)]
+    prompts.start_batch(0)
+    seen = [prompts.render_messages(ROW, prompts.choose_metadata(index, training=True)) for index in range(6)]
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentic_prompting.programs import Program
-from agentic_prompting.trainers.batch import padded_rows, sequences_of
+from agentic_prompting.trainers.rollouts import padded_row_count, trained_sequences
 from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, launched, split_errors, trainer_for
 from support.distributed_backends import TYPES
 from support.marks import LONG
@@ -46,14 +46,16 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
     assert trainer.reward_func_names == ["reward"]
     firsts = [trainer.processing_class.decode(one.ids, skip_special_tokens=True) for one in trainer.source.rollouts]
     assert [one[-1]["content"] for one in trainer._logs["completion"]] == firsts
-    owners = [owner for owner, rollout in enumerate(crafted(lambda i: 1 + i % 3, (2,))) for _ in sequences_of(rollout)]
+    owners = []
+    for owner, rollout in enumerate(crafted(lambda i: 1 + i % 3, (2,))):
+        owners += [owner] * len(trained_sequences(rollout))
     by_rollout = torch.tensor(trainer._logs["advantages"])
     assert torch.allclose(scored["advantages"].float(), by_rollout[owners].float())
 
 
 def test_rows_are_as_many_as_parts_need(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.trainers.batch.gather_object", lambda rows: [*rows, 13])
-    assert padded_rows(9, 4) == 16 and padded_rows(17, 1) == 17
+    monkeypatch.setattr("agentic_prompting.trainers.rollouts.gather_object", lambda rows: [*rows, 13])
+    assert padded_row_count(9, 4) == 16 and padded_row_count(17, 1) == 17
 
 
 WRONG = {
@@ -80,5 +82,5 @@ def test_ahead_of_the_weights_ratios_are_of_tokens(tiny_policy, tmp_path):
 
 
 def test_a_failed_rollout_keeps_one_row():
-    assert [len(sequences_of(one)) for one in crafted(lambda i: 3, range(B))] == [1] * B
-    assert [len(sequences_of(one)) for one in crafted(lambda i: 1 + i % 3, ())] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert [len(trained_sequences(one)) for one in crafted(lambda i: 3, range(B))] == [1] * B
+    assert [len(trained_sequences(one)) for one in crafted(lambda i: 1 + i % 3, ())] == [1, 2, 3, 1, 2, 3, 1, 2]

@@ -74,7 +74,7 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     rollout = agent.answer(rows[0]["question"])
     assert rollout.done and rollout.turns
     # Asked in exactly the form of training.
-    assert rollout.prompt_ids == trainer.chat_format.prompt_ids(trainer.prompts.messages(rows[0], {}))
+    assert rollout.prompt_ids == trainer.chat_format.prompt_ids(trainer.prompts.render_messages(rows[0], {}))
 
 
 def test_the_time_of_a_step_has_its_rollouts_in_it(tiny_policy, rows, tmp_path):
@@ -519,7 +519,7 @@ def test_a_template_that_nothing_is_filled_into_is_an_error(tiny_policy, rows, t
         trainer_for(tiny_policy, tmp_path, own)
     assert "\n" not in str(raised.value)
     trainer = trainer_for(tiny_policy, tmp_path, own, options={"prompt_template": None})
-    assert trainer.prompts.messages(own[0], {}) == own[0]["prompt"]
+    assert trainer.prompts.render_messages(own[0], {}) == own[0]["prompt"]
 
 
 @pytest.mark.parametrize("kind", [MultiTurnGRPOTrainer, PromptR1Trainer])

@@ -28,7 +28,7 @@ from trl.trainer.utils import pad
 import agentic_prompting
 from agentic_prompting.trainers import MultiTurnGRPOTrainer
 from agentic_prompting.trainers.contract import CONTRACT, TESTED, Part, TRLChanged, compare
-from agentic_prompting.trainers.rows import EpochSampler
+from agentic_prompting.trainers.rollouts import EpochSampler
 
 TRAINERS = Path(agentic_prompting.__file__).parent / "trainers"
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,12 @@ DOCUMENTED = {
 
 
 # Names that stand for something of our own there.
-OWN = {"ahead.py": {"_metrics"}, "callbacks.py": {"reward_funcs"}, "hub.py": {"reward_funcs"}}
+OWN = {
+    "ahead.py": {"_metrics"},
+    "callbacks.py": {"reward_funcs"},
+    "hub.py": {"reward_funcs"},
+    "loss.py": {"loss_type", "max_completion_length"},
+}
 
 
 # --- the list is the truth ----------------------------------------------------------------------------------------
@@ -341,7 +346,7 @@ def test_env_mask_becomes_the_tool_mask(trained):
 
 
 def test_truncation_is_a_missing_end_token(trained):
-    """Why `Batch.for_trl` adds an end token: TRL looks at the last token of a completion, so there must be one."""
+    """Why `Batch.to_trl` adds an end token: TRL looks at the last token of a completion, so there must be one."""
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions) + inspect.getsource(GRPOTrainer._generate)
     assert re.search(r"ids\[-1\] not in eos_and_pad", source)
     assert trained.eos_token_ids == [END] and isinstance(trained.eos_token_ids, list)
@@ -541,9 +546,9 @@ def test_get_train_sampler_repeats_rows(trained):
     assert len(order) == 8 * 4 and all(len(set(order[i : i + 4])) == 1 for i in range(0, 32, 4))
     args = trained.args
     assert (args.generation_batch_size, args.steps_per_generation, args.shuffle_dataset) == (4, 1, True)
-    ours = EpochSampler(8, rows=1, rollouts=4, uses=1, seed=args.seed, epoch=lambda: 0)
+    ours = EpochSampler(8, rows_per_batch=1, rollouts_per_row=4, batch_repeats=1, seed=args.seed, get_epoch=lambda: 0)
     assert list(ours) == list(trained._get_train_sampler()) and len(ours) == len(sampler) == 32
-    blocks = EpochSampler(5, rows=2, rollouts=2, uses=2, seed=None, epoch=lambda: 0)
+    blocks = EpochSampler(5, rows_per_batch=2, rollouts_per_row=2, batch_repeats=2, seed=None, get_epoch=lambda: 0)
     assert list(blocks) == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3] and len(blocks) == 16
     assert trained._get_train_sampler.__func__ is GRPOTrainer._get_train_sampler
     assert "self._get_train_sampler" in inspect.getsource(GRPOTrainer.get_train_dataloader)

@@ -103,7 +103,7 @@ def test_where_trl_logs_it_ours_only_warns(tiny_policy, rows, tmp_path, caplog):
     """As with vLLM: TRL computes the trainer's log-probabilities before the update, for its ratio."""
     trainer = build(tiny_policy, tmp_path, rows)
     trainer._last_loaded_step = 0
-    with trainer._corrected():
+    with trainer._correct_importance():
         one_batch(trainer, Asks)
     assert trainer._metrics["train"][TRLS][0] > LOGP_BOUND and "log-probabilities" in caplog.text
     assert not trainer._metrics["train"][MEAN]

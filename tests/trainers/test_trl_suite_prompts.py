@@ -219,7 +219,7 @@ def double(number: int) -> int:
 
 
 def test_tool_calls_and_their_results_are_messages_of_their_own():
-    from agentic_prompting.trainers.batch import completion_of
+    from agentic_prompting.trainers.scoring import render_completion
 
     environment = ToolEnvironment([double])
     form = ChatFormat(tokenizer_for("qwen3"), environment.grammar)
@@ -229,7 +229,7 @@ def test_tool_calls_and_their_results_are_messages_of_their_own():
     rollout = Rollout(form.prompt_ids(asked), row={"prompt": asked})
     play_all([rollout], Scripted(form, turns, [0]), environment, form, Limits())
     called = [{"type": "function", "function": {"name": "double", "arguments": {"number": n}}} for n in (3, 4)]
-    first, three, four, second, broken, last = completion_of(rollout, form)
+    first, three, four, second, broken, last = render_completion(rollout, form)
     assert first == {"role": "assistant", "content": turns[0], "tool_calls": called}
     assert (three, four) == tuple({"role": "tool", "name": "double", "content": text} for text in ("6", "8"))
     assert second["tool_calls"] == [{"type": "function", "function": {"name": "", "arguments": "no JSON"}}]

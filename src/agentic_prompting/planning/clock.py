@@ -19,10 +19,8 @@ from typing import Any
 from ..rollout import AgentSpec, ChatFormat, Limits, Sample, TagGrammar, as_environment
 from ..sandbox.policy import world_tokenizer
 from ..trainers.ahead import Ahead
-from ..trainers.batch import Place
 from ..trainers.in_flight import InFlightFile
-from ..trainers.rows import RowStream
-from ..trainers.source import RowPrompts
+from ..trainers.rollouts import BatchPosition, RowPrompts, RowStream
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def _played(
     decoder = Decoder(pace, has_own_devices, speed, chat_format)
     player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
         policy=decoder, environment=as_environment(Replies(pace)), chat_format=chat_format, limits=Limits(pace.turns),
-        accelerator=SimpleNamespace(process_index=0, num_processes=1), reset=lambda rows: rows,
+        accelerator=SimpleNamespace(process_index=0, num_processes=1), reset_rows=lambda rows: rows,
         run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
     stream = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=pace.groups)
@@ -165,7 +163,7 @@ def _played(
     ends, ages = [], []
     for step in range(steps):
         decoder.trainer_waits = True
-        taken = ahead.take(pace.groups, Place(0, "train", step, number=step, last=10**6))
+        taken = ahead.take(pace.groups, BatchPosition(0, "train", step, batch_index=step, batch_count=10**6))
         ages.append(ahead.metrics(taken)["async/token_age"])
         decoder.trainer_waits = False
         loop.run_until_complete(asyncio.sleep(pace.update / speed))

@@ -31,8 +31,8 @@ from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
 from ..sandbox.policy import world_tokenizer
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from ..trainers.batch import Batch
 from ..trainers.fake_gpu import as_on_a_gpu, fsdp2, fsdp_on_a_cpu
+from ..trainers.rollouts import Batch
 from .memory import Memory
 
 SCORING, PASSES, OPTIMIZER = "passes without gradient", "forward and backward passes", "the optimizer's step"
@@ -103,7 +103,7 @@ class Made:
     job: Job
     tokens: int = field(default=0, init=False)
 
-    def next(self, rows: Sequence[dict[str, Any]], place: Any) -> Batch:
+    def next_batch(self, rows: Sequence[dict[str, Any]], place: Any) -> Batch:
         job, length = self.job, self.job.context - self.job.prompt
         own = max(1, int(length * job.scored) - 1)  # TRL appends the end token
         rollouts = []

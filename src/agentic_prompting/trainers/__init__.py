@@ -2,7 +2,7 @@
 
 from .config import ESPLConfig, MultiTurnGRPOConfig, PromptR1Config
 from .espl import ESPLTrainer
-from .multi_turn_grpo import MultiTurnGRPOTrainer
+from .grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
 from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
 from .warm_start import warm_start

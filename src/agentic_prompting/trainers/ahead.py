@@ -26,12 +26,9 @@ from ..llm import run
 from ..llm.guard import contain
 from ..rollout import AgentSpec, Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
 from ..rollout.environment import same_columns
-from .batch import Batch, Place
 from .config import MultiTurnGRPOConfig
 from .in_flight import EpisodeLog, InFlightFile, identity_of, length_of, policy_fingerprint
-from .player import Player
-from .rows import RowStream
-from .source import Prompts
+from .rollouts import Batch, BatchPosition, Prompts, RolloutPlayer, RowStream
 from .stopping import TrainingStopped
 
 
@@ -67,12 +64,12 @@ class Group:
 
 
 class Ahead:
-    """A [`Source`] that plays groups `async_lead` steps ahead of the weights.
+    """A [`BatchSource`] that plays groups `async_lead` steps ahead of the weights.
 
     Args:
         rows ([`RowStream`]): The rows, one for each group.
         prompts ([`Prompts`]): Renders the rows.
-        player ([`Player`]): Has the policy and the environment of the episodes.
+        player ([`RolloutPlayer`]): Has the policy and the environment of the episodes.
         file ([`InFlightFile`]): Stores turns and replies.
         lead (`float`): Steps' worth of groups to play beyond the step's own.
         max_staleness (`int`): The most updates between a group's start and its use; a step waits for groups that
@@ -88,7 +85,7 @@ class Ahead:
         self,
         rows: RowStream,
         prompts: Prompts,
-        player: Player,
+        player: RolloutPlayer,
         file: InFlightFile,
         lead: float,
         max_staleness: int,
@@ -108,31 +105,31 @@ class Ahead:
         self._asking: set[Any] = set()  # tasks that wait for a reply of the environment
         self._clock = _Clock()
 
-    def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
+    def next_batch(self, rows: Sequence[dict[str, Any]], position: BatchPosition) -> Batch:
         """A batch of whole groups of this process that are done, whenever they were started. Only the number of `rows`
         is used."""
-        groups = self.take(len(rows) // self.prompts.rollouts_per_row, place)
+        groups = self.take(len(rows) // self.prompts.rollouts_per_row, position)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         metadata = [one for group in groups for one in group.metadata]
         rows_played = same_columns([rollout.row for rollout in rollouts])  # each group began by itself
-        return Batch(place, rows_played, metadata, rollouts, off_policy=True, metrics=self.metrics(groups))
+        return Batch(position, rows_played, metadata, rollouts, off_policy=True, metrics=self.metrics(groups))
 
-    def take(self, wanted: int, place: Place) -> list[Group]:
+    def take(self, wanted: int, position: BatchPosition) -> list[Group]:
         """Start a step's worth of groups, wait until as many are done, and enough of the old ones among them, and
         return the oldest ones that are done."""
-        self.updates = place.step
+        self.updates = position.step
         self._used = [group for group in self._used if group.used_at == self.updates]
         if self._trusts is None:
             self._trusts = self.file.trust(None)
         if self._started is None:
-            self._started = place.number * wanted
+            self._started = position.batch_index * wanted
         numbers, self._saved = sorted(n for n, used_at in self._saved.items() if used_at in (-1, self.updates)), {}
         most = wanted + round(self.lead * wanted)
-        while len(self.groups) + len(numbers) < most and self._started < place.last * wanted:
+        while len(self.groups) + len(numbers) < most and self._started < position.batch_count * wanted:
             numbers.append(self._next_number(wanted))
         self.groups += self._begun(numbers)
         self._clock.tick(waits=True)
-        self.player.run(self._enough(wanted), place.what)
+        self.player.run(self._enough(wanted), position.description)
         self._clock.tick(waits=False)
         taken = [group for group in self.groups if group.done][:wanted]
         self.groups = [group for group in self.groups if group not in taken]
@@ -158,7 +155,7 @@ class Ahead:
             for number, one in zip(numbers, kept, strict=True)
             for messages in one["rendered"]
         ]
-        rows = self.player.reset(rows)
+        rows = self.player.reset_rows(rows)
         return [
             self._group(number, one, rows[i * repeats : (i + 1) * repeats])
             for i, (number, one) in enumerate(zip(numbers, kept, strict=True))
@@ -198,11 +195,11 @@ class Ahead:
             if environment.has_reset:  # the log does not hold how an episode changed the environment
                 kept = {}
         with suppress(LookupError):
-            rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]
+            rendered = [self.prompts.render_messages(row, one) for one in kept.get("metadata", ())]
             if len(rendered) == repeats and kept["prompts"] == _fingerprint(rendered):
                 return {**kept, "rendered": rendered}
-        metadata = [self.prompts.metadata(i, training=True) for i in range(repeats)]
-        rendered = [self.prompts.messages(row, one) for one in metadata]
+        metadata = [self.prompts.choose_metadata(i, training=True) for i in range(repeats)]
+        rendered = [self.prompts.render_messages(row, one) for one in metadata]
         return {"metadata": metadata, "rendered": rendered, "episodes": {}}
 
     # --- waiting -------------------------------------------------------------------------------------------------
@@ -344,7 +341,7 @@ def ahead_of(
     args: MultiTurnGRPOConfig,
     rows: Any,
     prompts: Prompts,
-    player: Player,
+    player: RolloutPlayer,
     spec: AgentSpec,
     model: torch.nn.Module,
     resumes: bool,

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import DistributedType, gather_object
@@ -34,12 +34,12 @@ from ..evolution import (
 )
 from ..llm import ChatModel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Environment, Rollout, transcript
-from .batch import Batch
+from ..rollout import AgentSpec, ChatFormat, Environment, Rollout, transcript
 from .config import ESPLConfig
-from .multi_turn_grpo import MultiTurnGRPOTrainer
+from .grpo import MultiTurnGRPOTrainer
 from .population_prompts import PopulationPrompts
 from .reflecting import PolicyReflector, ReferenceReflector, check_reflector
+from .rollouts import Batch
 from .warm_start import imitate_without
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
@@ -94,7 +94,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         environment: Any = None,
         **kwargs: Any,
     ):
-        args = self._checked(args)
+        args = self._check_args(args)
         if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
             environment = ...
         if args.eval_all and eval_dataset is None:
@@ -120,7 +120,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.args.reflector == "reference":
             return ReferenceReflector(self.reference, self.args, main)
         session = self.player.backend.session
-        return PolicyReflector(lambda: self.policy, session, self.chat_format, self.limits, self.args, main)
+        chat_format = cast(ChatFormat, self.chat_format)
+        return PolicyReflector(lambda: self.policy, session, chat_format, self.limits, self.args, main)
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         return {**super().roles(environment, functions), "reference": self.reference}
@@ -132,7 +133,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         prompts = self.args.prompts_per_step if self.args.baseline == "marginalize" else 1
         return prompts * self.args.num_generations
 
-    def _prompts(self) -> PopulationPrompts:
+    def _create_prompts(self) -> PopulationPrompts:
         has_texts = self.args.mode != "rl" or any(one.prompt.text for one in self.population.members)
         if self.args.prompt_place == "system" and has_texts:
             self.chat_format.check_system(
@@ -154,10 +155,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     # --- rewards -> ratings -> children --------------------------------------------------------------------------
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
-        if batch.place.trains:
+        if batch.position.is_training:
             self._rate([None if reward != reward else reward for reward in totals.tolist()], batch)
         else:
-            known = [one[~one.isnan()] for one in totals.split(batch.place.group)]
+            known = [one[~one.isnan()] for one in totals.split(batch.position.group_size)]
             self._held_out += [one.mean().item() for one in known if len(one)]
             if self._teacher is not None:
                 self._teacher += [rollout for rollout in batch.rollouts if rollout.status != "failed"]
@@ -165,7 +166,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
         """Rate the prompts of the batch, and start the reflection on it; once, if a checkpoint in the middle of a step
         makes a resumed run play the batch again."""
-        at = batch.place.step, batch.place.part
+        at = batch.position.step, batch.position.index_in_step
         if at <= self._rated_before:
             return
         self._rated = at
@@ -276,7 +277,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             rollouts = self._teacher
         finally:
             self._teacher = None
-        imitate_without(prompt, rollouts, self.model, self.chat_format, self.args, **sft_arguments)
+        imitate_without(prompt, rollouts, self.model, cast(ChatFormat, self.chat_format), self.args, **sft_arguments)
         self.prompts.left_out = True
 
     def _check_whole(self) -> None:

@@ -1,14 +1,15 @@
-"""The inputs of TRL's loss: which tokens it scores, and the weight of each.
+"""The inputs of TRL's loss: which tokens it scores, and how it weighs them.
 
-TRL's GRPO scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head
-skips positions labelled -100 where Triton is available (on a GPU). Most of a multi-turn conversation is observation, so
-those tokens are labelled -100, too. Loss and gradients stay the same
-(benchmarks/speed/training_step.py measures the saving).
+TRL's GRPO scores every token of a completion and multiplies those of the environment by zero
+afterwards. Its fused head skips positions labelled -100 where Triton is available (on a GPU). Most
+of a multi-turn conversation is observation, so those tokens are labelled -100, too. Loss and
+gradients stay the same; benchmarks/speed/training_step.py measures the saving.
 
-Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the same weight. TRL's loss
-types differ in one thing, the weight of a token in a sum. So this weight is put into the mask, and TRL computes the sum
-(its `dapo`), in which all tokens weigh the same otherwise. Weights in the advantages would not reach the KL term. With
-N_i tokens of rollout i in the loss, over all of its sequences:
+Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the
+same weight. TRL's loss types differ in one thing, the weight of a token in a sum. So this weight is
+put into the mask, and TRL computes the sum (its `dapo`), in which all tokens weigh the same
+otherwise. Weights in the advantages would not reach the KL term. With N_i tokens of rollout i in
+the loss, over all of its sequences:
 
 | `loss_type` | weight of a token |
 |---|---|
@@ -26,30 +27,37 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from trl import GRPOConfig
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
 LOGP_BOUND = 0.05
-"""The mean `sampling/logp_difference` above which a warning is logged: ten times the largest mean of rounding.
+"""The mean `sampling/logp_difference` above which a warning is logged.
 
-Measured with nine families of tiny random models (tests/local/test_families.py), 480 tokens each, the engine against a
-forward pass over the whole text: means up to 3e-6 in float32, and 4.5e-3 in bfloat16 (of the weights or of autocast).
-The largest difference of a token is no measure: 3e-5 in float32, but up to 1.3 in bfloat16, where rounding may send a
-token of a mixture of experts to another expert.
+It is ten times the largest mean that rounding causes.
+
+Measured with nine families of tiny random models (tests/local/test_families.py), 480 tokens each,
+the engine against a forward pass over the whole text: means up to 3e-6 in float32, and 4.5e-3 in
+bfloat16 (of the weights or of autocast). The largest difference of a token is no measure: 3e-5 in
+float32, but up to 1.3 in bfloat16, where rounding may send a token of a mixture of experts to
+another expert.
 """
 PER_ROLLOUT = ("grpo", "dr_grpo")
 
 
 class ScoredTokens:
-    """Stands in for the model in TRL's `_get_per_token_logps_and_entropies`, which may call it in several slices.
+    """Stands in for the model in TRL's `_get_per_token_logps_and_entropies`.
+
+    TRL may call it several times, each with a slice of the rows.
 
     Args:
         model (`Callable`): The policy or the reference, wrapped or not.
-        scored (`torch.Tensor`): 1 at the completion tokens that the agent wrote, 0 elsewhere, of shape
-            `(batch, completion)`. Rows in the order of the calls.
+        scored (`torch.Tensor`): 1 at the completion tokens that the agent wrote, 0 elsewhere, of
+            shape `(batch, completion)`. Rows in the order of the calls.
     """
 
     def __init__(self, model: Callable[..., Any], scored: torch.Tensor):
-        self.model, self.scored = model, scored
+        self.model = model
+        self.scored = scored
         self._row = 0
         self._output: Any = None
 
@@ -68,118 +76,188 @@ class ScoredTokens:
 
 
 def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch for TRL's loss in which earlier log-probabilities are 0 wherever the new ones will be.
+    """Return a batch for TRL's loss whose earlier log-probabilities are 0 outside of the loss.
 
-    A ratio of exp(0 - (-100)) would overflow, and infinity times the mask's 0 is not 0.
+    The new ones will be 0 there, too. Otherwise a ratio such as exp(0 - (-100)) would overflow, and
+    infinity times the mask's 0 is not 0.
     """
-    outside = inputs["tool_mask"] == 0
-    earlier = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
-    known = [name for name in earlier if inputs.get(name) is not None]
-    return {**inputs, **{name: inputs[name].masked_fill(outside, 0) for name in known}}
+    masked = dict(inputs)
+    is_outside = inputs["tool_mask"] == 0
+    for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
+        if inputs.get(name) is not None:
+            masked[name] = inputs[name].masked_fill(is_outside, 0)
+    return masked
 
 
 def logp_difference(
     logps: torch.Tensor, batch: Mapping[str, torch.Tensor], accelerator: Accelerator
 ) -> dict[str, float]:
-    """The difference of the sampler's log-probabilities of the agent's tokens from the trainer's, over all processes.
+    """Return the difference between the log-probabilities of sampler and trainer.
 
     Args:
         logps (`torch.Tensor`): The trainer's, of shape `(batch, completion)`.
-        batch (`dict`): A micro-batch with what [`Batch.sampler_columns`] added.
-        accelerator (`Accelerator`): The job's processes, each of which calls this.
+        batch (`dict`): A micro-batch with the columns of [`Batch.sampler_columns`].
+        accelerator (`Accelerator`): The processes of the job, each of which calls this.
 
     Returns:
-        `dict`: The metrics `sampling/logp_difference/mean` and `/max`; empty if the sampler returned none.
+        `dict`: The metrics `sampling/logp_difference/mean` and `/max` of the agent's tokens;
+            empty if the sampler returned no log-probabilities.
     """
-    known = (batch["completion_mask"] * batch["tool_mask"]).bool() & ~batch["sampler_logps"].isnan()
-    apart = (logps - batch["sampler_logps"])[known].abs().float()
-    own = torch.stack([apart.sum(), known.sum().float(), torch.cat([apart, apart.new_zeros(1)]).max()])
-    total, tokens, largest = accelerator.gather(own.unsqueeze(0)).unbind(1)
-    if not tokens.any():
+    in_loss = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    is_compared = in_loss & ~batch["sampler_logps"].isnan()
+    differences = (logps - batch["sampler_logps"])[is_compared].abs().float()
+
+    # Sum, number and maximum of each process. The zero is the maximum where there is no token.
+    local_stats = [
+        differences.sum(),
+        is_compared.sum().float(),
+        torch.cat([differences, differences.new_zeros(1)]).max(),
+    ]
+    gathered = accelerator.gather(torch.stack(local_stats).unsqueeze(0))
+    totals, token_counts, maxima = gathered.unbind(1)
+    if not token_counts.any():
         return {}
-    mean = (total.sum() / tokens.sum()).item()
-    return {"sampling/logp_difference/mean": mean, "sampling/logp_difference/max": largest.max().item()}
+    return {
+        "sampling/logp_difference/mean": (totals.sum() / token_counts.sum()).item(),
+        "sampling/logp_difference/max": maxima.max().item(),
+    }
 
 
-def clipped_share(batch: Mapping[str, torch.Tensor], args: Any, accelerator: Accelerator) -> float:
-    """The share of tokens (of sequences, where ratios are theirs) of a batch whose importance ratio is out of bounds,
-    over all processes.
+def clipped_share(batch: Mapping[str, torch.Tensor], args: GRPOConfig, accelerator: Accelerator) -> float:
+    """Return the share of tokens whose importance ratio is out of bounds, over all processes.
+
+    In the sequence modes of the ratio it is the share of sequences.
 
     Args:
         batch (`dict`): The return value of TRL's `_generate_and_score_completions`.
-        args (`GRPOConfig`): Its `vllm_importance_sampling_*` settings.
-        accelerator (`Accelerator`): The job's processes.
+        args (`GRPOConfig`): Contains the settings `vllm_importance_sampling_*`.
+        accelerator (`Accelerator`): The processes of the job.
     """
+    # The log-ratio of the trainer's to the sampler's probability; 0 where the sampler's is not
+    # known.
     mask = batch["completion_mask"] * batch["tool_mask"]
-    log_ratio = ((batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask).nan_to_num(0.0)
+    log_ratio = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
+    log_ratio = log_ratio.nan_to_num(0.0)
     if args.vllm_importance_sampling_mode.startswith("sequence"):
-        log_ratio, mask = log_ratio.sum(1), (mask.sum(1) > 0).long()
-    high, low = args.vllm_importance_sampling_clip_max, args.vllm_importance_sampling_clip_min
-    outside = (log_ratio.exp() > (math.inf if high is None else high)) | (log_ratio.exp() < (low or 0.0))
-    clipped, tokens = accelerator.reduce(torch.stack([(outside * mask).sum(), mask.sum()]).double()).tolist()
-    return clipped / max(tokens, 1.0)
+        log_ratio = log_ratio.sum(1)
+        mask = (mask.sum(1) > 0).long()
+    ratio = log_ratio.exp()
+
+    # Count what is out of bounds.
+    lower_bound = args.vllm_importance_sampling_clip_min or 0.0
+    upper_bound = args.vllm_importance_sampling_clip_max
+    if upper_bound is None:
+        upper_bound = math.inf
+    is_clipped = (ratio > upper_bound) | (ratio < lower_bound)
+    local_counts = torch.stack([(is_clipped * mask).sum(), mask.sum()]).double()
+    clipped_count, total_count = accelerator.reduce(local_counts).tolist()
+    return clipped_count / max(total_count, 1.0)
 
 
-# --- rollouts of several sequences -----------------------------------------------------------------------------------
+# --- the rows of rollouts ----------------------------------------------------------------------
 
 
-def spread(
-    scored: Mapping[str, Any], owners: Sequence[int], loss_type: str, longest: int, processes: int
-) -> dict[str, Any]:
-    """A batch with an advantage for each row and the weight of each token in its mask, given advantages of rollouts.
+class SingleSequenceRows:
+    """The rows of the native loop: one token sequence, and so one row of the batch, per rollout.
 
-    Args:
-        scored (`dict`): The return value of TRL's `_generate_and_score_completions`.
-        owners (`Sequence[int]`): For each row the number of its rollout on this process, -1 for a filler.
-        loss_type (`str`): TRL's.
-        longest (`int`): `max_completion_length`, the constant of `dr_grpo`.
-        processes (`int`): Processes of the job; each has as many rollouts.
-    """
-    advantages, mask = scored["advantages"], scored["tool_mask"] * scored["completion_mask"]
-    owner = torch.tensor(owners, device=advantages.device)
-    own, is_filler = owner.clamp(min=0), owner < 0
-    spreads = {"advantages": advantages[own].masked_fill(is_filler, 0.0)}
-    if loss_type in PER_ROLLOUT:
-        tokens = torch.zeros(len(advantages), dtype=torch.float64, device=mask.device)
-        tokens.index_add_(0, own, mask.sum(1).double())  # a filler adds none
-        share = scored["num_items_in_batch"].double() / (len(advantages) * processes)
-        counts = tokens.clamp(min=1.0) if loss_type == "grpo" else torch.full_like(tokens, longest)
-        weights = share / counts[own]
-        spreads["tool_mask"] = scored["tool_mask"] * weights.to(torch.float32).unsqueeze(1)
-    return {**scored, **spreads}
-
-
-def loss_in_slices(
-    loss_of: Callable[[Mapping[str, Any]], torch.Tensor],
-    inputs: Mapping[str, Any],
-    most: int,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-) -> torch.Tensor:
-    """The loss of a micro-batch, a sum over rows, with at most `most` of them in a forward and backward pass.
-
-    All slices but the last have their backward pass here. DeepSpeed counts backward passes, so there the micro-batch
-    stays whole, and memory grows with the sequences of a rollout.
+    TRL's numbers of rows, masks and loss types apply unchanged.
 
     Args:
-        loss_of (`Callable`): The loss of some rows.
-        inputs (`dict`): All of them, as many on every process.
-        most (`int`): The most rows of a pass.
-        accelerator (`Accelerator`): The job's processes.
-        model (`torch.nn.Module`): The policy, as it is wrapped for the job.
+        loss_type (`str`): The `loss_type` of the configuration.
     """
-    rows = len(inputs["prompt_ids"])
-    if rows <= most or accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return loss_of(inputs)
-    *earlier, last = (
-        {name: one[first : first + most] if getattr(one, "ndim", 0) else one for name, one in inputs.items()}
-        for first in range(0, rows, most)
-    )
-    total = torch.zeros((), device=accelerator.device)
-    for part in earlier:
-        with accelerator.no_sync(model):
-            loss = loss_of(part)
-            if loss.requires_grad:  # in training
-                accelerator.backward(loss)
-        total += loss.detach()
-    return loss_of(last) + total
+
+    def __init__(self, loss_type: str):
+        self.trl_loss_type = loss_type
+
+    def row_multiple(self, micro_batches: int) -> int | None:
+        """Return `None`: a batch that TRL splits into this many micro-batches needs no padding."""
+        return None
+
+    def weigh_rows(self, scored: Mapping[str, Any], rollout_indices: Sequence[int]) -> dict[str, Any]:
+        """Return the batch unchanged."""
+        return dict(scored)
+
+    def split_rows(self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator) -> list[Mapping[str, Any]]:
+        """Return the micro-batch as a single slice: TRL has made it small enough for one pass."""
+        return [inputs]
+
+
+class MultiSequenceRows:
+    """The rows of programs: one per token sequence, several per rollout, weighted by rollout.
+
+    Args:
+        loss_type (`str`): The `loss_type` of the configuration: `dapo`, `cispo`, `grpo` or
+            `dr_grpo`.
+        max_completion_length (`int`): The constant by which `dr_grpo` divides.
+        num_processes (`int`): Processes of the job. Each has the same number of rollouts.
+
+    Attributes:
+        trl_loss_type (`str`): The loss type by which TRL sums over the weighted tokens.
+    """
+
+    def __init__(self, loss_type: str, max_completion_length: int, num_processes: int):
+        self.loss_type = loss_type
+        self.max_completion_length = max_completion_length
+        self.num_processes = num_processes
+        self.trl_loss_type = "dapo" if loss_type in PER_ROLLOUT else loss_type
+
+    def row_multiple(self, micro_batches: int) -> int | None:
+        """Return the number by which the number of rows has to be divisible."""
+        return micro_batches
+
+    def weigh_rows(self, scored: Mapping[str, Any], rollout_indices: Sequence[int]) -> dict[str, Any]:
+        """Return the batch with an advantage for each row, and a weight for each token in its mask.
+
+        Args:
+            scored (`dict`): The return value of TRL's `_generate_and_score_completions`, whose
+                advantages are those of rollouts.
+            rollout_indices (`Sequence[int]`): The index of each row's rollout, negative for
+                padding rows.
+        """
+        # Give each row the advantage of its rollout, and padding rows none.
+        advantages = scored["advantages"]
+        indices = torch.tensor(rollout_indices, device=advantages.device)
+        is_padding = indices < 0
+        indices = indices.clamp(min=0)
+        weighted = dict(scored)
+        weighted["advantages"] = advantages[indices].masked_fill(is_padding, 0.0)
+        if self.loss_type not in PER_ROLLOUT:
+            return weighted
+
+        # Count the tokens of each rollout over all of its rows. Padding rows have none.
+        loss_mask = scored["tool_mask"] * scored["completion_mask"]
+        token_counts = torch.zeros(len(advantages), dtype=torch.float64, device=loss_mask.device)
+        token_counts.index_add_(0, indices, loss_mask.sum(1).double())
+
+        # Weigh tokens so that TRL's mean over all tokens becomes a mean over rollouts.
+        if self.loss_type == "grpo":
+            divisors = token_counts.clamp(min=1.0)
+        else:  # dr_grpo
+            divisors = torch.full_like(token_counts, self.max_completion_length)
+        tokens_per_rollout = scored["num_items_in_batch"].double() / (len(advantages) * self.num_processes)
+        weights = (tokens_per_rollout / divisors[indices]).to(torch.float32)
+        weighted["tool_mask"] = scored["tool_mask"] * weights.unsqueeze(1)
+        return weighted
+
+    def split_rows(self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator) -> list[Mapping[str, Any]]:
+        """Return the slices of a micro-batch for which forward and backward passes are made.
+
+        With DeepSpeed, which counts backward passes, there is one slice, and memory grows with the
+        number of sequences in a rollout.
+
+        Args:
+            inputs (`dict`): The micro-batch, with as many rows on every process.
+            max_rows (`int`): The largest number of rows in a slice.
+            accelerator (`Accelerator`): The processes of the job.
+        """
+        row_count = len(inputs["prompt_ids"])
+        if row_count <= max_rows or accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return [inputs]
+        slices: list[Mapping[str, Any]] = []
+        for start in range(0, row_count, max_rows):
+            columns = {}
+            for name, column in inputs.items():
+                is_per_row = getattr(column, "ndim", 0) > 0
+                columns[name] = column[start : start + max_rows] if is_per_row else column
+            slices.append(columns)
+        return slices

@@ -55,13 +55,13 @@ class PopulationPrompts:
         """The prompt that the agent is evaluated and used under: the best one, or an empty one after distillation."""
         return SystemPrompt("") if self.left_out else self.generation.population.best()
 
-    def new_batch(self, step: int) -> None:
+    def start_batch(self, step: int) -> None:
         """Draw the prompts of the next training batch; in an `rl` phase of mode `alternating` all are the best one."""
         size, mode = self.settings.prompts_per_step, self.settings.mode
         best_alone = mode == "alternating" and self.settings.mode_at(step) == "rl"
         self.playing = [self.generation.population.best()] * size if best_alone else self.generation.draw(size)
 
-    def metadata(self, index: int, training: bool) -> dict[str, Any]:
+    def choose_metadata(self, index: int, training: bool) -> dict[str, Any]:
         """The id of the system prompt of a slot; `None` without one.
 
         Args:
@@ -73,7 +73,7 @@ class PopulationPrompts:
         slot = (index // self.settings.num_generations) % self.settings.prompts_per_step
         return {"system_prompt": self.playing[slot].id}
 
-    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def render_messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The prompt messages of a row under the system prompt of its metadata.
 
         Raises:

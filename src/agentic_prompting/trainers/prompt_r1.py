@@ -7,7 +7,7 @@ from typing import Any
 from ..rewards import PromptR1Reward
 from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
-from .multi_turn_grpo import MultiTurnGRPOTrainer
+from .grpo import MultiTurnGRPOTrainer
 
 
 class PromptR1Trainer(MultiTurnGRPOTrainer):
@@ -50,7 +50,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     _default_output = "prompt_r1_output"
 
     @staticmethod
-    def _rewards(reward_funcs: Any, args: PromptR1Config, environment: Any) -> Any:
+    def _choose_rewards(reward_funcs: Any, args: PromptR1Config, environment: Any) -> Any:
         if environment is not None and environment.play_episode is not None:
             raise ValueError(
                 "Prompt-R1's prompt and reward are about turns in its own tags, which a program has none of: train it "

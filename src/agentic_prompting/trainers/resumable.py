@@ -43,7 +43,7 @@ from .checkpoints import (
     whole_checkpoint,
 )
 from .contract import check_trl
-from .rows import EpochSampler
+from .rollouts import EpochSampler
 from .stopping import checkpoint_on_interrupt
 
 logger = logging.getLogger(__name__)
@@ -148,11 +148,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
         repeats = self.rollouts_per_row()
         return EpochSampler(
             len(self.train_dataset if dataset is None else dataset),
-            rows=self.args.generation_batch_size // repeats,
-            rollouts=repeats,
-            uses=self.args.num_iterations * self.args.steps_per_generation,
+            rows_per_batch=self.args.generation_batch_size // repeats,
+            rollouts_per_row=repeats,
+            batch_repeats=self.args.num_iterations * self.args.steps_per_generation,
             seed=self.args.seed if self.args.shuffle_dataset else None,
-            epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
+            get_epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
         )
 
     def _check_rows(self) -> None:

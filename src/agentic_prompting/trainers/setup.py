@@ -20,8 +20,8 @@ from ..llm import Budget, charge
 from ..rollout import AgentSpec, Environment, Grammar, Limits
 from .config import MultiTurnGRPOConfig
 from .form import agent_spec, own_prompts
-from .guarded_rewards import check_groups, check_rows
 from .loss import PER_ROLLOUT
+from .scoring import check_dataset, check_group_sizes
 from .several import checked_rows
 
 
@@ -48,9 +48,9 @@ class Setup:
     asked: str
 
     @property
-    def plays_itself(self) -> bool:
+    def has_program(self) -> bool:
         """Whether the environment is a program, whose rollouts may have several token sequences."""
-        return plays_itself(self.environment)
+        return is_program(self.environment)
 
     def limits(self, readable: int | None = None) -> Limits:
         """The limits of rollouts.
@@ -75,8 +75,12 @@ def set_up(
     added: Sequence[Any],
     train_dataset: Any,
     eval_dataset: Any,
-    form: tuple[Any, Any, Any],
-    defaults: tuple[Callable[[Any], Grammar], Callable[[Any, Grammar], str]],
+    *,
+    prompt_template: str | Mapping[str, str] | None,
+    system_prompt: str | None,
+    grammar: Grammar | Mapping[str, Grammar] | None,
+    default_grammar: Callable[[Any], Grammar],
+    default_template: Callable[[Any, Grammar], str],
 ) -> Setup:
     """Check a trainer's arguments and combine them.
 
@@ -88,9 +92,11 @@ def set_up(
         added (`Sequence`): The environment's own reward functions, each of weight 1.
         train_dataset (`Dataset`): The rows.
         eval_dataset (`Dataset` or mapping, *optional*): The rows of evaluations.
-        form (`tuple`): `prompt_template`, `system_prompt` and `grammar`, `None` where not given.
-        defaults (`tuple`): Functions that make a grammar for an environment, and a template for an environment and a
-            grammar.
+        prompt_template (`str` or `dict`, *optional*): The trainer's.
+        system_prompt (`str`, *optional*): The trainer's.
+        grammar ([`Grammar`] or `dict`, *optional*): The trainer's.
+        default_grammar (`Callable`): Returns the grammar for an environment if there is no other.
+        default_template (`Callable`): Returns the template for an environment and a grammar.
 
     Raises:
         `ValueError`: For a dataset, template or argument that cannot work.
@@ -100,19 +106,21 @@ def set_up(
     functions = [*([] if reward_funcs is None else functions), *added]
     if added and args.reward_weights is not None:
         args = _changed(args, reward_weights=[*args.reward_weights, *[1.0] * len(added)])
-    if plays_itself(environment) and args.use_vllm and args.vllm_importance_sampling_mode == "sequence_mask":
+    if is_program(environment) and args.use_vllm and args.vllm_importance_sampling_mode == "sequence_mask":
         args = _changed(args, vllm_importance_sampling_mode="token_truncate")  # the other is TRL's default
-    check_groups(functions, args, eval_dataset is not None)
+    check_group_sizes(functions, args, eval_dataset is not None)
     evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
     train_dataset = checked_rows(environment, args, train_dataset, evaluated)
     # An environment with a `reset` may add columns.
     readers = [] if environment is not None and environment.has_reset else functions
     for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
-        check_rows(dataset, readers, form[0])
+        check_dataset(dataset, readers, prompt_template)
     prompts = prompt_format_of(train_dataset, *evaluated)
     # Rows with prompts of their own and no environment: a turn is the answer, as in TRL, whatever form was saved.
     saved_in = None if environment is None and own_prompts(train_dataset) else model
-    spec, origin = agent_spec(saved_in, environment, args, *form, *defaults)
+    spec, origin = agent_spec(
+        saved_in, environment, args, prompt_template, system_prompt, grammar, default_grammar, default_template
+    )
     each = [f"{name}: {one.prompt_template[:300]!r}" for name, one in zip(spec.environments, spec.each(), strict=True)]
     asked = ", ".join(each) or f"{spec.prompt_template[:300]!r} ({origin})"
     asked = "the rows' own `prompt`" if own_prompts(train_dataset) else asked
@@ -131,7 +139,7 @@ def _changed(args: MultiTurnGRPOConfig, **values: Any) -> MultiTurnGRPOConfig:
     return changed
 
 
-def plays_itself(environment: Environment | None) -> bool:
+def is_program(environment: Environment | None) -> bool:
     """Whether an environment is a program: an agent that keeps its own loop."""
     return environment is not None and environment.play_episode is not None
 

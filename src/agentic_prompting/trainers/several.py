@@ -14,7 +14,7 @@ from typing import Any
 from ..data import validate_dataset
 from ..llm.guard import call_guarded
 from ..rollout import Environments
-from .guarded_rewards import one_for_each
+from .scoring import check_rewards
 
 
 class RewardOf:
@@ -48,7 +48,7 @@ class RewardOf:
             key: [value[place] for place in places] if isinstance(value, list) and len(value) == n else value
             for key, value in columns.items()
         }
-        rewards = one_for_each(await call_guarded(self.__wrapped__, **own), len(places), self.__wrapped__)
+        rewards = check_rewards(await call_guarded(self.__wrapped__, **own), len(places), self.__wrapped__)
         by_place = dict(zip(places, rewards, strict=True))
         return [by_place.get(place) for place in range(n)]
 

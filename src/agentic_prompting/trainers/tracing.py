@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from ..llm import spans
-from .batch import Batch
+from .rollouts import Batch
 
 
 def job_span(name: str, step: int, accelerator: Accelerator) -> Any:

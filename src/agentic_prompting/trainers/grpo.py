@@ -1,0 +1,684 @@
+"""GRPO over conversations: TRL's `GRPOTrainer`, whose completions are rollouts in an environment.
+
+TRL forms groups, computes advantages and the loss, and takes optimizer steps.
+[`MultiTurnGRPOTrainer`] overrides the hooks between them, which are written here in the order of
+their calls:
+
+1. rows -> rollouts: a [`BatchSource`] renders the rows and plays one rollout of each;
+2. rollouts -> scores: reward functions read the rollouts, a [`BatchMonitor`] measures and records
+    them;
+3. scores -> loss: TRL's loss of the tokens that the agent sampled.
+
+`contract.py` lists the parts of TRL that this relies on. No other file calls the trainer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import GRPOConfig
+
+from ..interop import environment_of
+from ..llm import spans, start_traces
+from ..local import context_length
+from ..rollout import (
+    AgentSpec,
+    Environment,
+    FreeText,
+    Grammar,
+    Limits,
+    Policy,
+    RolloutLog,
+    TagGrammar,
+    TextFormat,
+    template_for,
+)
+from .ahead import ahead_of
+from .callbacks import LiveView, LogFile, one_line_progress
+from .config import MultiTurnGRPOConfig
+from .hub import TAGS, Trained, missing_in_a_line, only_the_model, write_card
+from .loss import (
+    MultiSequenceRows,
+    ScoredTokens,
+    SingleSequenceRows,
+    clipped_share,
+    logp_difference,
+    scored_only,
+)
+from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
+from .resumable import ResumableGRPOTrainer
+from .rollouts import (
+    Batch,
+    BatchPosition,
+    BatchSource,
+    OnPolicySource,
+    Prompts,
+    RolloutPlayer,
+    RowPrompts,
+)
+from .scoring import BatchMonitor, guard_reward_function, pass_at_k, render_completions
+from .setup import Setup, charged, check_experts, check_packed, check_settings, has_aux_loss, set_up
+from .several import rewards_of
+from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop, why_spent
+from .tracing import StepSpans, job_span
+
+
+class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
+    """Trains an agent that talks to an environment.
+
+    Args:
+        model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts
+            as the keyword argument `rollout` (`list[Rollout]`) beside the dataset's columns. A
+            failed rollout has no reward, whatever they return for it.
+        args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
+        train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and
+            `answers` (`list[str]`), as [`load_task`] returns them; or `prompt`, which is then
+            used as it is: messages for the chat template, or text, which is tokenised without one
+            (TRL's standard format). Images are refused.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults
+            to the model's.
+        environment ([`Environment`], `Callable` or `dict`): Answers the agent's requests, for
+            example [`LLMEnvironment`]; or a function of the rollout that does; or a [`Program`],
+            an agent that keeps its own loop. If it has `state_dict()` (plain data) and
+            `load_state_dict(state)`, checkpoints keep its state, one per process. `None`: a request
+            ends the rollout. A dict holds several environments by name; each row then names its own
+            in the column `environment`, and `reward_funcs`, `prompt_template` and `grammar` may be
+            dicts, too.
+        tools (`list`, *optional*): Instead of `environment`: Python functions, or other objects
+            that [`ToolEnvironment`] accepts.
+        environment_factory (`Callable`, *optional*): Instead of `environment`: a class as
+            [`TRLEnvironment`] accepts it; its `get_reward`, if it has one, is a reward function
+            beside the others.
+        prompt_template (`str` or `dict`, *optional*): The agent's user message. Defaults to the
+            one that the model was saved with (`agentic_prompting.json` in its folder). Without
+            one it describes how to ask the environment, by the environment's `prompt_template` or
+            docstring; see [`template_for`].
+        system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved
+            with the model, if any.
+        grammar ([`Grammar`] or `dict`, *optional*): The form of the agent's turns. Defaults to
+            the environment's `grammar` if it has one, else to the one saved with the model, else
+            to Prompt-R1's tags.
+        **kwargs: The other arguments of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
+
+    Raises:
+        `TypeError`: If `args` is not one of this library's configurations, or the environment has
+            no `step(rollout)`.
+        `ValueError`: For a dataset, template or argument that cannot work, before the model is
+            loaded.
+        [`LLMError`]: If the environment cannot be reached or refuses the key (with
+            `args.check_environment`).
+        [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment's error
+            is fatal.
+    """
+
+    method = "multi-turn GRPO"  # for model cards
+    _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
+    _default_output = "trainer_output"
+    # Attributes of TRL's trainer.
+    use_vllm: bool
+    loss_type: str
+    _last_loaded_step: int
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: MultiTurnGRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *,
+        environment: Any = ...,
+        tools: Sequence[Any] | None = None,
+        environment_factory: Callable[[], Any] | None = None,
+        prompt_template: str | Mapping[str, str] | None = None,
+        system_prompt: str | None = None,
+        grammar: Grammar | Mapping[str, Grammar] | None = None,
+        **kwargs: Any,
+    ):
+        args = self._check_args(args)
+        if kwargs.get("rollout_func"):
+            raise ValueError(
+                "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an "
+                "environment= with step(rollout) instead, or use trl.GRPOTrainer"
+            )
+        if args.traces:
+            start_traces(args.trace_content)
+
+        # Check the arguments before the model is loaded.
+        environment, environment_rewards = environment_of(environment, tools, environment_factory)
+        reward_funcs = rewards_of(reward_funcs, environment)
+        reward_funcs = self._choose_rewards(reward_funcs, args, environment)
+        setup = set_up(
+            args,
+            model,
+            environment,
+            reward_funcs,
+            environment_rewards,
+            train_dataset,
+            eval_dataset,
+            prompt_template=prompt_template,
+            system_prompt=system_prompt,
+            grammar=grammar,
+            default_grammar=self._default_grammar,
+            default_template=self._default_template,
+        )
+        args = setup.args
+        self.spec = setup.spec
+        self._reward_functions = setup.functions
+
+        # Reserve the output folder and the budget.
+        self._take_folder(args, model)
+        spenders = self.roles(environment, self._reward_functions)
+        self.spending = charged(spenders, args)
+
+        # Create TRL's trainer, which loads the model.
+        guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
+        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
+            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+            super().__init__(
+                model=model,
+                reward_funcs=guarded_rewards or None,
+                args=args,
+                train_dataset=setup.train_dataset,
+                eval_dataset=setup.eval_dataset,
+                processing_class=processing_class,
+                rollout_func=lambda prompts, trainer: trainer._batch_for_trl(),
+                **kwargs,
+            )
+        self._create_parts(setup)
+
+    @classmethod
+    def _check_args(cls, args: GRPOConfig | None) -> Any:
+        """Return the training arguments, by default those of this class. TRL's own are refused."""
+        if args is None:
+            return cls._config(cls._default_output)
+        if not isinstance(args, cls._config):
+            raise TypeError(
+                f"args is a {type(args).__name__}, and this trainer takes a "
+                f"{cls._config.__name__}: it has the same fields as GRPOConfig, and those of its "
+                "method"
+            )
+        return args
+
+    def _create_parts(self, setup: Setup) -> None:
+        """Create the parts that the hooks below use, now that the model is loaded."""
+        args = self.args
+        environment = setup.environment
+        run_id = int(time.time())
+
+        # A program's rollouts may have several token sequences, each of which is a row for TRL.
+        self.row_layout: SingleSequenceRows | MultiSequenceRows
+        if setup.has_program:
+            check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
+            self.row_layout = MultiSequenceRows(
+                args.loss_type, args.max_completion_length, self.accelerator.num_processes
+            )
+        else:
+            self.row_layout = SingleSequenceRows(args.loss_type)
+        self.loss_type = self.row_layout.trl_loss_type
+
+        # Check the model.
+        check_experts(self.model, args.router_aux_loss_coef)
+        with self.accelerator.autocast():
+            check_packed(self.model)
+        self.model.add_model_tags(list(TAGS))
+        self.num_generations = self.rollouts_per_group()
+
+        # Rows -> rollouts.
+        backend = trainer_backend(self, self.spec.stop_texts)
+        context_limits = [backend.max_context, context_length(self.model)]
+        max_context = min((limit for limit in context_limits if limit), default=None)
+        self.player = RolloutPlayer(
+            backend,
+            environment,
+            self.spec.tokens(tokenizer_of(self), self.eos_token_ids),
+            setup.limits(max_context),
+            self.accelerator,
+            full_determinism=args.full_determinism,
+            show_progress=not args.disable_tqdm,
+            sync_weights=self.vllm_generation.sync_weights if self.use_vllm else None,
+        )
+        self.prompts = self._create_prompts()
+        self.on_policy = OnPolicySource(self.prompts, self.player)
+        self.source: BatchSource = self.on_policy  # of training batches
+
+        # Rollouts -> scores.
+        self.live_view = LiveView(
+            args.report_to,
+            lambda: self.callback_handler.callbacks,
+            self.reward_func_names,
+            self._reward_functions,
+            getattr(self, "population", None),
+        )
+        rollout_log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
+        self.monitor = BatchMonitor(
+            log=rollout_log,
+            failures=FailureWatch(args.failure_window, args.max_failed_share, setup.asked),
+            run_id=run_id,
+            reward_names=self.reward_func_names,
+            limits=self.limits,
+            process_index=args.process_index,
+            show_batch=self.live_view.show if self.live_view.is_wanted() else None,
+            measure_environments=bool(self.spec.environments),
+        )
+
+        # State in checkpoints, by the names that it has in their files.
+        self.keepers["observer"] = self.monitor
+        if environment is not None:
+            self.keepers["environment"] = environment
+        if backend.sync is not None:
+            self.keepers["pushed"] = backend.sync
+
+        # The current batch, while TRL calls the hooks below.
+        self._batch: Batch | None = None
+        self._eval_batches = 0
+
+        one_line_progress(self)
+        self.add_callback(self.live_view)
+        self._step_spans = StepSpans(self.accelerator)
+        if spans.is_on():
+            self.add_callback(self._step_spans)
+        if args.rollouts_max_mb:
+            self.add_callback(LogFile(rollout_log.folder, run_id))
+
+    @property
+    def policy(self) -> Policy:
+        """Samples the agent's turns."""
+        return self.player.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.player.policy = policy
+
+    @property
+    def environment(self) -> Environment | None:
+        """Answers the agent's requests."""
+        return self.player.environment
+
+    @property
+    def chat_format(self) -> TextFormat:
+        """Converts prompts, observations and turns between text and tokens."""
+        return self.player.chat_format
+
+    @property
+    def limits(self) -> Limits:
+        """The turn and token limits of rollouts."""
+        return self.player.limits
+
+    # --- rows -> rollouts ----------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play one rollout of each row, score them, and return the tensors that the loss needs."""
+        # Play the rollouts.
+        position = self._next_position()
+        if position.is_training:
+            self._before_batch()
+        batch = self._generate_batch(inputs, position)
+
+        # TRL gets tokens from `_batch_for_trl` and rewards from `_calculate_rewards` below, and
+        # computes the advantages.
+        self._batch = batch
+        with self._correct_importance() if batch.off_policy else nullcontext():
+            scored = super()._generate_and_score_completions(batch.rows)
+        self._batch = None
+
+        # Check the sampler's log-probabilities against the trainer's. TRL has compared them if it
+        # corrects for the difference; otherwise the loss will, and needs the sampler's for that.
+        if batch.off_policy:
+            clipped = clipped_share(scored, self.args, self.accelerator)
+            self.log_batch("train", {**batch.metrics, "async/clipped": clipped})
+        elif position.is_training:
+            scored |= batch.sampler_columns(scored["completion_ids"])
+            if "importance_sampling_ratio" in scored:
+                differences = self._metrics["train"]["sampling/sampling_logp_difference/mean"]
+                self.monitor.check_logprob_difference(differences[-1])
+
+        return self.row_layout.weigh_rows(scored, batch.rollout_indices)
+
+    def _next_position(self) -> BatchPosition:
+        """Return the position of the next batch in the run."""
+        args = self.args
+        mode: Literal["train", "eval"]
+        # TRL generates one batch for this many micro-batches.
+        micro_batches_per_batch = args.steps_per_generation * args.num_iterations
+        micro_batch_count = self.state.max_steps * args.gradient_accumulation_steps
+        if self.model.training:
+            mode = "train"
+            index_in_step = self._step % args.gradient_accumulation_steps
+            group_size = self.num_generations
+        else:
+            mode = "eval"
+            index_in_step = self._eval_batches
+            group_size = args.num_generations_eval or args.num_generations
+        return BatchPosition(
+            seed=args.seed,
+            mode=mode,
+            step=self.state.global_step,
+            index_in_step=index_in_step,
+            batch_index=self._step // micro_batches_per_batch,
+            batch_count=math.ceil(micro_batch_count / micro_batches_per_batch),
+            group_size=group_size,
+        )
+
+    def _generate_batch(self, rows: list[dict[str, Any]], position: BatchPosition) -> Batch:
+        """Give the policy the current weights, and return a batch of finished rollouts."""
+        source = self.source if position.is_training else self.on_policy
+        try:
+            self.player.wait_for_server()
+            # As in TRL's own loop, vLLM gets the weights once per step.
+            if not self.use_vllm or position.step != self._last_loaded_step:
+                self.player.push_weights(position.step)
+            self._last_loaded_step = position.step
+            return source.next_batch(rows, position)
+        except PolicyUnreachable as error:  # raised on every process
+            self._stop(str(error))
+
+    def _batch_for_trl(self) -> dict[str, Any]:
+        """Return the current batch as TRL's `rollout_func` has to return it."""
+        assert self._batch is not None
+        micro_batches = 1
+        if self._batch.position.is_training:
+            micro_batches = self.args.steps_per_generation
+        return self._batch.to_trl(
+            self.eos_token_ids,
+            with_logprobs=self.use_vllm,
+            row_multiple=self.row_layout.row_multiple(micro_batches),
+        )
+
+    # --- rollouts -> scores --------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Return the rewards of all processes, of shape `(rollouts, reward functions)`."""
+        batch = self._batch
+        assert batch is not None
+
+        # Rewards are per rollout, not per row. TRL logs this list, so it is changed in place.
+        completions[:] = batch.select_first_rows(completions)
+        completion_ids_list = batch.select_first_rows(completion_ids_list)
+
+        # Call the reward functions. TRL's warning about missing rewards would mislead if rollouts
+        # failed; the monitor reports failures.
+        some_failed = any(rollout.status == "failed" for rollout in batch.rollouts)
+        completions = render_completions(batch.rollouts, completions, self.chat_format)
+        with quiet_about_missing_rewards(some_failed):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+        # Measure and record the batch.
+        summary = self.monitor.process(batch, rewards, self.args.reward_weights)
+        self.log_batch(batch.position.mode, summary.metrics)
+        if not batch.position.is_training:
+            self._eval_batches += 1
+            self.log_batch("eval", pass_at_k(rewards[:, 0], batch.position.group_size))
+
+        # Stop if too many rollouts failed, or if judges gave no reward because the budget is spent.
+        if summary.stop_reason:
+            self._stop(summary.stop_reason)
+        is_unscored = rewards.isnan().all(1) & ~summary.failed
+        if is_unscored.any():  # the same on every process
+            budget_reason = first_reason(why_spent(self.spending))
+            if budget_reason:
+                self._stop(budget_reason)
+
+        self._after_rewards(batch, summary.totals)
+        return rewards
+
+    # --- scores -> loss ------------------------------------------------------------------------
+
+    def _compute_loss(self, model, inputs):
+        """Return the loss of a micro-batch.
+
+        It may have too many rows for one pass if rollouts have several sequences. The loss is then
+        a sum over slices: all but the last have their backward pass here.
+        """
+        max_rows = self.args.per_device_eval_batch_size
+        if self.model.training:
+            max_rows = self.args.per_device_train_batch_size
+        slices = self.row_layout.split_rows(inputs, max_rows, self.accelerator)
+
+        earlier_loss = torch.zeros((), device=self.accelerator.device)
+        for rows in slices[:-1]:
+            with self.accelerator.no_sync(model):
+                loss = self._compute_loss_of_rows(model, rows)
+                if loss.requires_grad:  # not in evaluation
+                    self.accelerator.backward(loss)
+            earlier_loss += loss.detach()
+        return self._compute_loss_of_rows(model, slices[-1]) + earlier_loss
+
+    def _compute_loss_of_rows(self, model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return TRL's loss of some rows, for which only the agent's tokens are scored."""
+        has_ratio = "importance_sampling_ratio" in inputs
+        scored_model = ScoredTokens(model, inputs["tool_mask"])
+        with self._correct_importance() if has_ratio else nullcontext():
+            loss = super()._compute_loss(scored_model, scored_only(inputs))
+
+        # Before the next update, the log-probabilities of sampler and trainer should be equal.
+        if not has_ratio and inputs.get("sampled_at") == self.state.global_step:
+            metrics = logp_difference(scored_model.logps, inputs, self.accelerator)
+            self.log_batch("train", metrics)
+            self.monitor.check_logprob_difference(metrics.get("sampling/logp_difference/mean", 0.0))
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        """As TRL's; while a batch is scored, only the agent's tokens have a log-probability."""
+        if self._batch is not None and not isinstance(model, ScoredTokens):
+            loss_mask = self._batch.loss_mask
+            assert loss_mask is not None  # `_batch_for_trl` has set it
+            # TRL may have padded the completions further, to a multiple.
+            padding = logits_to_keep - loss_mask.shape[1]
+            model = ScoredTokens(model, torch.nn.functional.pad(loss_mask, (0, padding)))
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+
+    @contextmanager
+    def _correct_importance(self) -> Iterator[None]:
+        """Let TRL correct for an older policy by the importance ratio, as it does for vLLM."""
+        previous = self.use_vllm
+        self.use_vllm = True
+        try:
+            yield
+        finally:
+            self.use_vllm = previous
+
+    # --- hooks for subclasses ------------------------------------------------------------------
+
+    @staticmethod
+    def _choose_rewards(reward_funcs: Any, args: MultiTurnGRPOConfig, environment: Any) -> Any:
+        """Return the reward functions. By default, a program returns the reward itself."""
+        is_program = environment is not None and environment.play_episode is not None
+        if is_program and not reward_funcs:
+            return environment.reward
+        return reward_funcs
+
+    @staticmethod
+    def _default_grammar(environment: Environment | None) -> Grammar:
+        """Return the environment's grammar. Without an environment, a turn is an answer."""
+        if environment is None:
+            return FreeText()
+        return environment.grammar or TagGrammar()
+
+    @staticmethod
+    def _default_template(environment: Environment | None, grammar: Grammar) -> str:
+        """Return the agent's user message if none is passed."""
+        return template_for(environment, grammar)
+
+    def roles(self, environment: Environment | None, reward_functions: Sequence[Any]) -> dict[str, Any]:
+        """Return the components that spend from the job's budget, by the name of their account.
+
+        Reward functions spend if they have a method `charge_to(budget, account)`, as clients of
+        large LLMs do: these are judges.
+        """
+        components: dict[str, Any] = {"environment": environment}
+        judges = [function for function in reward_functions if hasattr(function, "charge_to")]
+        for number, judge in enumerate(judges, start=1):
+            name = f"judge_{number}" if len(judges) > 1 else "judge"
+            components[name] = judge
+        return components
+
+    def rollouts_per_group(self) -> int:
+        """Return the number of rollouts that share a baseline."""
+        return self.args.num_generations
+
+    def rollouts_per_row(self) -> int:
+        """Return the number of times that the sampler repeats each row."""
+        return self.prompts.rollouts_per_row
+
+    def _create_prompts(self) -> Prompts:
+        """Return the part that renders the rows of a batch."""
+        return RowPrompts(self.spec, self.num_generations)
+
+    def _before_batch(self) -> None:
+        """Called before each training batch."""
+        self.prompts.start_batch(self.state.global_step)
+
+    def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
+        """Called when the rewards of a batch are known.
+
+        Args:
+            batch ([`Batch`]): The batch of this process.
+            totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`, NaN where there is
+                no reward.
+        """
+
+    def saved_spec(self) -> AgentSpec:
+        """Return the form of the agent that is saved with the weights."""
+        return self.spec
+
+    # --- logging and stopping ------------------------------------------------------------------
+
+    def log_batch(self, mode: str, metrics: Mapping[str, float]) -> None:
+        """Add a batch's metrics to those that TRL averages at the next log."""
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
+
+    def drop_metrics(self, mode: str) -> None:
+        """Discard the metrics since the last log."""
+        self._metrics[mode].clear()
+
+    def may_be_empty(self) -> bool:
+        """As [`ResumableGRPOTrainer.may_be_empty`]."""
+        return self.monitor.some_failed
+
+    def _stop(self, reason: str) -> NoReturn:
+        """Save a checkpoint if training is running, and raise [`TrainingStopped`].
+
+        Must be called on every process.
+        """
+        save_checkpoint = None
+        if self.is_in_train:
+            save_checkpoint = partial(self._save_checkpoint, self.model, trial=None)
+        stop(reason, self.spending, self.args, self.state.global_step, save_checkpoint)
+
+    # --- training and evaluation ---------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`ResumableGRPOTrainer.train`].
+
+        Raises:
+            [`TrainingStopped`]: If too many rollouts failed, or if the run is over and all of
+                them failed.
+        """
+        with self._step_spans:
+            output = super().train(*args, **kwargs)
+        failure_reason = self.monitor.failures.why_failed()
+        if failure_reason:
+            self._stop(failure_reason)
+        return output
+
+    @contextmanager
+    def while_training(self, resumes: bool) -> Iterator[None]:
+        """With `async_lead` > 0, let rollouts be played ahead during training; see [`ahead_of`]."""
+        if not self.args.async_lead:
+            yield
+            return
+        ahead = ahead_of(self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes)
+        self.source = ahead
+        self.keepers["ahead"] = ahead
+        try:
+            with ahead.running():
+                yield
+        finally:
+            self.source = self.on_policy
+            del self.keepers["ahead"]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s. All evaluations sample with the same seeds."""
+        self._eval_batches = 0
+        with job_span("evaluation", self.state.global_step, self.accelerator):
+            return super().evaluate(*args, **kwargs)
+
+    # --- saving and sharing --------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
+        super().save_model(output_dir, *args, **kwargs)
+        if self.args.should_save:
+            self._save_beside(Path(output_dir or self.args.output_dir))
+
+    def _save_beside(self, folder: Path) -> None:
+        """Write the files that belong to the weights. Called on one process."""
+        self.saved_spec().save(folder)
+        write_card(self.trained(), folder)
+
+    def trained(self) -> Trained:
+        """Return the facts for the agent's model card."""
+        row_count = None
+        if hasattr(self.train_dataset, "__len__"):  # not a streamed dataset
+            row_count = len(self.train_dataset)
+        return Trained(
+            args=self.args,
+            model=self.model,
+            spec=self.saved_spec(),
+            method=self.method,
+            environment=self.environment,
+            reference=getattr(self, "reference", None),
+            reward_funcs=self._reward_functions,
+            reward_names=self.reward_func_names,
+            rows=row_count,
+            steps=self.state.global_step,
+            hub_id=self.hub_model_id,
+        )
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write the model card, `output_dir/README.md`, from the files in the run's folder.
+
+        Args:
+            model_name (`str`, *optional*): Name of the model.
+            dataset_name (`str`, *optional*): Hub id of the training data.
+            tags (`str` or `list[str]`, *optional*): Further tags.
+        """
+        if not self.is_world_process_zero():
+            return
+        if isinstance(tags, str):
+            tags = [tags]
+        write_card(self.trained(), Path(self.args.output_dir), model_name, dataset_name, tags or [])
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s, but uploads only the model.
+
+        Rollouts, spending, recorded replies and checkpoints stay local.
+        """
+        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
+            super()._push_from_checkpoint(checkpoint_folder)

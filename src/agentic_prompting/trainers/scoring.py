@@ -1,0 +1,526 @@
+"""From a batch of finished rollouts to rewards, metrics, records, and reasons to stop.
+
+Before training, the reward functions and the dataset are checked against each other, and each
+reward function is guarded, so that an `exit()` in it costs one batch its rewards rather than ending
+the run. A return value is checked in the first batch and not earlier: a call on a made-up rollout
+could cost money or have side effects. During training, a [`BatchMonitor`] measures, records and
+judges every batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+
+from ..data import validate_dataset
+from ..evaluation.repeats import passes
+from ..llm import spans
+from ..llm.guard import Escaped, describe, guarded, place_of, traceback_of
+from ..rollout import (
+    Grammar,
+    Limits,
+    Rollout,
+    RolloutFacts,
+    RolloutLog,
+    TextFormat,
+    metrics_by_environment,
+    rollout_metrics,
+    rollout_record,
+)
+from .config import MultiTurnGRPOConfig
+from .form import own_prompts
+from .loss import LOGP_BOUND
+from .rollouts import Batch
+from .stopping import FailureWatch
+from .tracing import trace_batch, trace_rewards
+
+logger = logging.getLogger(__name__)
+
+# As in TRL: a function, or a reward model or its name.
+RewardFunction: TypeAlias = Callable[..., Any] | str | torch.nn.Module
+
+MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
+# Arguments of reward functions that are no columns of the dataset: those of TRL, and ours.
+REWARD_ARGUMENTS = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+    "rollout",
+}
+
+
+# --- checks before training --------------------------------------------------------------------
+
+
+def check_dataset(
+    dataset: Dataset | IterableDataset,
+    reward_functions: Sequence[RewardFunction],
+    prompt_template: str | Mapping[str, str] | None,
+) -> None:
+    """Check that a dataset has the columns that the prompt and the reward functions need.
+
+    Raises:
+        `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
+            a reward function needs, or if they have a prompt of their own, so that the template
+            would be ignored.
+    """
+    prompt_column = "prompt" if own_prompts(dataset) else "question"
+    validate_dataset(dataset, columns=(prompt_column,))
+
+    for function in reward_functions:
+        # The reward function of one of several environments gets the rows of that one.
+        rows = function.own_rows(dataset) if hasattr(function, "own_rows") else dataset
+        first_row = next(iter(rows), None)
+        if first_row is not None:
+            check_columns(function, first_row)
+            validate_dataset(rows, columns=required_columns(function))
+
+    if prompt_template is not None and prompt_column == "prompt":
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used "
+            "as it is: leave one of them out"
+        )
+
+
+def check_columns(function: RewardFunction, columns: Collection[str]) -> None:
+    """Raise `ValueError` if a reward function needs a column that is not among `columns`."""
+    for name in required_columns(function):
+        if name not in columns:
+            raise ValueError(
+                f"the reward function {place_of(function)} needs the column {name!r}; the rows "
+                f"have: {', '.join(columns)}"
+            )
+
+
+def required_columns(function: RewardFunction) -> list[str]:
+    """Return the columns that a reward function needs: its parameters without a default.
+
+    Reward models and their names need none.
+    """
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        return []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # functions written in C may have no signature
+        return []
+    required = []
+    for parameter in parameters:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        has_default = parameter.default is not parameter.empty
+        if is_named and not has_default and parameter.name not in REWARD_ARGUMENTS:
+            required.append(parameter.name)
+    return required
+
+
+def check_group_sizes(
+    reward_functions: Sequence[RewardFunction], args: MultiTurnGRPOConfig, has_eval_dataset: bool
+) -> None:
+    """Check that reward functions that compare rollouts, such as [`GroupJudge`], get whole groups.
+
+    Raises:
+        `ValueError`: If a group has a single rollout or is split between processes.
+    """
+    train_rows = args.per_device_train_batch_size * args.steps_per_generation
+    group_and_row_counts = [(args.num_generations, train_rows)]
+    if has_eval_dataset:
+        eval_group_size = args.num_generations_eval or args.num_generations
+        group_and_row_counts.append((eval_group_size, args.per_device_eval_batch_size))
+
+    for group_size, rows_per_process in group_and_row_counts:
+        is_split = rows_per_process % group_size != 0
+        for function in reward_functions:
+            if hasattr(function, "check_group"):
+                function.check_group(1 if is_split else group_size)
+
+
+# --- reward functions --------------------------------------------------------------------------
+
+
+def guard_reward_function(function: RewardFunction) -> RewardFunction:
+    """Return a reward function for TRL that checks the rewards and survives an `exit()`.
+
+    After an `exit()` or the like, which code written by a model may call, the batch has no reward
+    from the function, and a warning is logged. Ordinary exceptions are bugs in the function and are
+    raised.
+
+    Args:
+        function (`Callable`, `str` or `torch.nn.Module`): Reward models and their names are
+            returned unchanged.
+    """
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        return function
+
+    def return_no_rewards(error: Exception, **columns: Any) -> list[None]:
+        if not isinstance(error, Escaped):
+            raise error
+        logger.warning(
+            "the reward function %s raised %s: this batch has no reward from it",
+            reward_function.__name__,
+            describe(error),
+        )
+        return [None] * len(columns["completions"])
+
+    def check_return_value(value: Any, **columns: Any) -> list[Any]:
+        return check_rewards(value, len(columns["completions"]), function)
+
+    reward_function: Any = guarded(function, return_no_rewards, check_return_value)
+    return reward_function
+
+
+def check_rewards(value: Any, count: int, function: Callable[..., Any]) -> list[Any]:
+    """Return the value that a reward function returned, as a list of numbers and `None`.
+
+    Args:
+        value (`Any`): The value.
+        count (`int`): The number of completions that the function was called with.
+        function (`Callable`): The function, which the error names.
+
+    Raises:
+        `ValueError`: If the value is anything else than one number or `None` for each completion.
+    """
+    description = "None" if value is None else f"a {type(value).__name__}"
+    rewards: list[Any] | None = None
+    if not isinstance(value, str | bytes | Mapping):
+        # A number or a tensor without dimensions cannot be iterated over.
+        with suppress(TypeError, ValueError):
+            rewards = list(value)
+
+    if rewards is not None:
+        if any(isinstance(reward, str) for reward in rewards):
+            description += " with a str in it"
+            rewards = None
+        elif all(is_number_or_none(reward) for reward in rewards):
+            description += f" of {len(rewards)}"
+        else:
+            rewards = None
+
+    if rewards is None or len(rewards) != count:
+        raise ValueError(
+            f"the reward function {place_of(function)} must return a list of {count} numbers (or "
+            f"None), one for each completion; it returned {description}"
+        )
+    return rewards
+
+
+def is_number_or_none(value: Any) -> bool:
+    """Whether a value is `None` or can be converted to a float."""
+    if value is None:
+        return True
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# --- completions for reward functions ----------------------------------------------------------
+
+
+def render_completions(
+    rollouts: Sequence[Rollout], trl_completions: Sequence[Any], chat_format: TextFormat
+) -> list[Any]:
+    """Return the completions of a batch as reward functions get them.
+
+    They are TRL's own, except for conversations of several turns, which TRL reads as one message.
+    """
+    completions = []
+    for rollout, trl_completion in zip(rollouts, trl_completions, strict=True):
+        if isinstance(trl_completion, str) or len(rollout.turns) < 2:
+            completions.append(trl_completion)
+        else:
+            completions.append(render_completion(rollout, chat_format.of(rollout.row)))
+    return completions
+
+
+def render_completion(rollout: Rollout, chat_format: TextFormat) -> str | list[dict[str, Any]]:
+    """Return a finished rollout in the form in which TRL's reward functions get a completion.
+
+    Args:
+        rollout ([`Rollout`]): Its row has the `prompt` that it started with.
+        chat_format ([`TextFormat`]): Has its tokenizer and grammar.
+
+    Returns:
+        `str` if the prompt is text: everything after it. Otherwise `list[dict]`: an `assistant`
+            message for each turn, with its `tool_calls`, and the messages of the observations
+            between turns, from a `tool` or the `user`.
+    """
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return chat_format.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    if isinstance(rollout.row["prompt"], str):
+        return decode(rollout.ids)
+
+    # A turn is a run of sampled tokens, because tokens of the chat template separate two turns.
+    turn_texts = []
+    masked_tokens = zip(rollout.mask, rollout.ids, strict=True)
+    for is_sampled, run_of_tokens in groupby(masked_tokens, key=itemgetter(0)):
+        if is_sampled:
+            turn_texts.append(decode([token_id for _, token_id in run_of_tokens]))
+
+    messages: list[dict[str, Any]] = []
+    for turn_index, text in enumerate(turn_texts):
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        tool_calls = parse_tool_calls(rollout.turns[turn_index].text, chat_format.grammar)
+        if tool_calls:
+            message["tool_calls"] = tool_calls
+        messages.append(message)
+
+        # An observation after the last turn is not among the rollout's tokens.
+        is_last = turn_index + 1 == len(turn_texts)
+        if not is_last:
+            observation = rollout.observations[turn_index].text
+            messages += render_observation(observation, tool_calls, chat_format.grammar)
+    return messages
+
+
+def parse_tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
+    """Return the tool calls in a turn as chat templates write them.
+
+    A malformed call has its text as `arguments`.
+    """
+    if not hasattr(grammar, "bodies"):
+        return []
+    tool_calls = []
+    for body in grammar.bodies(text):
+        try:
+            call = json.loads(body)
+            function = {"name": call["name"], "arguments": call.get("arguments", {})}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            function = {"name": "", "arguments": body}
+        tool_calls.append({"type": "function", "function": function})
+    return tool_calls
+
+
+def render_observation(text: str, tool_calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
+    """Return an observation as messages: one per tool call, or one from the user."""
+    if not tool_calls:
+        return [{"role": "user", "content": text}]
+    results = [text]
+    if len(tool_calls) > 1:
+        results = text.split(getattr(grammar, "separator", ""))
+    messages = []
+    for tool_call, result in zip(tool_calls, results, strict=False):
+        messages.append({"role": "tool", "name": tool_call["function"]["name"], "content": result})
+    return messages
+
+
+# --- a batch -> metrics, records, reasons to stop ----------------------------------------------
+
+
+def total_rewards(rewards: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
+    """Return the rewards that are trained on: the weighted sum over reward functions, as in TRL.
+
+    Args:
+        rewards (`torch.Tensor`): Of shape `(rollouts, reward functions)`, NaN where there is none.
+        weights (`Sequence[float]`, *optional*): Defaults to 1 for each reward function.
+
+    Returns:
+        `torch.Tensor`: Of shape `(rollouts,)`, NaN for rollouts without any reward.
+    """
+    if weights is None:
+        weights = [1.0] * rewards.shape[1]
+    totals = (rewards * torch.tensor(weights, device=rewards.device)).nansum(1)
+    return totals.masked_fill(rewards.isnan().all(1), torch.nan)
+
+
+def pass_at_k(scores: torch.Tensor, group_size: int) -> dict[str, float]:
+    """Return the metrics `pass@k` of an evaluation batch; see [`passes`].
+
+    Args:
+        scores (`torch.Tensor`): One score per rollout, over all processes, NaN where there is
+            none. From 1 on the answer counts as right.
+        group_size (`int`): Rollouts per question. There are no metrics for a single one.
+    """
+    return passes([group.tolist() for group in scores.split(group_size)])
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """The result of [`BatchMonitor.process`], equal on all processes.
+
+    Args:
+        metrics (`dict[str, float]`): Means and sums over all processes.
+        totals (`torch.Tensor`): The rewards that are trained on, of shape `(rollouts of all
+            processes,)`, NaN where there is none.
+        failed (`torch.Tensor`): Whether each rollout failed, in the same shape.
+        stop_reason (`str`): The reason why training has to stop, or an empty string.
+    """
+
+    metrics: Mapping[str, float]
+    totals: torch.Tensor
+    failed: torch.Tensor
+    stop_reason: str
+
+
+class BatchMonitor:
+    """Measures and records every batch once its rewards are known, and decides when to stop.
+
+    Args:
+        log ([`RolloutLog`]): The record of this process's rollouts.
+        failures ([`FailureWatch`]): Decides when too many rollouts fail.
+        run_id (`int`): Distinguishes the records of several runs in one folder.
+        reward_names (`list[str]`): The names of the reward functions.
+        limits ([`Limits`]): Mentioned in the warning about truncated rollouts.
+        process_index (`int`): The number of this process. Only the first one logs warnings.
+        show_batch (`Callable`, *optional*): Called with mode, rollouts and rewards; see
+            [`LiveView.show`].
+        measure_environments (`bool`, *optional*, defaults to `False`): Whether to add metrics by
+            environment.
+
+    Attributes:
+        some_failed (`bool`): Whether any rollout of the last training batch failed, on any process.
+    """
+
+    def __init__(
+        self,
+        log: RolloutLog,
+        failures: FailureWatch,
+        run_id: int,
+        reward_names: Sequence[str],
+        limits: Limits,
+        process_index: int,
+        show_batch: Callable[..., None] | None = None,
+        measure_environments: bool = False,
+    ):
+        self.log = log
+        self.failures = failures
+        self.run_id = run_id
+        self.reward_names = reward_names
+        self.limits = limits
+        self.process_index = process_index
+        self.show_batch = show_batch
+        self.measure_environments = measure_environments
+        self.some_failed = False
+        self._warned_about_logprobs = False
+        self._traceback_file = log.folder / f"errors-{process_index:05d}.txt"
+        self._traceback_frames: set[str] = set()  # of tracebacks in the file
+
+    def process(self, batch: Batch, rewards: torch.Tensor, weights: Sequence[float] | None = None) -> BatchSummary:
+        """Measure and record a batch. Must be called on every process.
+
+        Args:
+            batch ([`Batch`]): The batch of this process.
+            rewards (`torch.Tensor`): Of shape `(rollouts of all processes, reward functions)`,
+                NaN where there is none. Changed in place: failed rollouts lose their rewards.
+            weights (`Sequence[float]`, *optional*): The weights of the reward functions. Defaults
+                to 1 for each.
+        """
+        # A failed rollout has no reward, whatever a reward function returned for it.
+        facts = gather_object([RolloutFacts.of(rollout) for rollout in batch.rollouts])
+        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
+        rewards[failed] = torch.nan
+        totals = total_rewards(rewards, weights)
+
+        if batch.position.is_training:
+            self.some_failed = bool(failed.any())
+            if batch.position.step == 0 and self.process_index == 0:
+                self.failures.warn_of_form(facts, self.limits)
+
+        # Record the rollouts of this process.
+        first_index = self.process_index * len(batch.rollouts)
+        local = slice(first_index, first_index + len(batch.rollouts))
+        self._record(batch, rewards[local].tolist(), totals[local].tolist())
+
+        # Decide whether training may go on.
+        hint = f"; its traceback is in {self._traceback_file}" if self._traceback_frames else ""
+        stop_reason = self.failures.why_stop(
+            facts, speaks=self.process_index == 0, more=hint, trains=batch.position.is_training
+        )
+
+        # Compute the metrics.
+        metrics = rollout_metrics(facts)
+        if spans.is_on():
+            trace_batch(totals, failed, metrics)
+        if self.measure_environments:
+            metrics |= metrics_by_environment(facts, totals.tolist())
+        return BatchSummary(metrics=metrics, totals=totals, failed=failed, stop_reason=stop_reason)
+
+    def check_logprob_difference(self, difference: float) -> None:
+        """Log a warning, once, if the mean `sampling/logp_difference` exceeds [`LOGP_BOUND`]."""
+        is_too_large = difference > LOGP_BOUND
+        if not is_too_large or self.process_index != 0 or self._warned_about_logprobs:
+            return
+        self._warned_about_logprobs = True
+        logger.warning(
+            "the sampler's log-probabilities differ from the trainer's by %.2g on average (more "
+            "than %g): the gradient is not that of the policy that sampled. Check that the sampler "
+            "has the same weights, temperature and precision; top_p, top_k, min_p and "
+            "repetition_penalty cause a difference, too",
+            difference,
+            LOGP_BOUND,
+        )
+
+    def _record(self, batch: Batch, rewards: list[list[float]], totals: list[float]) -> None:
+        """Show, trace and store this process's rollouts, given their rewards by reward function."""
+        if self.show_batch is not None:
+            self.show_batch(batch.position.mode, batch.rollouts, rewards)
+        if spans.is_on():
+            trace_rewards(batch, rewards, totals, self.reward_names)
+        self._write_tracebacks(batch.rollouts)
+        self.log.write(self._iter_records(batch, rewards, totals))
+
+    def _iter_records(self, batch: Batch, rewards: list[list[float]], totals: list[float]) -> Iterator[dict[str, Any]]:
+        """Yield the record of each rollout."""
+        for rollout, rollout_rewards, total, metadata in zip(
+            batch.rollouts, rewards, totals, batch.metadata, strict=True
+        ):
+            named_rewards = {}
+            for name, reward in zip(self.reward_names, rollout_rewards, strict=True):
+                named_rewards[name] = round_reward(reward)
+            yield rollout_record(
+                rollout,
+                run=self.run_id,
+                step=batch.position.step,
+                mode=batch.position.mode,
+                reward=round_reward(total),
+                rewards=named_rewards,
+                **metadata,
+            )
+
+    def _write_tracebacks(self, rollouts: Sequence[Rollout]) -> None:
+        """Append the tracebacks of failed rollouts to a file, each one once."""
+        if not self.log.max_bytes:
+            return
+        for rollout in rollouts:
+            text = traceback_of(rollout.error)
+            # The last line is the exception's message, which may differ between two equal errors.
+            frames = text.rpartition("\n")[0]
+            is_full = len(self._traceback_frames) >= MAX_TRACEBACKS
+            if not text or frames in self._traceback_frames or is_full:
+                continue
+            self._traceback_frames.add(frames)
+            with suppress(OSError):  # the disk may be full
+                self.log.folder.mkdir(parents=True, exist_ok=True)
+                with self._traceback_file.open("a", encoding="utf-8", errors="replace") as file:
+                    file.write(f"{text}\n\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"some_failed": self.some_failed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of a checkpoint."""
+        self.some_failed = state["some_failed"]
+
+
+def round_reward(reward: float) -> float | None:
+    """Return a reward for a record: rounded, `None` instead of NaN."""
+    if reward != reward:  # NaN: there is no reward
+        return None
+    return round(reward, 6)

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from ..llm import ServerFailed
 from ..llm.guard import call_guarded_now, failure_of
-from ..rollout import Environment, Observation, Rollout, Turn
+from ..rollout import Environment, Observation, Rollout, Turn, split_turn
 
-_CALL = re.compile(r"<(tool_call|function_call)>(.*?)</\1>", re.DOTALL)
+_CALL_TAGS = ("tool_call", "function_call")
 _TAG = re.compile(r"<(/?)(tool_call|function_call)>")
 _ANSWER = re.compile(r"Answer:", re.IGNORECASE)
 
@@ -59,14 +59,17 @@ class SearchGrammar:
     thought_opening: str = ""
 
     def parse(self, text: str) -> Turn:
-        call = _CALL.search(text)
-        if call is not None:
-            return Turn(text, "act", True, request=call[2].strip())
-        if _TAG.search(text):
-            return Turn(text, "malformed", False, problem="unclosed tag")
-        answers = list(_ANSWER.finditer(text))
-        answer = text[answers[0].end() :].strip().partition("\n")[0].strip() if len(answers) == 1 else ""
-        return Turn(text, "answer", bool(answer), answer=answer)
+        parts = split_turn(text, _CALL_TAGS)
+        thought = parts.thought or None
+        if parts.calls:
+            return Turn(text, "act", True, thought=thought, request=parts.calls[0].body)
+        if parts.is_cut or _TAG.search(parts.outside):
+            return Turn(text, "malformed", False, thought=thought, problem="unclosed tag")
+        answers = list(_ANSWER.finditer(parts.outside))
+        answer = ""
+        if len(answers) == 1:
+            answer = parts.outside[answers[0].end() :].strip().partition("\n")[0].strip()
+        return Turn(text, "answer", bool(answer), thought=thought, answer=answer)
 
     def escape(self, text: str) -> str:
         return _TAG.sub(r"[\1\2]", text)

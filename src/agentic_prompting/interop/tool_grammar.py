@@ -1,16 +1,18 @@
 """Tools as the model writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several in a turn.
 
-Qwen3, Hermes and similar models use this format; their chat template shows the tools (`tools=`).
+Qwen3, Hermes and similar models use this form; Qwen3.5 and Nemotron 3 write `<function=name>` and `<parameter=key>`
+in the tags. Both are read. The model's chat template shows the tools (`tools=`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from ..rollout import Turn
+from ..rollout import FunctionCall, Turn, read_call, split_turn
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class ToolGrammar:
     """Turns with native tool calls. A turn with calls is a request; one without is the answer, without its thought.
 
     Args:
-        call (`str`, *optional*, defaults to `"tool_call"`): The tag around the JSON of a call.
+        call (`str`, *optional*, defaults to `"tool_call"`): The tag around a call.
         response (`str`, *optional*, defaults to `"tool_response"`): The tag around the result of a tool.
     """
 
@@ -37,20 +39,29 @@ class ToolGrammar:
         return re.compile(rf"<(/?)({re.escape(self.call)}|{re.escape(self.response)})>")
 
     def parse(self, text: str) -> Turn:
-        thought, _, visible = text.rpartition("</think>")
-        thought = thought.strip().removeprefix("<think>").strip()
-        bodies = self.bodies(visible)
-        if len(self._tags.findall(visible)) != 2 * len(bodies):
-            return Turn(text, "malformed", False, thought=thought or None, problem="unclosed tag")
-        if bodies:
-            return Turn(text, "act", True, thought=thought or None, request="\n".join(bodies))
-        answer = visible.strip()
-        return Turn(text, "answer", bool(answer) and "<think>" not in answer, thought=thought or None, answer=answer)
+        parts = split_turn(text, (self.call,))
+        thought = parts.thought or None
+        if parts.is_cut or self._tags.search(parts.outside):
+            return Turn(text, "malformed", False, thought=thought, problem="unclosed tag")
+        if parts.calls:
+            request = "\n".join(call.body for call in parts.calls)
+            return Turn(text, "act", True, thought=thought, request=request)
+        answer = parts.outside.strip()
+        is_well_formed = bool(answer) and "<think>" not in answer and "</think>" not in answer
+        return Turn(text, "answer", is_well_formed, thought=thought, answer=answer)
 
     def bodies(self, text: str) -> list[str]:
         """The text in each call of a turn, in order; calls in its thought do not count."""
-        visible = text.rpartition("</think>")[2]
-        return [body.strip() for body in re.findall(rf"<{self.call}>(.*?)</{self.call}>", visible, re.DOTALL)]
+        return [call.body for call in split_turn(text, (self.call,)).calls]
+
+    def read_calls(self, text: str, tools: Iterable[Any] = ()) -> list[FunctionCall]:
+        """The calls of a turn, read.
+
+        Args:
+            text (`str`): The turn.
+            tools (`Iterable[dict]`, *optional*): The tools, as in [`read_call`].
+        """
+        return [read_call(body, tools) for body in self.bodies(text)]
 
     def escape(self, text: str) -> str:
         return self._tags.sub(r"[\1\2]", text)

@@ -16,7 +16,7 @@ from transformers.utils import get_json_schema
 
 from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
 from ..llm.guard import Escaped, call_guarded, describe
-from ..rollout import Environment, Observation, Rollout
+from ..rollout import Environment, Observation, Rollout, read_call
 from ..rollout.play import run_tool
 from .tool_grammar import ToolGrammar
 
@@ -92,7 +92,8 @@ class ToolEnvironment(Environment):
         if not named or len(self.tools) < len(named):
             raise ValueError(f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}")
         self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
-        self.chat_template_kwargs = {"tools": [dict(tool.schema) for tool in named]}  # so that the prompt shows them
+        self._schemas = [dict(tool.schema) for tool in named]
+        self.chat_template_kwargs = {"tools": self._schemas}  # so that the prompt shows them
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge the costs of the large LLMs among the tools to `budget`."""
@@ -113,18 +114,15 @@ class ToolEnvironment(Environment):
         )
 
     async def _call(self, body: str, rollout: Rollout) -> Observation:
-        try:
-            call = json.loads(body)
-            name, arguments = call["name"], call.get("arguments", {})
-            if not isinstance(arguments, dict):
-                raise TypeError("arguments are not a JSON object")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        call = read_call(body, self._schemas)
+        if call.problem:
             example = '{"name": "...", "arguments": {...}}'
-            return Observation(f"Error: a call must be {example} ({type(error).__name__}: {str(error)[:80]})")
-        if not isinstance(name, str) or name not in self.tools:
-            return Observation(f"Error: there is no tool {str(name)[:40]!r}, only: {', '.join(self.tools)}")
+            return Observation(f"Error: a call must be {example} ({call.problem})")
+        name = call.name
+        if name not in self.tools:
+            return Observation(f"Error: there is no tool {name[:40]!r}, only: {', '.join(self.tools)}")
         try:
-            return await run_tool(name, body, call_guarded(self.tools[name].call, arguments, rollout))
+            return await run_tool(name, body, call_guarded(self.tools[name].call, call.arguments, rollout))
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..environments import LLMEnvironment
 from ..llm import ChatModel, Message
-from ..rollout import Observation, Rollout, Turn
+from ..rollout import Observation, Rollout, Turn, split_turn
 
 DONE = "[DONE]"
 
@@ -30,11 +30,14 @@ class Dialogue:
     thought_opening: str = "<think>"
 
     def parse(self, text: str) -> Turn:
-        thought, _, message = text.rpartition("</think>")
-        thought = thought.strip().removeprefix("<think>").strip() or None  # type: ignore[assignment]
-        if not message.strip():
-            return Turn(text, "malformed", False, thought=thought, problem="empty request")
-        return Turn(text, "act", "<think>" not in message, thought=thought, request=message.strip())
+        parts = split_turn(text, call_tags=())
+        thought = parts.thought or None
+        message = parts.outside.strip()
+        if not message:
+            problem = "unclosed tag" if parts.is_cut else "empty request"
+            return Turn(text, "malformed", False, thought=thought, problem=problem)
+        is_well_formed = "<think>" not in message and "</think>" not in message
+        return Turn(text, "act", is_well_formed, thought=thought, request=message)
 
     def escape(self, text: str) -> str:
         return text

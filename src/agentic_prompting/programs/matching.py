@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..rollout import strip_thoughts
 from .protocol import Entry
-
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def keys_of(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
@@ -37,7 +35,7 @@ def key_of(before: bytes, entry: Entry) -> bytes:
 
 def plain(text: str) -> str:
     """A text without thoughts and white space."""
-    return " ".join(_THOUGHT.sub("", text).split()) if "<think>" in text else " ".join(text.split())
+    return " ".join(strip_thoughts(text).split())
 
 
 def canonical(arguments: str) -> str:

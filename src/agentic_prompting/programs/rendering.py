@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from ..llm import Misconfigured
-from ..rollout import ChatFormat, PlainText
+from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, load_json, read_call, split_turn
 from .protocol import Entry, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)
 
 # Words that no template rewrites.
 _USER, _AGENT, _SYSTEM, _RESULT, _MORE = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ", "QMOREQ"
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_TAGGED = re.compile(r"<function=([^>]+)>(.*?)(?:</function>|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _WORD = "QWORDQ"
 _PROBE = ToolCall("call_0", "probe", json.dumps({"word": _WORD}))
 _PROBE_TOOL = {
@@ -153,15 +149,18 @@ class Renderer:
         parts |= {_WORD: "tool calls", _RESULT: "results of tools"} if calls else {}
         if missing := [what for word, what in parts.items() if word not in rendered]:
             return Misconfigured(f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen")
-        behind = rendered.rpartition(_USER)[2]  # some templates show an example in front
-        found = [_read_call(body, [_PROBE_TOOL], frozenset()) for body in _CALL.findall(behind)]
-        if calls and [(one.name, one.arguments) for one in found if one] != [(_PROBE.name, _PROBE.arguments)]:
-            return Misconfigured(
-                "the chat template writes tool calls in a form that is not read here (<tool_call> with JSON or with "
-                "<function=...> in it, as the Qwen, Hermes and Nemotron 3 families write them): give the agent no "
-                "tools, or use a model of those families"
-            )
+        problem = find_tool_problem(self._render_messages, _read_calls) if with_tools else ""
+        if problem:
+            return Misconfigured(f"{problem}: give the agent no tools, or use a model of another family")
         return None
+
+    def _render_messages(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        options = {**self.form.chat_template_kwargs, "tools": list(tools)}
+        return self._text.render(messages, **options)
+
+
+def _read_calls(text: str) -> list[FunctionCall]:
+    return [read_call(call.body) for call in split_turn(text).calls]
 
 
 def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozenset()) -> Entry:
@@ -172,50 +171,22 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
         tools (`Sequence[dict]`): The tools that there are to call; without any, everything is text.
         custom (`frozenset[str]`, *optional*): Tools that take free text.
     """
-    thought, closed, visible = text.partition("</think>")
-    if not closed:
-        opened = text.lstrip().startswith("<think>")
-        thought, visible = (text, "") if opened else ("", text)
-    thought = thought.strip().removeprefix("<think>").strip()
-    calls = [_read_call(body, tools, custom) for body in _CALL.findall(visible)] if tools else []
-    if not calls or None in calls:
-        return Entry("assistant", visible.strip() if closed else visible, thought)
-    return Entry("assistant", visible.partition("<tool_call>")[0].strip(), thought, tuple(filter(None, calls)))
+    turn = split_turn(text, ("tool_call",) if tools else ())
+    thought = turn.thought or ""
+    calls = [read_call(call.body, tools) for call in turn.calls]
+    if not calls or not all(call.name for call in calls):
+        return Entry("assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought)
+    text_before_calls = turn.visible[: turn.calls[0].start].strip()
+    tool_calls = tuple(_to_tool_call(call, call.name in custom) for call in calls)
+    return Entry("assistant", text_before_calls, thought, tool_calls)
 
 
-def _read_call(body: str, tools: Sequence[Any], custom: frozenset[str]) -> ToolCall | None:
-    """A call in the text of a turn, as JSON or with tags around its parameters. Broken JSON is handed on as raw
-    arguments; `None` if not even a name is there."""
-    name: Any
-    if (tagged := _TAGGED.match(body)) is not None:
-        name, types = tagged[1].strip(), _types_of(tagged[1].strip(), tools)
-        given = {key.strip(): _valued(text, types.get(key.strip())) for key, text in _PARAMETER.findall(tagged[2])}
-        arguments = json.dumps(given, ensure_ascii=False)
-    else:
-        try:
-            asked = json.loads(body)
-            name, arguments = asked["name"], json.dumps(asked.get("arguments", {}), ensure_ascii=False)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            found = re.search(r'"name"\s*:\s*"([^"]+)"', body)
-            name, arguments = found and found[1], body.partition('"arguments"')[2].lstrip(" :")
-    if not isinstance(name, str) or not name:
-        return None
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments, name in custom)
-
-
-def _types_of(name: str, tools: Sequence[Any]) -> dict[str, Any]:
-    """The declared types of a tool's parameters, by name."""
-    declared: Any = next((tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name), {})
-    properties = declared.get("properties") if isinstance(declared, dict) else None
-    return {key: one.get("type") for key, one in (properties or {}).items() if isinstance(one, dict)}
-
-
-def _valued(text: str, declared: Any) -> Any:
-    """A parameter's value: templates write a text as it is, and everything else as JSON."""
-    try:
-        return text if declared == "string" else json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
+    """A call as clients get it: its arguments are a JSON text, or what the policy wrote if that is no JSON."""
+    arguments = call.arguments
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(f"call_{secrets.token_hex(12)}", call.name, arguments, is_custom)
 
 
 def _folded(entries: Sequence[Entry], leads: bool = True) -> list[Entry]:

@@ -1,0 +1,584 @@
+"""Reads thoughts and tool calls in the text of a turn, in one pass.
+
+The Qwen, Hermes and Nemotron 3 families write `<think>...</think>`, then text, then calls. A call is
+`<tool_call>` around JSON, `{"name": ..., "arguments": {...}}`, or around the XML form,
+`<function=name>` with `<parameter=key>` in it.
+
+Arguments may quote these tags: an agent that edits a file writes whatever the file holds. A tag in a
+JSON string or in the value of a parameter is therefore text, and the call goes on behind it.
+
+A model wrote the text, so every function here takes time linear in its length and never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+_THINK, _END_OF_THINK = "<think>", "</think>"
+# Serializers, chat templates and clients recurse into arguments.
+_MAX_DEPTH = 100
+
+_QUOTE_OR_TAG = re.compile(r'["<\\]')
+_QUOTE_OR_BACKSLASH = re.compile(r'["\\]')
+_NOT_SPACE = re.compile(r"\S")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class CallText:
+    """A tool call as it stands in a turn.
+
+    Args:
+        body (`str`): The text between the tags, stripped.
+        start (`int`): Index in [`TurnText.visible`] where its opening tag begins.
+        end (`int`): Index behind its closing tag.
+    """
+
+    body: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TurnText:
+    """A turn, split into its parts.
+
+    Args:
+        thought (`str`, *optional*): The thought in front, stripped and without its tags; `None` if there is none.
+        is_cut (`bool`): The thought has no end: all of the turn belongs to it.
+        visible (`str`): The text behind the thought, as written.
+        calls (`tuple[CallText, ...]`): The tool calls in it. Calls in a thought do not count.
+        outside (`str`): The visible text without the calls and without further thoughts.
+    """
+
+    thought: str | None
+    is_cut: bool
+    visible: str
+    calls: tuple[CallText, ...]
+    outside: str
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A tool call, read.
+
+    Args:
+        name (`str`): The tool; empty if the call names none.
+        arguments (`Any`): A `dict` by name, unless the policy wrote another value. Text if it wrote no JSON.
+        problem (`str`, *optional*, defaults to `""`): Why there is no name, or why `arguments` is no `dict`.
+    """
+
+    name: str
+    arguments: Any
+    problem: str = ""
+
+
+class _Tag(NamedTuple):
+    """A tag in a text. Its `kind` is its name, with a `/` in front if it closes; `<function=f>` has the label `f`."""
+
+    kind: str
+    label: str
+    start: int
+    end: int
+
+
+def strip_thoughts(text: str) -> str:
+    """Remove each `<think>...</think>`. A thought without an end stays."""
+    pieces = []
+    position = 0
+    while (start := text.find(_THINK, position)) >= 0:
+        end = text.find(_END_OF_THINK, start)
+        if end < 0:
+            break
+        pieces.append(text[position:start])
+        position = end + len(_END_OF_THINK)
+    pieces.append(text[position:])
+    return "".join(pieces)
+
+
+# --- a turn -> its parts ---------------------------------------------------------------------------------------------
+
+
+def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText:
+    """Split a turn into its thought, its text and its tool calls.
+
+    A thought begins with `<think>` at the start of the turn, or without it where the chat template has opened the
+    thought. It ends at the first `</think>` that is not in the arguments of a call.
+
+    Args:
+        text (`str`): The turn, without the tokens that end it.
+        call_tags (`Sequence[str]`, *optional*): Names of the tags that enclose a call.
+    """
+    reader = _TurnReader(text, tuple(call_tags))
+    thought = reader.read_leading_thoughts()
+    if thought is not None and reader.is_cut:
+        return TurnText(thought, True, "", (), "")
+
+    visible_start = piece_start = reader.position
+    calls: list[CallText] = []
+    pieces: list[str] = []
+    tags = reader.tags
+    index = reader.index
+    while index < len(tags):
+        tag = tags[index]
+        closing = None
+        if tag.kind in call_tags:
+            closing = reader.find_end_of_call(index, ignore_drafts=thought is None)
+            if closing is not None:
+                body = text[tag.end : tags[closing].start].strip()
+                calls.append(CallText(body, tag.start - visible_start, tags[closing].end - visible_start))
+        elif tag.kind == "think":
+            # A further thought. Without an end it is text: an answer may speak of the tag.
+            closing = reader.find_next("/think", index + 1)
+        elif tag.kind == "/think" and thought is None:
+            # The chat template opened the thought, so that everything in front belongs to it.
+            thought = text[: tag.start].strip()
+            calls, pieces = [], []
+            visible_start = piece_start = tag.end
+
+        if closing is None:
+            index += 1
+        else:
+            pieces.append(text[piece_start : tag.start])
+            piece_start = tags[closing].end
+            index = closing + 1
+    pieces.append(text[piece_start:])
+    return TurnText(thought, False, text[visible_start:], tuple(calls), "".join(pieces))
+
+
+class _TurnReader:
+    """The tags of a turn, and which of them belong together.
+
+    Args:
+        text (`str`): The turn.
+        call_tags (`tuple[str, ...]`): As in [`split_turn`].
+
+    Attributes:
+        tags (`list[_Tag]`): All tags, in order.
+        position (`int`): Where the text behind the leading thoughts begins.
+        index (`int`): Number of the first tag behind them.
+        is_cut (`bool`): The last of them has no end.
+    """
+
+    def __init__(self, text: str, call_tags: tuple[str, ...]):
+        self.text = text
+        self.call_tags = call_tags
+        self.tags = _find_tags(text, call_tags)
+        self.position = 0
+        self.index = 0
+        self.is_cut = False
+        self._next: dict[str, list[int]] = {}
+        self._number_at = {tag.start: number for number, tag in enumerate(self.tags)}
+        self._end_of_xml_call = self._match_xml_calls()
+
+    def read_leading_thoughts(self) -> str | None:
+        """Read the thoughts at the start of the turn, usually one; `None` if there is none."""
+        thoughts = []
+        while self.index < len(self.tags):
+            tag = self.tags[self.index]
+            if tag.kind != "think" or not self._is_blank(self.position, tag.start):
+                break
+            closing = self.find_next("/think", self.index + 1)
+            if closing is None:
+                self.is_cut = True
+                thoughts.append(self.text[tag.end :].strip())
+                break
+            thoughts.append(self.text[tag.end : self.tags[closing].start].strip())
+            self.position = self.tags[closing].end
+            self.index = closing + 1
+        return "\n\n".join(thoughts) if thoughts else None
+
+    def find_next(self, kind: str, index: int) -> int | None:
+        """The number of the first tag of this kind at or behind `index`."""
+        if kind not in self._next:
+            numbers = [len(self.tags)] * (len(self.tags) + 1)
+            for number in reversed(range(len(self.tags))):
+                numbers[number] = number if self.tags[number].kind == kind else numbers[number + 1]
+            self._next[kind] = numbers
+        number = self._next[kind][index]
+        return None if number == len(self.tags) else number
+
+    def find_end_of_call(self, index: int, ignore_drafts: bool) -> int | None:
+        """The number of the tag that closes the call which tag `index` opens.
+
+        Args:
+            index (`int`): Number of the opening tag.
+            ignore_drafts (`bool`): The turn may be in a thought that the chat template opened. A call around the
+                `</think>` that ends it is then none, unless that is in its arguments.
+        """
+        closing_kind = f"/{self.tags[index].kind}"
+        first_closing = self.find_next(closing_kind, index + 1)
+        if first_closing is None:
+            return None
+        if index in self._end_of_xml_call:
+            return self._end_of_xml_call[index]
+
+        # JSON ends at a closing tag that is in none of its strings.
+        opening = self.tags[index]
+        body = _NOT_SPACE.search(self.text, opening.end)
+        if body is not None and body[0] == "{":
+            end = _find_end_of_json(self.text, body.start())
+            closing = self._number_at.get(end)
+            if closing == first_closing:
+                return closing
+            is_closing = closing is not None and self.tags[closing].kind == closing_kind
+            if is_closing and _is_json(self.text[body.start() : end]):
+                return closing
+
+        # Neither form: the call ends at the first closing tag, whatever is in front of it.
+        end_of_thought = self.find_next("/think", index + 1)
+        if ignore_drafts and end_of_thought is not None and end_of_thought < first_closing:
+            return None
+        return first_closing
+
+    def _match_xml_calls(self) -> dict[int, int]:
+        """The number of the closing tag of each call in the XML form, by that of its opening tag.
+
+        They are matched like brackets, because the value of a parameter may quote whole calls. A lone closing tag in a
+        value does not count: no parameter ends in front of it.
+        """
+        matches: dict[int, int] = {}
+        unmatched: list[int] = []
+        for number, tag in enumerate(self.tags):
+            if tag.kind in self.call_tags and self._is_followed_by(number, "function"):
+                unmatched.append(number)
+            elif unmatched and tag.kind == f"/{self.tags[unmatched[-1]].kind}" and self._ends_xml_call(number):
+                matches[unmatched.pop()] = number
+        return matches
+
+    def _ends_xml_call(self, number: int) -> bool:
+        ends_function = number >= 2 and self._is_followed_by(number - 2, "/function")
+        last = self.tags[number - 2].kind if ends_function else ""
+        return last in ("/parameter", "function") and self._is_followed_by(number - 1, self.tags[number].kind)
+
+    def _is_followed_by(self, number: int, kind: str) -> bool:
+        """Whether the next tag is of this kind, with at most white space in between."""
+        if number + 1 >= len(self.tags) or self.tags[number + 1].kind != kind:
+            return False
+        return self._is_blank(self.tags[number].end, self.tags[number + 1].start)
+
+    def _is_blank(self, start: int, end: int) -> bool:
+        return _NOT_SPACE.search(self.text, start, end) is None
+
+
+@lru_cache
+def _tag_pattern(call_tags: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(map(re.escape, ("think", "function", "parameter", *call_tags)))
+    return re.compile(rf"<(/?)({names})(=[^<>\n]*)?>")
+
+
+def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
+    """The tags of thoughts, calls, functions and parameters in a text."""
+    tags = []
+    for match in _tag_pattern(call_tags).finditer(text):
+        slash, name, label = match.groups()
+        needs_label = name in ("function", "parameter") and not slash
+        if needs_label == (label is not None):
+            tags.append(_Tag(slash + name, (label or "=")[1:].strip(), match.start(), match.end()))
+    return tags
+
+
+def _find_end_of_json(text: str, start: int) -> int:
+    """The index of the first `<` behind `start` that is in no JSON string; -1 if there is none, or this is no JSON."""
+    position = start
+    in_string = False
+    while True:
+        match = (_QUOTE_OR_BACKSLASH if in_string else _QUOTE_OR_TAG).search(text, position)
+        if match is None:
+            return -1
+        position = match.end()
+        if match[0] == '"':
+            in_string = not in_string
+        elif in_string:
+            position += 1  # the character behind a backslash
+        else:
+            return match.start() if match[0] == "<" else -1
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is JSON; line breaks in strings are tolerated, as models write them."""
+    try:
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# --- the body of a call -> a function call ---------------------------------------------------------------------------
+
+
+def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
+    """Read a tool call in either form. Never raises.
+
+    Args:
+        body (`str`): The text between its tags: [`CallText.body`].
+        tools (`Iterable[dict]`, *optional*): The tools in the form of chat templates. The XML form writes texts without
+            quotes, so the schema of a parameter decides whether `12` is a number.
+    """
+    if body.startswith("<function="):
+        return _read_xml_call(body, tools)
+    try:
+        call = load_json(body)
+    except (ValueError, RecursionError) as error:
+        return FunctionCall(_find_name(body), _find_arguments(body), f"{type(error).__name__}: {str(error)[:80]}")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return FunctionCall("", body, "it is no JSON object with a name")
+
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _decode_object(arguments)
+    if arguments is None:
+        arguments = {}
+    problem = "" if isinstance(arguments, dict) else "arguments are not a JSON object"
+    return FunctionCall(call["name"], arguments, problem)
+
+
+def load_json(text: str) -> Any:
+    """Parse JSON of a model into values that every client, template and tokenizer can take.
+
+    Half a surrogate pair becomes a replacement character.
+
+    Raises:
+        `ValueError`: The text is no JSON. `NaN`, `Infinity`, numbers that overflow, and nesting of over 100 levels are
+            refused too.
+        `RecursionError`: It is nested far too deeply.
+    """
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_float)
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            break
+        level = _list_children(level)
+    if level:
+        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+    if "\\ud" in text.lower():
+        value = json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
+    return value
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace each half of a surrogate pair, which neither UTF-8 nor a tokenizer can represent."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _list_children(values: Iterable[Any]) -> list[Any]:
+    """The lists and objects directly inside of lists and objects."""
+    children: list[Any] = []
+    for value in values:
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        children += [item for item in items if isinstance(item, dict | list)]
+    return children
+
+
+def _decode_object(text: str) -> Any:
+    """Arguments that are a JSON text: the object in it, or the text if it holds no object."""
+    try:
+        value = load_json(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _find_name(body: str) -> str:
+    """The name in a call that is no JSON; empty if there is none."""
+    behind = body.partition('"name"')[2].lstrip()
+    quote, _, rest = behind.removeprefix(":").lstrip().partition('"')
+    name, closed, _ = rest.partition('"')
+    return name if behind.startswith(":") and not quote and closed else ""
+
+
+def _find_arguments(body: str) -> str:
+    """The text of the arguments in a call that is no JSON."""
+    return body.partition('"arguments"')[2].lstrip(" :")
+
+
+# --- the XML form ----------------------------------------------------------------------------------------------------
+
+
+def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
+    tags = _find_tags(body, ())
+    if not tags or tags[0].start != 0 or not tags[0].label:
+        return FunctionCall("", body, "it has no <function=name>")
+    name = tags[0].label
+    schema = _find_parameters(name, tools)
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        properties = {}
+
+    arguments: dict[str, Any] = {}
+    types_by_label: dict[str, set[str]] = {}
+    ends = _match_parameters(body, tags)
+    index = 0
+    while index < len(tags):
+        tag = tags[index]
+        end = ends.get(index) if tag.kind == "parameter" else None
+        if end is not None:
+            value = body[tag.end : tags[end].start].removeprefix("\n").removesuffix("\n")
+            if tag.label not in types_by_label:
+                types_by_label[tag.label] = accepted_types(properties.get(tag.label), schema)
+            arguments[tag.label] = _read_value(value, types_by_label[tag.label])
+            index = end
+        index += 1
+    return FunctionCall(name, arguments)
+
+
+def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
+    """The number of the closing tag of each parameter, by that of its opening tag.
+
+    A closing tag in a value is text. The real one is followed by another parameter or the end of the call. Of those,
+    the one that matches like a bracket is preferred, because a value may quote whole calls.
+    """
+    # Match like brackets.
+    brackets: dict[int, int] = {}
+    unmatched: list[int] = []
+    for number, tag in enumerate(tags):
+        if tag.kind == "parameter":
+            unmatched.append(number)
+        elif tag.kind == "/parameter" and unmatched:
+            brackets[unmatched.pop()] = number
+
+    # From the end: the next closing tag, and the next one that is followed by what belongs there.
+    ends: dict[int, int] = {}
+    next_closing: int | None = None
+    next_end: int | None = None
+    followed_by_end: set[int] = set()
+    for number in reversed(range(len(tags))):
+        tag = tags[number]
+        if tag.kind == "/parameter":
+            next_closing = number
+            if _ends_value(body, tags, number):
+                next_end = number
+                followed_by_end.add(number)
+        elif tag.kind == "parameter":
+            bracket = brackets.get(number)
+            end = bracket if bracket in followed_by_end else next_end
+            end = next_closing if end is None else end
+            if end is not None:
+                ends[number] = end
+    return ends
+
+
+def _ends_value(body: str, tags: Sequence[_Tag], number: int) -> bool:
+    """Whether a `</parameter>` is followed by another parameter or by the end of the call."""
+    following = tags[number + 1] if number + 1 < len(tags) else None
+    until = len(body) if following is None else following.start
+    if _NOT_SPACE.search(body, tags[number].end, until) is not None:
+        return False
+    if following is None or following.kind == "parameter":
+        return True
+    return following.kind == "/function" and _NOT_SPACE.search(body, following.end) is None
+
+
+def _find_parameters(name: str, tools: Iterable[Any]) -> Mapping[str, Any]:
+    """The JSON schema of a tool's parameters; empty if there is none."""
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            return parameters if isinstance(parameters, Mapping) else {}
+    return {}
+
+
+def accepted_types(schema: Any, root: Any) -> set[str]:
+    """The JSON types that a schema accepts, such as `{"string", "null"}`; empty if it does not say.
+
+    Reads `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and `$ref`, as pydantic and TypeScript write optional
+    types, unions and enums.
+
+    Args:
+        schema (`Any`): The schema of one parameter.
+        root (`Any`): The schema that its references point into.
+    """
+    types: set[str] = set()
+    pending = [schema]
+    references: set[str] = set()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, Mapping):
+            continue
+        declared = part.get("type")
+        values = part.get("enum")
+        if "const" in part:
+            values = [part["const"]]
+        if isinstance(values, list):
+            types |= {_json_type(value) for value in values}
+        elif isinstance(declared, str):
+            types.add(declared.lower())  # Google's schemas have them in capitals
+        elif isinstance(declared, list):
+            types |= {name.lower() for name in declared if isinstance(name, str)}
+        if part.get("nullable") is True:
+            types.add("null")
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            alternatives = part.get(keyword)
+            if isinstance(alternatives, list):
+                pending += alternatives
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in references:
+            references.add(reference)
+            pending.append(_resolve_reference(reference, root))
+    return types
+
+
+def _resolve_reference(reference: str, root: Any) -> Any:
+    """The part of a schema that a reference such as `#/$defs/Color` points to; `None` if it is not there."""
+    document, _, pointer = reference.partition("#")
+    if document:
+        return None
+    part = root
+    for key in pointer.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if not isinstance(part, Mapping):
+            return None
+        part = part.get(key)
+    return part
+
+
+def _read_value(text: str, types: set[str]) -> Any:
+    """The value of a parameter. Templates write a text as it is, and everything else as JSON."""
+    if types == {"string"}:
+        return text
+    if types == {"boolean"} and text in ("True", "False"):  # as templates for Qwen3-Coder write them
+        return text == "True"
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        return text
+    # Where texts are accepted too, only a value of one of the other types is not a text.
+    if "string" in types and not _is_of_type(value, types - {"string"}):
+        return text
+    return value
+
+
+def _is_of_type(value: Any, types: set[str]) -> bool:
+    kind = _json_type(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"

@@ -54,8 +54,9 @@ def check_env(
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     asked = [asked[i % len(asked)] for i in range(3)]
     grammar = environment.grammar or TagGrammar()
-    spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
-    tools = [tool["function"] for tool in environment.chat_template_kwargs.get("tools") or ()]
+    shown = dict(environment.chat_template_kwargs)
+    spec = AgentSpec(template_for(environment, grammar), grammar=grammar, chat_template_kwargs=shown)
+    tools = [tool["function"] for tool in shown.get("tools") or ()]
     if model is not None:
         from ..agent import PromptAgent
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..llm import Misconfigured
-from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, load_json, read_call, split_turn
+from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, read_call, split_turn
 from .protocol import Entry, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)

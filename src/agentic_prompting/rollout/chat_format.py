@@ -19,6 +19,8 @@ from typing import Any
 from ..llm import Message
 from .grammar import Grammar, TagGrammar, Turn
 from .plain_text import PlainText
+from .tool_templates import find_tool_problem
+from .turn_reader import replace_surrogates
 
 # Words that no template rewrites: no spaces to trim, no tags to strip.
 _USER, _AGENT, _REPLY, _SYSTEM = "QUSERQ", "QAGENTQ", "QREPLYQ", "QSYSTEMQ"
@@ -70,6 +72,13 @@ class TextFormat:
             instead (`str`): Advice for the error message.
         """
 
+    def check_tools(self) -> None:
+        """Raise an error if prompts do not show the tools that they should show; text has no template that could.
+
+        Raises:
+            `ValueError`: The chat template never shows tools, or writes calls in a form that the grammar does not read.
+        """
+
     def of(self, row: Mapping[str, Any]) -> TextFormat:
         """The format of a row: that of its environment where a run has several."""
         return self.environments[row["environment"]] if self.environments else self
@@ -83,7 +92,8 @@ class TextFormat:
 
         Messages are joined as in [`TextFormat.prompt`].
         """
-        return list(self.tokenizer(prompt if isinstance(prompt, str) else self.prompt(prompt))["input_ids"])
+        text = prompt if isinstance(prompt, str) else str(self.prompt(prompt))
+        return list(self.tokenizer(replace_surrogates(text))["input_ids"])
 
     def turn_ids(self, text: str) -> list[int]:
         """The ids of a turn that was not sampled (a trace's), with the tokens that end a turn."""
@@ -189,6 +199,21 @@ class ChatFormat(TextFormat):
             why = str(error)
         if why:
             raise ValueError(f"the model's chat template takes no system messages ({why}): {instead}")
+
+    def check_tools(self) -> None:
+        """As [`TextFormat.check_tools`], for the `tools` of `chat_template_kwargs`."""
+        if not self.chat_template_kwargs.get("tools"):
+            return
+
+        def render(messages: Sequence[Any], tools: Sequence[Any]) -> str:
+            return self._text.render(messages, **{**self.chat_template_kwargs, "tools": list(tools)})
+
+        problem = find_tool_problem(render, getattr(self.grammar, "read_calls", None))
+        if problem:
+            raise ValueError(
+                f"{problem}: use a model of those families, set tokenizer.chat_template, or, if your own prompts show "
+                "the tools and how to call them, set chat_template_kwargs={'tools': None}"
+            )
 
     def prompt(self, messages: Sequence[Message]) -> list[Any]:
         """The prompt of a row as TRL and reward functions get it: the messages."""

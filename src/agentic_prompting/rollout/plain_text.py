@@ -19,6 +19,7 @@ from typing import Any
 
 from ..llm import Message
 from .time_limit import limited
+from .turn_reader import replace_surrogates
 
 # Characters that some normaliser may drop or change. Printable ASCII is safe: the patterns below ignore case.
 _ODD = re.compile(r"[^\t\n\r -~]")
@@ -60,8 +61,12 @@ class PlainText:
             self._own.append(text)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise `text` as the tokenizer does, special tokens included."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        """Tokenise `text` as the tokenizer does, special tokens included.
+
+        Half a surrogate pair, which a JSON text or a file name may hold, is read as a replacement character:
+        tokenizers take no other text that is not valid Unicode.
+        """
+        return self.tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"] if text else []
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise `text` such that no added token comes out, even where its text occurs."""

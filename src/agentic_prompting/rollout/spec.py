@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
 from .grammar import FreeText, Grammar, Kind, TagGrammar
 from .types import Limits, Observation, Rollout, Sample, Status
+
+logger = logging.getLogger(__name__)
 
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; increased when older readers would misread it
@@ -46,8 +49,11 @@ Build every request on what you have learned, and never send the same one twice.
 Question: {question}"""
 
 
-def prompt_r1_template(grammar: TagGrammar = TagGrammar()) -> str:
-    """The default agent template with the grammar's tags filled in and `{question}` left open."""
+def prompt_r1_template(grammar: Grammar = TagGrammar()) -> str:
+    """The default agent template with the grammar's tags filled in and `{question}` left open. The bare question if
+    the grammar has no tags."""
+    if not isinstance(grammar, TagGrammar):
+        return "{question}"
     return fill(PROMPT_R1_TEMPLATE, **asdict(grammar))
 
 
@@ -65,18 +71,36 @@ Question: {question}"""
 
 def template_for(environment: Any, grammar: Grammar) -> str:
     """The agent's user message if none is given: the environment's own `prompt_template`, with the grammar's tags
-    filled in; else our template with its name and the first paragraph of its docstring. The bare question if there is
-    no environment, or turns have no tags."""
-    if environment is None or not isinstance(grammar, TagGrammar):
+    filled in if it has tags; else our template with its name and the first paragraph of its docstring. The bare
+    question if there is no environment, or it has no template and turns have no tags.
+
+    Raises:
+        `ValueError`: The environment's template shows tags, and the grammar has none.
+    """
+    if environment is None:
         return "{question}"
     environment = as_environment(environment)
-    if environment.prompt_template:
-        return fill(environment.prompt_template, **asdict(grammar))
+    template = environment.prompt_template
+    if not isinstance(grammar, TagGrammar):
+        _check_shows_no_tags(template or "", environment, grammar)
+        return template or "{question}"
+    if template:
+        return fill(template, **asdict(grammar))
     described = environment.described_by
     doc = inspect.getdoc(described) or ""
     about = "" if doc == inspect.getdoc(Environment) else " ".join(doc.split("\n\n")[0].split())  # not an inherited one
     name = f"{described.__name__}{f': {about}' if about else '.'}"
     return fill(ENVIRONMENT_TEMPLATE, environment=name, **asdict(grammar))
+
+
+def _check_shows_no_tags(template: str, environment: Environment, grammar: Grammar) -> None:
+    """Refuse a template for tags with a grammar that has none: the agent would be told a form that nobody reads."""
+    shown = [f"<{{{tag}}}>" for tag in asdict(TagGrammar()) if f"<{{{tag}}}>" in template]
+    if shown:
+        raise ValueError(
+            f"the prompt_template of {environment.described_by.__name__} shows the tag {shown[0]}, but turns in the "
+            f"form {type(grammar).__name__} have no tags: pass a prompt_template= that says how to ask in this form"
+        )
 
 
 def fill_template(template: str, question: str) -> str:
@@ -170,15 +194,23 @@ class AgentSpec:
         """The format of this agent's prompts, turns and observations as tokens: a [`ChatFormat`] or a [`TextFormat`].
 
         Raises:
-            `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them.
+            `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them, or cannot
+                hold the tools of `chat_template_kwargs`.
         """
         form: TextFormat
         if self.prompt_format == "text":
             form = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+            if self.chat_template_kwargs.get("tools"):
+                logger.warning(
+                    "prompts that are text go through no chat template: they have to show the agent its tools and how "
+                    "to call them themselves"
+                )
         else:
             form = ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
         if self.system_prompt:
             form.check_system("leave the system prompt out, and put its text into the prompt template")
+        if not self.environments:  # else each is checked with its own tools
+            form.check_tools()
         each = zip(self.environments, self.each(), strict=True)
         form.environments = {name: one.tokens(tokenizer, end_of_turn_ids) for name, one in each}
         return form

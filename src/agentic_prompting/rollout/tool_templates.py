@@ -29,9 +29,7 @@ _CONVERSATION: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_0", "name": _TOOL, "content": _RESULT},
 ]
 
-READ_FORMS = (
-    "<tool_call> with JSON or with <function=...> in it, as the Qwen, Hermes and Nemotron 3 families write them"
-)
+_FORMS = "<tool_call> with JSON or <function=...> in it, as the Qwen, Hermes and Nemotron 3 families write them"
 
 
 def find_tool_problem(
@@ -56,5 +54,5 @@ def find_tool_problem(
         return f"the model's chat template cannot render tools: {str(error)[:200]}"
     behind = rendered.rpartition(_USER)[2]  # some templates show an example in front
     if list(read_calls(behind)) != [FunctionCall(_TOOL, _ARGUMENTS)]:
-        return f"the model's chat template writes tool calls in a form that is not read here ({READ_FORMS})"
+        return f"the model's chat template writes tool calls in a form that is not read here ({_FORMS})"
     return ""

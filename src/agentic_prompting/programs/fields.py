@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..rollout import load_json
 from .protocol import Asked, Entry, Refusal, Role
 
 _ROLES: dict[Any, Role] = {
@@ -110,7 +111,7 @@ def arguments_of(given: Any) -> str:
 def object_of(arguments: str) -> dict[str, Any]:
     """Arguments where a dialect takes an object only: an empty one if the policy wrote none."""
     try:
-        return as_dict(json.loads(arguments or "{}"))
+        return as_dict(load_json(arguments or "{}"))
     except (ValueError, RecursionError):
         return {}
 
@@ -118,7 +119,7 @@ def object_of(arguments: str) -> dict[str, Any]:
 def is_json(text: str) -> bool:
     """Whether a text is JSON."""
     try:
-        json.loads(text)
+        load_json(text)
     except (ValueError, RecursionError):
         return False
     return True

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..rollout import strip_thoughts
+from ..rollout import remove_closed_thoughts
 from .protocol import Entry
 
 
@@ -35,16 +35,16 @@ def key_of(before: bytes, entry: Entry) -> bytes:
 
 def plain(text: str) -> str:
     """A text without thoughts and white space."""
-    return " ".join(strip_thoughts(text).split())
+    return " ".join(remove_closed_thoughts(text).split())
 
 
 def canonical(arguments: str) -> str:
     """Arguments by their values, however a client has written them again; 1.0 is 1, as JavaScript has one number."""
     try:
         value = json.loads(arguments or "{}", parse_float=lambda text: _whole(float(text)))
+        return json.dumps(value, sort_keys=True)
     except (ValueError, RecursionError, OverflowError):
         return arguments.strip()
-    return json.dumps(value, sort_keys=True)
 
 
 def _whole(number: float) -> float | int:

@@ -378,7 +378,7 @@ class Program(Environment):
         if found:
             (own, _), *others = found
             rollout.prompt_ids, rollout.ids, rollout.mask = own.prompt_ids, own.ids, own.mask
-            rollout.logprobs, rollout.role = own.logprobs, own.role
+            rollout.logprobs, rollout.role, rollout.turn_spans = own.logprobs, own.role, own.turn_spans
             rollout.others = [sequence for sequence, _ in others]
         rollout.turns = [Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls]
         rollout.observations = [Observation(_shown(call.new), replies=call.replies) for call in calls[1:]]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..llm import Misconfigured
-from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, read_call, split_turn
+from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, load_json, read_call, split_turn
 from .protocol import Entry, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Renderer:
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
         self._seams: dict[Any, bool] = {}  # by kind: whether the template writes it as in the whole conversation
         self._needs_tools: dict[Any, bool] = {}
+        self._takes_text: bool | None = None  # whether arguments may be a text; unknown until it matters
+        self._warned: set[str] = set()
         self._closing = ""  # the placeholder conversation without calls and tools, which most calls need
         # Whether the template opens the thought itself, as those of thinking models do.
         begun = self._text.render([{"role": "user", "content": _USER}], **form.chat_template_kwargs)
@@ -58,6 +60,12 @@ class Renderer:
         if kind not in self._problems:
             self._problems[kind] = self._find_problem(*kind)
         return self._problems[kind]
+
+    def warn_of(self, problem: Misconfigured) -> None:
+        """Log once that requests are refused because of the chat template: an agent may hide it."""
+        if str(problem) not in self._warned:
+            self._warned.add(str(problem))
+            logger.warning("requests of the agent are refused: %s", problem)
 
     def whole_ids(self, entries: Sequence[Entry], tools: Sequence[Any]) -> list[int]:
         """The ids of a conversation, up to where the policy's turn begins.
@@ -85,7 +93,10 @@ class Renderer:
         kind = (len(reply.calls), tuple(dict.fromkeys(one.role for one in new)), bool(tools))
         if self._seams.get(kind) is False:
             return None
-        seam = self._seam(reply, new, tools if self._needs_tools.get(kind, True) else ())
+        try:
+            seam = self._seam(reply, new, tools if self._needs_tools.get(kind, True) else ())
+        except Refusal:  # of these messages alone: others of this kind may be fine
+            return None
         if seam is None:
             self._seams[kind] = False
             return None
@@ -93,7 +104,7 @@ class Renderer:
         if kind not in self._seams:
             whole = self._render(_folded(entries), tools).replace(self._text.mark, "")
             self._seams[kind] = whole.endswith(behind.replace(self._text.mark, ""))
-            self._needs_tools[kind] = bool(tools) and self._seam(reply, new, ()) != seam
+            self._needs_tools[kind] = bool(tools) and self._seam_without_tools(reply, new) != seam
             if not self._seams[kind]:
                 logger.warning(
                     "the chat template writes %s after a reply in another way than in the whole conversation: such "
@@ -105,16 +116,17 @@ class Renderer:
         return self._ids(closing + behind)
 
     def _seam(self, reply: Entry, new: Sequence[Entry], tools: Sequence[Any]) -> tuple[str, str] | None:
-        """What the template writes to end the reply, and what behind it."""
+        """What the template writes to end the reply, and what behind it; `None` if it changes the reply.
+
+        Raises:
+            [`Refusal`]: The template cannot render them.
+        """
         base = [Entry("user", _USER), Entry("assistant", _AGENT, calls=reply.calls)]
-        try:
-            if reply.calls or tools:
-                before = self._render(base, tools, generation_prompt=False)
-            else:
-                before = self._closing = self._closing or self._render(base, (), generation_prompt=False)
-            after = self._render([*base, *_folded(new, leads=False)], tools)
-        except Refusal:
-            return None
+        if reply.calls or tools:
+            before = self._render(base, tools, generation_prompt=False)
+        else:
+            before = self._closing = self._closing or self._render(base, (), generation_prompt=False)
+        after = self._render([*base, *_folded(new, leads=False)], tools)
         if _AGENT in before and _AGENT in after:  # thoughts in front of the last turn alone make no difference
             before, after = before.rpartition(_AGENT)[2], after.partition(_AGENT)[2]
         end = max((before.rfind(text) for text in self._ends), default=-1)
@@ -122,8 +134,14 @@ class Renderer:
             return None
         return (before[end:] if end >= 0 else ""), after[len(before) :]
 
+    def _seam_without_tools(self, reply: Entry, new: Sequence[Entry]) -> tuple[str, str] | None:
+        try:
+            return self._seam(reply, new, ())
+        except Refusal:
+            return None
+
     def _render(self, entries: Sequence[Entry], tools: Sequence[Any], generation_prompt: bool = True) -> str:
-        messages = self._text.marked(_for_template(entries))
+        messages = self._text.marked(self._to_messages(entries))
         options = {**self.form.chat_template_kwargs, **({"tools": list(tools)} if tools else {})}
         try:
             return self._text.render(messages, generation_prompt, **options)
@@ -157,6 +175,52 @@ class Renderer:
     def _render_messages(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
         options = {**self.form.chat_template_kwargs, "tools": list(tools)}
         return self._text.render(messages, **options)
+
+    def _to_messages(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+        """The messages as chat templates take them. Results belong to calls by their place, as ids may have been
+        dropped; the ids shown are numbers, so that rollouts of a group read the same tokens."""
+        messages: list[dict[str, Any]] = []
+        pending_results: list[tuple[str, str]] = []  # id and name of the calls whose results come next
+        number = 0
+        for entry in entries:
+            message: dict[str, Any] = {"role": entry.role, "content": entry.text}
+            if entry.thought:
+                message["reasoning_content"] = entry.thought
+            if entry.calls:
+                pending_results = []
+                message["tool_calls"] = []
+                for call in entry.calls:
+                    id = f"call_{number}"
+                    number += 1
+                    pending_results.append((id, call.name))
+                    function = {"name": call.name, "arguments": self._to_arguments(call.arguments)}
+                    message["tool_calls"].append({"id": id, "type": "function", "function": function})
+            if entry.role == "tool" and pending_results:
+                message["tool_call_id"], message["name"] = pending_results.pop(0)
+            messages.append(message)
+        return messages
+
+    def _to_arguments(self, text: str) -> Any:
+        """Arguments as the template takes them: an object, also where the policy wrote something else."""
+        try:
+            arguments = load_json(text or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if isinstance(arguments, dict):
+            return arguments
+        if self._takes_text is None:
+            self._takes_text = self._find_takes_text()
+        return text if self._takes_text else {"arguments": text}
+
+    def _find_takes_text(self) -> bool:
+        """Whether the template shows arguments that are a text. Qwen3.5's can only render objects."""
+        function = {"name": "probe", "arguments": _WORD}
+        call = {"id": "call_0", "type": "function", "function": function}
+        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            return _WORD in self._render_messages(messages, [_PROBE_TOOL])
+        except Exception:  # a template raises errors of its own
+            return False
 
 
 def _read_calls(text: str) -> list[FunctionCall]:
@@ -204,34 +268,3 @@ def _folded(entries: Sequence[Entry], leads: bool = True) -> list[Entry]:
         else:
             shown.append(Entry("user", entry.text))
     return [Entry("system", "\n\n".join(system)), *shown] if system else shown
-
-
-def _for_template(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them. Results belong to calls by their place, as ids may have been dropped;
-    the ids shown are numbers, so that rollouts of a group read the same tokens."""
-    messages: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []  # id and name of the calls whose results come next
-    number = 0
-    for entry in entries:
-        message: dict[str, Any] = {"role": entry.role, "content": entry.text}
-        if entry.thought:
-            message["reasoning_content"] = entry.thought
-        if entry.calls:
-            waiting = [(f"call_{number + i}", call.name) for i, call in enumerate(entry.calls)]
-            number += len(waiting)
-            message["tool_calls"] = [
-                {"id": id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}}
-                for (id, _), call in zip(waiting, entry.calls, strict=True)
-            ]
-        if entry.role == "tool" and waiting:
-            message["tool_call_id"], message["name"] = waiting.pop(0)
-        messages.append(message)
-    return messages
-
-
-def _object(arguments: str) -> Any:
-    """Arguments as templates take them: an object, or the text itself where it is no JSON."""
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments

@@ -166,10 +166,7 @@ class Session:
             return await self._ask_large(asked)
         if self._number >= self.max_calls:
             raise self._spent(f"it may make {self.max_calls} calls")
-        has_system = bool(self.system) or any(entry.role == "system" for entry in asked.entries)
-        if (problem := self.renderer.problem(bool(asked.tools), has_system)) is not None:
-            self.fail(problem)
-            self._refuse_if_over()
+        self._check_template(asked)
         self._number += 1
         self.ignored |= asked.ignored
         entries = self._conversation_of(asked)
@@ -261,6 +258,20 @@ class Session:
         # 400, because clients try other statuses again; and no word that smells of a context that could be shortened.
         if self.over:
             raise Refusal(400, f"This rollout is over ({self.over}): no call is answered any more.", "rollout_ended")
+
+    def _check_template(self, asked: Asked) -> None:
+        """Refuse a request that the chat template would lose a part of. Where it loses parts of every conversation of
+        this run, the run's own system prompt included, the rollout fails."""
+        problem = self.renderer.problem(with_tools=False, with_system=bool(self.system))
+        if problem is not None:
+            self.fail(problem)
+            self._refuse_if_over()
+        has_system = bool(self.system) or any(entry.role == "system" for entry in asked.entries)
+        has_tools = bool(asked.tools) or any(entry.calls or entry.role == "tool" for entry in asked.entries)
+        problem = self.renderer.problem(has_tools, has_system)
+        if problem is not None:
+            self.renderer.warn_of(problem)
+            raise Refusal(400, f"This request cannot be answered: {problem}", "unsupported_value", "messages")
 
     def _spent(self, why: str) -> Refusal:
         if self.stopped is None:

@@ -26,7 +26,7 @@ from .spec import (
     template_for,
 )
 from .tool_templates import find_tool_problem
-from .turn_reader import CallText, FunctionCall, TurnText, load_json, read_call, split_turn, strip_thoughts
+from .turn_reader import CallText, FunctionCall, TurnText, load_json, read_call, remove_closed_thoughts, split_turn
 from .types import (
     Limits,
     Observation,
@@ -89,6 +89,7 @@ __all__ = [
     "prompt_r1_template",
     "read_call",
     "read_rollouts",
+    "remove_closed_thoughts",
     "reset_rows",
     "rollout_from_trace",
     "rollout_metrics",
@@ -97,7 +98,6 @@ __all__ = [
     "run_with_engine",
     "sample_turn",
     "split_turn",
-    "strip_thoughts",
     "template_for",
     "transcript",
     "turn_seed",

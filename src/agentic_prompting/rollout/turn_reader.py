@@ -87,7 +87,7 @@ class _Tag(NamedTuple):
     end: int
 
 
-def strip_thoughts(text: str) -> str:
+def remove_closed_thoughts(text: str) -> str:
     """Remove each `<think>...</think>`. A thought without an end stays."""
     pieces = []
     position = 0
@@ -108,7 +108,7 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
     """Split a turn into its thought, its text and its tool calls.
 
     A thought begins with `<think>` at the start of the turn, or without it where the chat template has opened the
-    thought. It ends at the first `</think>` that is not in the arguments of a call.
+    thought. It ends at the first `</think>` that is not in the arguments of a call; it may mention a pair of the tags.
 
     Args:
         text (`str`): The turn, without the tokens that end it.
@@ -134,7 +134,7 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
                 calls.append(CallText(body, tag.start - visible_start, tags[closing].end - visible_start))
         elif tag.kind == "think":
             # A further thought. Without an end it is text: an answer may speak of the tag.
-            closing = reader.find_next("/think", index + 1)
+            closing = reader.find_end_of_thought(index)
         elif tag.kind == "/think" and thought is None:
             # The chat template opened the thought, so that everything in front belongs to it.
             thought = text[: tag.start].strip()
@@ -175,6 +175,7 @@ class _TurnReader:
         self._next: dict[str, list[int]] = {}
         self._number_at = {tag.start: number for number, tag in enumerate(self.tags)}
         self._end_of_xml_call = self._match_xml_calls()
+        self._partners = _match_brackets(self.tags, "think")
 
     def read_leading_thoughts(self) -> str | None:
         """Read the thoughts at the start of the turn, usually one; `None` if there is none."""
@@ -183,7 +184,7 @@ class _TurnReader:
             tag = self.tags[self.index]
             if tag.kind != "think" or not self._is_blank(self.position, tag.start):
                 break
-            closing = self.find_next("/think", self.index + 1)
+            closing = self.find_end_of_thought(self.index)
             if closing is None:
                 self.is_cut = True
                 thoughts.append(self.text[tag.end :].strip())
@@ -202,6 +203,19 @@ class _TurnReader:
             self._next[kind] = numbers
         number = self._next[kind][index]
         return None if number == len(self.tags) else number
+
+    def find_end_of_thought(self, index: int) -> int | None:
+        """The number of the tag that ends the thought which tag `index` opens; `None` if it has no end.
+
+        A pair of tags in the thought is a mention of them, unless a call follows: its arguments may hold such tags too.
+        """
+        closing = self.find_next("/think", index + 1)
+        partner = self._partners.get(index)
+        if closing is None or partner is None:
+            return closing
+        next_calls = [self.find_next(kind, closing) for kind in self.call_tags]
+        has_call = any(number is not None and number < partner for number in next_calls)
+        return closing if has_call else partner
 
     def find_end_of_call(self, index: int, ignore_drafts: bool) -> int | None:
         """The number of the tag that closes the call which tag `index` opens.
@@ -281,6 +295,18 @@ def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
         if needs_label == (label is not None):
             tags.append(_Tag(slash + name, (label or "=")[1:].strip(), match.start(), match.end()))
     return tags
+
+
+def _match_brackets(tags: Sequence[_Tag], kind: str) -> dict[int, int]:
+    """The number of the closing tag of each opening tag of a kind, as brackets match."""
+    partners: dict[int, int] = {}
+    unmatched: list[int] = []
+    for number, tag in enumerate(tags):
+        if tag.kind == kind:
+            unmatched.append(number)
+        elif tag.kind == f"/{kind}" and unmatched:
+            partners[unmatched.pop()] = number
+    return partners
 
 
 def _find_end_of_json(text: str, start: int) -> int:
@@ -444,14 +470,7 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
     A closing tag in a value is text. The real one is followed by another parameter or the end of the call. Of those,
     the one that matches like a bracket is preferred, because a value may quote whole calls.
     """
-    # Match like brackets.
-    brackets: dict[int, int] = {}
-    unmatched: list[int] = []
-    for number, tag in enumerate(tags):
-        if tag.kind == "parameter":
-            unmatched.append(number)
-        elif tag.kind == "/parameter" and unmatched:
-            brackets[unmatched.pop()] = number
+    brackets = _match_brackets(tags, "parameter")
 
     # From the end: the next closing tag, and the next one that is followed by what belongs there.
     ends: dict[int, int] = {}

@@ -103,6 +103,8 @@ class TokenSequence:
         mask (`list[int]`): 1 where `ids` holds a sampled token that is in the loss.
         logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 where none was sampled; `None` if unknown.
         role (`str`, *optional*, defaults to `"agent"`): `auxiliary` for calls beside the agent's work (a title).
+        turn_spans (`list[tuple[int, int]]`): Start and end in `ids` of each sampled turn, also of those that are not in
+            the loss.
     """
 
     prompt_ids: list[int]
@@ -110,6 +112,7 @@ class TokenSequence:
     mask: list[int] = field(default_factory=list, kw_only=True)
     logprobs: list[float] | None = field(default=None, kw_only=True)
     role: str = field(default="agent", kw_only=True)
+    turn_spans: list[tuple[int, int]] = field(default_factory=list, kw_only=True, repr=False, compare=False)
 
     def add_sampled(self, sample: Sample, in_loss: bool = True) -> None:
         """Append sampled tokens."""
@@ -121,6 +124,7 @@ class TokenSequence:
             self.logprobs = list(sample.logprobs)
         elif self.logprobs is not None:  # one turn without them leaves the whole sequence without
             self.logprobs = None if sample.logprobs is None else self.logprobs + sample.logprobs
+        self.turn_spans.append((len(self.ids), len(self.ids) + len(sample.ids)))
         self.ids += sample.ids
         self.mask += [int(in_loss)] * len(sample.ids)
 

@@ -10,13 +10,11 @@ judges every batch.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +33,7 @@ from ..rollout import (
     RolloutLog,
     TextFormat,
     metrics_by_environment,
+    read_call,
     rollout_metrics,
     rollout_record,
 )
@@ -266,30 +265,40 @@ def render_completion(rollout: Rollout, chat_format: TextFormat) -> str | list[d
     if isinstance(rollout.row["prompt"], str):
         return decode(rollout.ids)
 
-    # A turn is a run of sampled tokens, because tokens of the chat template separate two turns.
-    turn_texts = []
-    masked_tokens = zip(rollout.mask, rollout.ids, strict=True)
-    for is_sampled, run_of_tokens in groupby(masked_tokens, key=itemgetter(0)):
-        if is_sampled:
-            turn_texts.append(decode([token_id for _, token_id in run_of_tokens]))
-
+    tools = getattr(chat_format, "chat_template_kwargs", {}).get("tools") or ()
+    turn_spans = rollout.turn_spans or find_turn_spans(rollout.mask)
     messages: list[dict[str, Any]] = []
-    for turn_index, text in enumerate(turn_texts):
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        tool_calls = parse_tool_calls(rollout.turns[turn_index].text, chat_format.grammar)
+    for turn_index, (start, end) in enumerate(turn_spans):
+        message: dict[str, Any] = {"role": "assistant", "content": decode(rollout.ids[start:end])}
+        tool_calls = parse_tool_calls(rollout.turns[turn_index].text, chat_format.grammar, tools)
         if tool_calls:
             message["tool_calls"] = tool_calls
         messages.append(message)
 
         # An observation after the last turn is not among the rollout's tokens.
-        is_last = turn_index + 1 == len(turn_texts)
+        is_last = turn_index + 1 == len(turn_spans)
         if not is_last:
             observation = rollout.observations[turn_index].text
             messages += render_observation(observation, tool_calls, chat_format.grammar)
     return messages
 
 
-def parse_tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
+def find_turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """Return start and end of each run of tokens in the loss, for a rollout that an environment has filled in itself.
+
+    They are its turns if all its turns are in the loss, because tokens of the chat template separate two turns.
+    """
+    turn_spans = []
+    start = 0
+    for is_sampled, run in groupby(mask):
+        end = start + len(list(run))
+        if is_sampled:
+            turn_spans.append((start, end))
+        start = end
+    return turn_spans
+
+
+def parse_tool_calls(text: str, grammar: Grammar, tools: Sequence[Any] = ()) -> list[dict[str, Any]]:
     """Return the tool calls in a turn as chat templates write them.
 
     A malformed call has its text as `arguments`.
@@ -298,10 +307,9 @@ def parse_tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
         return []
     tool_calls = []
     for body in grammar.bodies(text):
-        try:
-            call = json.loads(body)
-            function = {"name": call["name"], "arguments": call.get("arguments", {})}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        call = read_call(body, tools)
+        function = {"name": call.name, "arguments": call.arguments}
+        if call.problem:
             function = {"name": "", "arguments": body}
         tool_calls.append({"type": "function", "function": function})
     return tool_calls

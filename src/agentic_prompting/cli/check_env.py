@@ -29,6 +29,7 @@ def check_env(
     ] = None,
     harness: Annotated[str | None, option("Instead: a command-line agent, such as codex, or mine:my_harness.")] = None,
     dialect: Annotated[str, option("Of a harness that speaks several.")] = "",
+    isolation: Annotated[str, option("Of a harness: bwrap, or none, with all rights of this user.")] = "bwrap",
     request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
     model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
     as_json: AsJson = False,
@@ -43,7 +44,7 @@ def check_env(
     if harness is not None:
         from .check_harness import check_harness
 
-        return check_harness(harness, dialect, as_json)
+        return check_harness(harness, dialect, isolation, as_json)
     assert name is not None
     from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
 

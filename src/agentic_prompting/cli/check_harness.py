@@ -28,22 +28,22 @@ _ENDS_BY_TOOL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _EXAMPLES = {"boolean": False, "number": 9000, "integer": 9000, "array": []}
 
 
-def check_harness(name: str, dialect: str, as_json: bool) -> int:
+def check_harness(name: str, dialect: str, isolation: str, as_json: bool) -> int:
     """Play one task and show what was seen: calls, their roles, token sequences, seconds, names that it looked up."""
     from ..programs import Harness, Program, Workspace, harness
-    from ..programs.workspace import missing
 
     settings = load_object(name, "harness") if ":" in name else harness(name, dialect)
     if not isinstance(settings, Harness):
         raise ValueError(f"{name} is a {type(settings).__name__}, and not a Harness")
     names: list[str] = []
-    space = Workspace(on_lookup=names.append)
-    program = Program(settings, workspace=space, reward=wrote_the_file, timeout=300)
+    workspace = Workspace(on_lookup=names.append, isolation=isolation)  # type: ignore[arg-type]  # which checks it
+    program = Program(settings, workspace=workspace, reward=wrote_the_file, timeout=300)
     program.check()
     started = time.monotonic()
     rollout, agent = play_scripted(program)
     seen = report_of(settings, rollout, agent, time.monotonic() - started)
-    seen["looked_up"] = sorted({*names}) if not missing() else "not seen without a network of its own"
+    has_own_network = isolation != "none"
+    seen["looked_up"] = sorted({*names}) if has_own_network else "not seen without a network of its own"
     if as_json:
         say(json.dumps(seen, default=str))
     else:

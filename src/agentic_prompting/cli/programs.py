@@ -168,6 +168,9 @@ class AgentArguments(DataAndEnvironment):
     ask: str = setting("What a harness is asked, as a template over the columns of a row.", "{question}")
     program: str | None = setting("Instead of a harness: your own agent or Program as module:name.")
     keep_failed: str | None = setting("Folder for the work folders of failed rollouts.")
+    source: str | None = setting("The folder that paths in the columns files and tests lie in.")
+    shows: list[str] = setting("Files and folders that a harness can read beside its own.", [])
+    isolation: str = setting("bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap")
     task: str = setting("A task of load_task.", "")
     reward: list[str] = rewards("exact_match")
 
@@ -197,6 +200,7 @@ class AgentArguments(DataAndEnvironment):
         if of_folder and len(functions) > 1:
             raise ValueError("a reward that reads the work folder stands alone: leave the others out")
         program = self.agent_program(of_folder[0] if of_folder else None)
+        program.keep_private([self.dataset] if self.dataset else [])
         check_first(args, model, program)
         rewards = None if of_folder else functions
         return MultiTurnGRPOTrainer(
@@ -208,8 +212,13 @@ class AgentArguments(DataAndEnvironment):
         if self.program is not None:
             made = load_object(self.program, "program")
             return made if isinstance(made, Program) else Program(made)
-        space = Workspace(keep_failed=self.keep_failed)
-        return Program(harness(str(self.harness), self.dialect, self.ask), workspace=space, reward=reward)
+        workspace = Workspace(
+            source=self.source,
+            keep_failed=self.keep_failed,
+            shows=self.shows,
+            isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
+        )
+        return Program(harness(str(self.harness), self.dialect, self.ask), workspace=workspace, reward=reward)
 
 
 PROGRAMS: dict[str, tuple[type, type, type]] = {

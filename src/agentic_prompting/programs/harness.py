@@ -95,12 +95,16 @@ class Harness:
         try:
             if file.stat().st_size > LARGEST_RECORD:
                 return None
-            value = json.loads(file.read_text())
+            # A number stays as it is written: 12.50 is another text than 12.5.
+            value = json.loads(file.read_text(), parse_float=str, parse_int=str, parse_constant=str)
             for key in keys:
                 value = value[key]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
-        return str(value).strip() or None
+        if not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False)
+        # JSON can hold half a surrogate pair, which no tokenizer and no file takes.
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() or None
 
 
 def _version_of(program: Path, package: str) -> str:

@@ -18,15 +18,13 @@ import logging
 import math
 import os
 import shlex
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, LLMError, ServerFailed, TimedOut, fill
+from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut, fill
 from ..llm.guard import call_guarded, call_guarded_on, failure_of, text_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
@@ -38,9 +36,9 @@ from .harness import Harness
 from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
-from .witness import differences, turns_in
+from .witness import differences, find_records, turns_in
 from .workers import THREADS, Workers
-from .workspace import Place, Workspace, own_folder, tell
+from .workspace import Place, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,9 @@ class Program(Environment):
             dict with `answer`, `reward` and what else rewards read. Or a command: `OPENAI_BASE_URL` and
             `OPENAI_API_KEY` are in its environment (Anthropic's and Google's variables, too), `{question}` in an
             argument is that column of the row, `AGENTIC_PROMPTING_ROW` names a file of JSON with it, and the last line
-            of its output is what it returns. Or the settings of a command-line agent, as [`harness`] gives them.
+            of its output is its answer: a text, or a JSON object with a text `answer` and other fields. Its reward is
+            never in its output, which the policy may have written. Or the settings of a command-line agent, as
+            [`harness`] gives them.
         llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same address, by the name of
             the model. They count towards the job's budget. If one fails, the rollout fails.
         mistakes (`tuple`, *optional*): Exceptions (and exit codes of a command) for which the policy is to blame, such
@@ -75,8 +75,8 @@ class Program(Environment):
             that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
             cost more processor time than this process can spare.
         hidden (`Sequence[str]`, *optional*): Columns of the row that a command does not see.
-        workspace ([`Workspace`], *optional*): Where a command runs: a fresh home and work folder for each rollout. A
-            harness always has one; another command by default runs in this process's folder.
+        workspace ([`Workspace`], *optional*): Where a command runs, and what it may use: a fresh home and work folder
+            for each rollout, confined with bubblewrap.
         reward (`Callable`, *optional*): `reward(rollout, folder)` of each episode of a command that did not fail, while
             its work folder is still there; the reward that the program returns. Plain or `async`.
         host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
@@ -128,7 +128,8 @@ class Program(Environment):
         public_url: str | None = None,
     ):
         self.harness = agent if isinstance(agent, Harness) else None
-        self.workspace = workspace or (Workspace() if self.harness else None)
+        self.workspace = workspace or (None if callable(agent) else Workspace())
+        self.private_paths: list[str] = []
         self.agent: Callable[..., Any] | list[str]
         if callable(agent):
             self.agent = agent
@@ -142,8 +143,6 @@ class Program(Environment):
             raise ValueError("workspace and reward are a command's: a function returns its reward itself")
         if workers and not callable(agent):
             raise ValueError("workers are for a function: a command has a process of its own for each rollout")
-        if reward and not self.workspace:
-            raise ValueError("reward reads the work folder of a rollout: give the command a workspace, Workspace()")
         if min(max_calls, max_sequences, timeout) <= 0:
             raise ValueError("max_calls, max_sequences and timeout must be positive")
         if self.model in (llms or {}):
@@ -172,10 +171,14 @@ class Program(Environment):
         if self.harness is not None:
             self.harness.check()
         if self.workspace is not None:
-            tell(self.workspace.network)
+            self.workspace.check()
         for chat in self.models.values():
             if (check := getattr(chat, "check", None)) is not None:
                 check()
+
+    def keep_private(self, paths: Sequence[str]) -> None:
+        """Hide files and folders from a command, also where they lie in something that its workspace shows."""
+        self.private_paths += map(os.path.abspath, paths)
 
     def close(self) -> None:
         """Stop the gateway and the workers."""
@@ -184,22 +187,30 @@ class Program(Environment):
         if not on_background_thread():
             start(self._gateway.stop()).result(_STOP_SECONDS)
 
+    @property
+    def returns_reward(self) -> bool:
+        """Whether the program itself returns rewards. The output of a command is none: the policy may have written it."""
+        return callable(self.agent) or self._score is not None
+
     @staticmethod
     def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float | None]:
-        """The reward that the program itself returned, as a reward function; 0 where it gave no answer.
+        """The reward that the program itself returned, as a reward function; 0 where it gave no answer, and `None`
+        where it is a command without a reward.
 
         Raises:
             `ValueError`: It returned an answer without a reward.
         """
         rewards: list[float | None] = []
         for one in rollout:
-            reward = (one.returned or {}).get("reward")
-            if reward is None and one.status == "answered":
+            returned = one.returned or {}
+            reward = returned.get("reward")
+            if one.status == "answered" and "reward" not in returned:
                 raise ValueError(
                     "the program returned an answer and no reward: return {'answer': ..., 'reward': ...}, or give the "
                     "trainer a reward function"
                 )
-            rewards.append(None if one.status == "failed" else float(reward or 0.0))
+            has_none = one.status == "failed" or (one.status == "answered" and reward is None)
+            rewards.append(None if has_none else float(reward or 0.0))
         return rewards
 
     async def play_episode(  # type: ignore[override]
@@ -217,12 +228,12 @@ class Program(Environment):
         place: Place | None = None
         try:
             if self.workspace is not None:
-                place = await asyncio.to_thread(self.workspace.open, rollout.row)
+                place = await asyncio.to_thread(self.workspace.open, rollout.row, self.private_paths)
             await self._play(rollout, policy, chat_format, limits, place)
             if place is not None and self._score is not None and rollout.error is None:
                 await self._add_reward(rollout, place, self._score)
             return rollout
-        except ServerFailed as error:  # the row's files, or the reward
+        except (ServerFailed, Misconfigured) as error:  # the row's files, the reward, or no isolation here
             return rollout.fail(Observation(error=error))
         finally:
             if place is not None:
@@ -277,8 +288,9 @@ class Program(Environment):
         """Compare the calls with the harness's own record of them, if it keeps one."""
         if self.harness is None or not self.harness.trace:
             return
-        files = sorted(place.home.glob(self.harness.trace))
-        found = differences(session.calls, await asyncio.to_thread(turns_in, files))
+        files = await asyncio.to_thread(find_records, place.home, self.harness.trace)
+        turns = await asyncio.to_thread(turns_in, files)
+        found = await asyncio.to_thread(differences, session.calls, turns)
         rollout.counts["program/witness_differences"] = len(found)
         if found:
             what = "; ".join(found)[:800]
@@ -317,27 +329,30 @@ class Program(Environment):
 
     async def _guarded(self, ended: Awaitable[Any]) -> dict[str, Any] | None:
         try:
-            return _as_returned(await ended)
+            returned: dict[str, Any] | None = await ended
+            return returned
         except LLMError:
             raise
         except Exception as error:
             raise raised_by(error, self._kinds) from None
 
-    async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
+    async def _run(
+        self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
         assert callable(self.agent)
         if self._workers is not None:
-            return await self._workers.run(dict(row), base_url, key, options)
-        call = call_guarded_on(_threads(os.getpid()), self.agent, dict(row), base_url, key, **options)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid())))
+            return _as_returned(await self._workers.run(dict(row), base_url, key, options))  # pickled: a copy
+        call = call_guarded_on(_threads(os.getpid()), self.agent, _copy_of(row), base_url, key, **options)
+        running = asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid()))
+        return _as_returned(await asyncio.wrap_future(running))
 
     async def _run_command(
         self, row: Mapping[str, Any], base_url: str, key: str, limits: Limits, place: Place | None, system: str | None
-    ) -> Any:
-        assert isinstance(self.agent, list)
-        hidden, server = {*self.hidden}, None
-        if place is not None:
-            hidden |= {place.space.tests, place.space.files}
-            base_url = place.base_url(key) or base_url
+    ) -> dict[str, Any] | None:
+        assert isinstance(self.agent, list) and place is not None
+        server: asyncio.Server | None = None
+        base_url = place.base_url(key) or base_url
+        hidden = {*self.hidden, place.workspace.tests, place.workspace.files}
         shown = {name: value for name, value in row.items() if name not in hidden}
         window = limits.max_context or _WINDOW
         address = {
@@ -350,18 +365,19 @@ class Program(Environment):
 
         async def started() -> None:
             nonlocal server
-            if place is not None and place.listener is not None:
+            if place.listener is not None:
                 server = await self._gateway.listen_on(place.listener, key)
 
-        own = await asyncio.to_thread(own_folder)
-        with tempfile.TemporaryDirectory(dir=own, ignore_cleanup_errors=True) as folder:
-            try:
-                return await run_command(
-                    self.agent, shown, address, Path(folder), place, self.harness, system, started
-                )  # fmt: skip
-            finally:
-                if server is not None:
-                    server.close()
+        try:
+            returned = await run_command(self.agent, shown, address, place, self.harness, system, started)
+        finally:
+            if server is not None:
+                server.close()
+        if isinstance(returned, str):
+            returned = {"answer": returned}
+        if not returned or not returned["answer"]:
+            return None
+        return {**returned, "reward": None}  # until the function of Program(reward=...) has seen the folder
 
     def _is_cut(self, session: Session, failure: ProgramFailed) -> bool:
         """Whether a harness gave up at a reply that was cut at its limit, or was empty: some end with an error then."""
@@ -397,6 +413,13 @@ class Program(Environment):
             rollout.observations.append(Observation(replies=left))
         rollout.returned = returned if returned is not None else {}
         return rollout.finish("answered" if returned is not None else session.stopped or "malformed")
+
+
+def _copy_of(value: Any) -> Any:
+    """A row for an agent to change: its dicts and lists are copied, at every depth, and what is in them is not."""
+    if isinstance(value, Mapping):
+        return {name: _copy_of(item) for name, item in value.items()}
+    return [_copy_of(item) for item in value] if isinstance(value, list) else value
 
 
 def _as_returned(value: Any) -> dict[str, Any] | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from .fields import arguments_of, as_dict, is_json, text_of
+from .folders import walk
 from .harness import LARGEST_RECORD
 from .matching import canonical, plain
 from .protocol import Entry, Refusal, ToolCall
@@ -20,9 +24,54 @@ _Key = tuple[Any, ...]
 # What an agent can make of a record: another shape than any harness writes.
 _SPOILT = (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Refusal)
 _MOST_STEPS = 10**7  # of sqlite's machine: a second or so. An agent can write a view without an end.
+_MOST_FILES = 1000
+_MOST_ENTRIES = 10**5  # that are looked at for files
+_MOST_DIFFERENCES = 1000
 
 
-def turns_in(files: Sequence[Path]) -> list[Entry]:
+def find_records(home: Path, pattern: str) -> list[Path]:
+    """The files below a home folder that a pattern names, in the order of their paths.
+
+    An agent can fill its home with folders and files, so that a limited number is looked at, and files of at most
+    `LARGEST_RECORD` bytes together are returned.
+
+    Args:
+        home (`Path`): The home folder of a rollout, without links that lead out of it.
+        pattern (`str`): A relative path with `*` in its parts; one part may be `**`, for any number of folders.
+    """
+    parts = pattern.split("/")
+    fixed = next((i for i, part in enumerate(parts) if "*" in part), None)
+    if fixed is None:
+        return [home / pattern]
+    top = home.joinpath(*parts[:fixed])
+    paths = []
+    for entry in islice(walk(top), _MOST_ENTRIES):
+        relative = entry.path[len(str(top)) + 1 :].split("/")
+        if entry.is_file(follow_symlinks=False) and _matches(relative, parts[fixed:]):
+            paths.append(Path(entry.path))
+    total, records = 0, []
+    for path in sorted(paths)[:_MOST_FILES]:
+        total += path.stat().st_size
+        if total > LARGEST_RECORD:
+            break
+        records.append(path)
+    return records
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a pattern."""
+    if "**" not in pattern:
+        return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+    before = pattern.index("**")
+    after = len(pattern) - before - 1
+    return (
+        len(parts) >= before + after
+        and _matches(parts[:before], pattern[:before])
+        and _matches(parts[len(parts) - after :], pattern[before + 1 :])
+    )
+
+
+def turns_in(files: Iterable[Path]) -> list[Entry]:
     """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
     turns: dict[Any, Entry] = {}
     for file in files:
@@ -46,7 +95,7 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
     with suppress(ValueError):
         yield from map(as_dict, as_dict(json.loads(text)).get("messages") or ())
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):
         with suppress(ValueError):  # the last one may be cut
             yield as_dict(json.loads(line))
 
@@ -54,7 +103,8 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 def _in_database(file: Path) -> list[dict[str, Any]]:
     """opencode's messages with their parts; a call whose arguments it could not read as one without any."""
     records: dict[str, dict[str, Any]] = {}
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_RECORD)
         database.set_progress_handler(lambda: 1, _MOST_STEPS)
         for name, data in database.execute("SELECT id, data FROM message ORDER BY time_created"):
             records[name] = {"role": as_dict(json.loads(data)).get("role"), "parts": []}
@@ -111,14 +161,20 @@ def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
     beside = Counter(key for call in calls if not call.asked.tools for key in _keys(call.reply))
     beside += Counter((plain(call.reply.text),) for call in calls if call.reply.calls)
     only_ours, only_theirs = asked - theirs, theirs - asked - beside
-    for key in list(only_ours):  # broken arguments: by name alone
-        other = next((one for one in only_theirs if key[0] == one[0] and only_theirs[one]), None)
-        if len(key) == 2 and not is_json(key[1]):
-            only_ours[key] = 0
-            if other is not None:
-                only_theirs[other] -= 1
-    told = [f"only we have {key!r}" for key in only_ours.elements()]
-    return told + [f"only the harness has {key!r}" for key in only_theirs.elements()]
+    theirs_by_name: dict[Any, list[_Key]] = {}
+    for key in only_theirs:
+        theirs_by_name.setdefault(key[0], []).append(key)
+    for key in list(only_ours):
+        if len(key) != 2 or is_json(key[1]):
+            continue
+        # Broken arguments: compared by name alone.
+        only_ours[key] = 0
+        other = next((other for other in theirs_by_name.get(key[0], ()) if only_theirs[other]), None)
+        if other is not None:
+            only_theirs[other] -= 1
+    in_words = [f"only we have {key!r}" for key in only_ours.elements()]
+    in_words += [f"only the harness has {key!r}" for key in islice(only_theirs.elements(), _MOST_DIFFERENCES)]
+    return in_words
 
 
 def _keys(turn: Entry) -> list[_Key]:

@@ -1,48 +1,69 @@
 """[`Workspace`]: a fresh home and work folder for each rollout of a command, and what the command may use.
 
-    runs/                       # in the system's folder for temporary files, one folder for each trainer's process
-      1234-ab12/lock            # held while that process lives: the next start removes folders whose lock is free
-      1234-ab12/7/tmp/agent/    # rollout 7: home/ and work/; the command sees tmp/ as /tmp where namespaces are allowed
+    7/out, 7/err                # of rollout 7: the command's output
+    7/tmp/agent/row.json        # its row
+    7/tmp/agent/{home,work}/    # its folders; in a sandbox, tmp/ is its /tmp
 
-`confine.py` starts the command. What the system does not allow is found out once and said before the first rollout.
+`bubblewrap.py` confines the command and `launcher.py` starts it. Limits that the kernel does not keep are looked after
+here, once a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import fcntl
 import itertools
 import json
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
-import stat
-import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
-from ..llm import ServerFailed
+import psutil
+
+from ..llm import Misconfigured
+from . import seccomp
+from .bubblewrap import UNPRIVILEGED_USER, Sandbox, why_unavailable
+from .cgroups import ControlGroup
 from .failures import OverLimit
+from .folders import (
+    MAX_DEPTH,
+    _base,
+    _own_folder,
+    fill_folder,
+    give_to,
+    is_too_deep,
+    kill_processes_of,
+    make_folder,
+    remove,
+    source_path,
+    tidy,
+    walk,
+)
 from .lookups import Lookups
 
 logger = logging.getLogger(__name__)
 
-_SCRIPT = Path(__file__).with_name("confine.py")
-_HERE = "tmp/agent"  # below a rollout's folder; as `/tmp/agent` for its command
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_AGENT_FOLDER = "tmp/agent"  # below a rollout's folder; in a sandbox /tmp/agent
 _PORT = 8000  # of the gateway, in a network of the rollout's own
-_KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TERM")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_numbers, _first = itertools.count(), threading.Lock()
+_SOURCES = ("/usr/src", "/usr/local/src")  # no programs; container images often keep the user's project there
+_BYTES_OF_ENTRY = 256  # of the disk, for the name and the data about an empty file
+_MEMORY_HEADROOM = 2**30  # over `max_memory`, for what one process asks for at once
+_SECONDS_TO_END = 10.0
+_numbers, _one_at_a_time = itertools.count(), threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -51,99 +72,345 @@ class Workspace:
 
     Args:
         files (`str`, *optional*, defaults to `"files"`): The column that fills the work folder: a dict of texts by
-            path, a folder to copy, or a git bundle to clone. A row without it has an empty folder.
+            path, or the path (below `source`) of a folder to copy or of a git bundle to clone. A row without it has an
+            empty folder.
         tests (`str`, *optional*, defaults to `"tests"`): The column with files, of the same kinds, that the agent must
             not see: they are written into the folder when the command has ended, before the reward.
-        network (`bool`, *optional*, defaults to `False`): Whether the command may reach more than the gateway.
+        source (`str`, *optional*): The folder that the paths in these columns lie in. Without it they may be no paths:
+            a data set from elsewhere could name any file of this machine.
+        network (`bool`, *optional*, defaults to `False`): Whether the command may reach more than the gateway: all that
+            this machine can reach, with its own ports.
         keep_failed (`str`, *optional*): Move the folders of failed rollouts here.
         max_bytes (`int`, *optional*, defaults to 1 GiB): On the disk, and of one file.
+        max_files (`int`, *optional*, defaults to `100000`): Files and folders on the disk.
         max_memory (`int`, *optional*, defaults to 4 GiB): Memory of all its processes together.
         max_processes (`int`, *optional*, defaults to `256`): At once, threads not counted.
-        hides (`Sequence[str]`, *optional*): Files and folders that the command sees empty.
+        shows (`Sequence[str]`, *optional*): Files and folders that the command can read, beside the system's programs,
+            its own installation and the paths that the command names.
+        hides (`Sequence[str]`, *optional*): Files and folders in these that it sees empty.
+        environment (`dict[str, str]`, *optional*): Variables of its environment. It inherits none but `PATH`, language,
+            time zone and certificates.
+        isolation (`"bwrap"` or `"none"`, *optional*, defaults to `"bwrap"`): `"bwrap"` confines the command with
+            bubblewrap, and refuses to run it where that does not work. `"none"` runs what the policy writes with the
+            rights of this user, who must be able to lose everything.
         on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in a network of its
             own: what it would like to reach. None of them resolves.
+
+    Raises:
+        `ValueError`: A limit is not positive, or there is no such isolation.
 
     Example:
 
     ```python
-    Program(["./agent.sh", "{question}"], workspace=Workspace(max_memory=2**31))
+    Program(["my-agent", "{question}"], workspace=Workspace(max_memory=2**31))
     ```
     """
 
     files: str = "files"
     tests: str = "tests"
+    source: str | None = None
     network: bool = False
     keep_failed: str | None = None
     max_bytes: int = 2**30
+    max_files: int = 100_000
     max_memory: int = 2**32
     max_processes: int = 256
+    shows: Sequence[str] = ()
     hides: Sequence[str] = field(
         default=("~/.ssh", "~/.aws", "~/.gnupg", "~/.netrc", "~/.docker", "~/.kaggle", "~/.cache/huggingface")
     )
+    environment: Mapping[str, str] = field(default_factory=dict)
+    isolation: Literal["bwrap", "none"] = "bwrap"
     on_lookup: Callable[[str], None] | None = None
 
-    def open(self, row: Mapping[str, Any]) -> Place:
+    def __post_init__(self) -> None:
+        if self.isolation not in ("bwrap", "none"):
+            raise ValueError(f"isolation must be 'bwrap' or 'none', not {self.isolation!r}")
+        if min(self.max_bytes, self.max_files, self.max_memory, self.max_processes) <= 0:
+            raise ValueError("max_bytes, max_files, max_memory and max_processes must be positive")
+
+    def check(self) -> None:
+        """Raise [`Misconfigured`] where a command cannot be isolated as is asked; warn where it is not isolated."""
+        if self.isolation == "none":
+            _warn_unconfined()
+            return
+        if reason := why_unavailable(self.network):
+            raise Misconfigured(
+                f"a command that a policy drives is confined with bubblewrap (bwrap), which does not work here: "
+                f"{reason}. Install it, or allow user namespaces (docs/howto/isolation.md). "
+                "Workspace(isolation='none'), or --isolation none, runs the command unconfined: only on a machine, and "
+                "as a user, that you can lose"
+            )
+        if self.network:
+            _warn_of_network()
+
+    def open(self, row: Mapping[str, Any], private_paths: Iterable[str] = ()) -> Place:
         """The [`Place`] of one rollout, filled from its row. `close` has to follow.
+
+        Args:
+            row (`dict`): The rollout's row.
+            private_paths (`Iterable[str]`, *optional*): Files and folders of the run that no command may see.
 
         Raises:
             [`ServerFailed`]: The row does not say what is to be in it, or it cannot be written.
+            [`Misconfigured`]: The command cannot be isolated here.
         """
-        with _first:  # of several threads at once
-            tell(self.network)
-        root = own_folder() / str(next(_numbers))
-        place = Place(self, root, namespaces=not missing(self.network))
+        self.check()
+        tests = source_path(row.get(self.tests), self.source)
+        private = [*private_paths, *([str(tests)] if tests is not None else [])]
+        place = Place(self, own_folder() / str(next(_numbers)), private)
         for folder in (place.home, place.work):
             folder.mkdir(parents=True)
         try:
-            _fill(place.work, row.get(self.files))
+            fill_folder(place.work, row.get(self.files), self.source)
         except BaseException:
             place.close()
             raise
         return place
 
 
-@dataclass
 class Place:
-    """The folders of one rollout."""
+    """The folders of one rollout, and the processes of its command.
 
-    space: Workspace
-    root: Path
-    namespaces: bool
-    listener: socket.socket | None = None
-    lookups: asyncio.BaseTransport | None = None
+    Args:
+        workspace ([`Workspace`]): What it may use.
+        root (`Path`): The folder for its folders.
+        private_paths (`Sequence[str]`, *optional*): Files and folders that the command must not see.
+    """
 
-    home = property(lambda self: self.root / _HERE / "home")
-    work = property(lambda self: self.root / _HERE / "work")
+    def __init__(self, workspace: Workspace, root: Path, private_paths: Sequence[str] = ()):
+        self.workspace, self.root, self.private_paths = workspace, root, private_paths
+        self.home = root / _AGENT_FOLDER / "home"
+        self.work = root / _AGENT_FOLDER / "work"
+        self.row = root / _AGENT_FOLDER / "row.json"
+        self.is_confined = workspace.isolation != "none"
+        self.listener: socket.socket | None = None  # of the only address in a network of its own
+        self.violation: str | None = None  # the limit that the command has broken
+        self._names: socket.socket | None = None  # gets what it asks name servers
+        self._lookups: asyncio.BaseTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._handshake: asyncio.Future[bool] | None = None
+        self._first_process: int | None = None  # a descriptor of the namespace's first process: all end with it
+        self._group: ControlGroup | None = None
 
-    def shown(self, folder: Path) -> Path:
-        """The path at which the command has a folder."""
-        return Path("/", folder.relative_to(self.root)) if self.namespaces else folder
+    # --- what the command sees ------------------------------------------------------------------------------------
 
-    def close(self, failed: bool = False) -> None:
-        """Remove the folders; those of a failed rollout are moved where the workspace keeps them."""
-        if failed and self.space.keep_failed is not None:
-            kept = Path(self.space.keep_failed, f"{self.root.parent.name}-{self.root.name}")
+    @property
+    def has_own_network(self) -> bool:
+        """Whether the command's network has one address, on which `listener` listens."""
+        return self.is_confined and not self.workspace.network
+
+    def path_for_command(self, path: Path) -> Path:
+        """The path at which the command has a path of its folders."""
+        return Path("/", path.relative_to(self.root)) if self.is_confined else path
+
+    def base_url(self, key: str) -> str | None:
+        """The address in a network of its own; `None` where the command has the system's."""
+        return f"http://127.0.0.1:{_PORT}/{key}/v1" if self.has_own_network else None
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """The command's environment: none of this process's secrets."""
+        inherited = {name: os.environ[name] for name in (*_INHERITED, *_CERTIFICATES) if name in os.environ}
+        if self.workspace.network:
+            proxies = {name: os.environ[name] for name in _PROXIES if name in os.environ}
+            inherited |= {name: proxy for name, proxy in proxies.items() if "@" not in proxy}  # no passwords
+        folders = {"HOME": self.home, "TMPDIR": self.root / "tmp", "PWD": self.work}
+        shown = {name: str(self.path_for_command(path)) for name, path in folders.items()}
+        return {**inherited, **shown, **self.workspace.environment, **more}
+
+    # --- its processes --------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        out: BinaryIO,
+        err: BinaryIO,
+        needed_paths: Iterable[str] = (),
+    ) -> bool:
+        """Start the command; `end` has to follow.
+
+        Args:
+            command (`Sequence[str]`): Program and arguments.
+            environment (`dict[str, str]`): Variables beside those of `environment`.
+            out (`BinaryIO`): File for its output.
+            err (`BinaryIO`): File for its error output.
+            needed_paths (`Iterable[str]`, *optional*): Paths that it can read, beside those of its workspace.
+
+        Returns:
+            `bool`: Whether it has started. If not, `err` has the reason.
+        """
+        await asyncio.to_thread(self._prepare)
+        ours, theirs = socket.socketpair()
+        inherited = [theirs.fileno()]
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER.read_text(), str(theirs.fileno())]
+        if self.is_confined:
+            inherited.append(seccomp.open_filter())
+            launcher = self._sandbox(needed_paths).command_line(launcher, inherited[1])
+        try:
+            # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer has ended it.
+            self._process = await asyncio.create_subprocess_exec(
+                *launcher,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self.environment(environment),
+                cwd=self.work,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for descriptor in inherited[1:]:
+                os.close(descriptor)
+        self._handshake = asyncio.ensure_future(asyncio.to_thread(self._shake_hands, ours, self._plan(command)))
+        has_started = await asyncio.shield(self._handshake)
+        if self._names is not None and self.workspace.on_lookup is not None:
+            make, loop = partial(Lookups, self.workspace.on_lookup), asyncio.get_running_loop()
+            self._lookups, _ = await loop.create_datagram_endpoint(make, sock=self._names)
+        return has_started
+
+    def _prepare(self) -> None:
+        """What has to be done before the command starts and takes a while."""
+        workspace = self.workspace
+        # Threads count as processes here, which the kernel does not tell apart.
+        self._group = ControlGroup.create(workspace.max_memory, 8 * workspace.max_processes)
+        if self.is_confined and os.geteuid() == 0:
+            give_to(UNPRIVILEGED_USER, self.root / "tmp")
+        if workspace.on_lookup is not None:
+            (self.root / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+
+    def _sandbox(self, needed_paths: Iterable[str]) -> Sandbox:
+        workspace = self.workspace
+        certificates = [os.environ[name] for name in _CERTIFICATES if name in os.environ]
+        shows = [*needed_paths, *certificates, *map(os.path.expanduser, workspace.shows)]
+        hides = [*_SOURCES, *map(os.path.expanduser, workspace.hides), *self.private_paths, str(_base())]
+        lists_names = self.has_own_network and workspace.on_lookup is not None
+        return Sandbox(
+            tmp=self.root / "tmp",
+            cwd=str(self.path_for_command(self.work)),
+            shows=shows,
+            hides=hides,
+            network=workspace.network,
+            name_server=self.root / "resolv.conf" if lists_names else None,
+        )
+
+    def _plan(self, command: Sequence[str]) -> dict[str, Any]:
+        """What the launcher does."""
+        workspace = self.workspace
+        limits = {"core": 0, "open_files": 1024, "file_bytes": workspace.max_bytes}
+        if self.is_confined:  # elsewhere this limit would count all processes of the user
+            limits["processes"] = 8 * workspace.max_processes
+        if self._group is None:
+            limits["data"] = workspace.max_memory + _MEMORY_HEADROOM
+        return {
+            "command": list(command),
+            "limits": limits,
+            "port": _PORT if self.has_own_network else 0,
+            "listens_for_names": self.has_own_network and workspace.on_lookup is not None,
+            "supervises": not self.is_confined,
+        }
+
+    def _shake_hands(self, channel: socket.socket, plan: Mapping[str, Any]) -> bool:
+        """Send the plan to the launcher, take its sockets and let it start the command. In a thread: it may block."""
+        assert self._process is not None
+        with channel:
             try:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(self.root, kept)
-            except OSError as error:  # on another disk: no room, or a pipe, which cannot be copied
-                logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
-        if self.root.exists():
-            remove(self.root)
+                channel.sendall(json.dumps(plan).encode() + b"\n")
+                ready, descriptors, _, _ = socket.recv_fds(channel, 16, 2)
+                sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+                if sockets:
+                    self.listener = sockets[0]
+                if len(sockets) > 1:
+                    self._names = sockets[1]
+                if ready:
+                    self._take_processes(self._process.pid)
+                    channel.sendall(b"x")
+                return bool(ready)
+            except (OSError, psutil.Error):  # it has ended
+                return False
+
+    def _take_processes(self, pid: int) -> None:
+        """Note what has to be ended, and put it under the limits of a control group."""
+        process = psutil.Process(pid)
+        if self.is_confined:
+            self._first_process = os.pidfd_open(process.children()[0].pid)
+        if self._group is not None:
+            self._group.add(child.pid for child in process.children(recursive=True))
+            if not self.is_confined:
+                self._group.add([pid])
+
+    async def wait(self) -> int:
+        """Wait for the command's exit code.
+
+        Raises:
+            [`OverLimit`]: It uses more than its workspace allows.
+        """
+        assert self._process is not None
+        ended = asyncio.ensure_future(self._process.wait())
+        watched = asyncio.ensure_future(watch(self._process.pid, self))
+        try:
+            await asyncio.wait({ended, watched}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                watched.result()
+            return await ended
+        finally:
+            ended.cancel()
+            watched.cancel()
+
+    async def end(self) -> None:
+        """End all processes of the command, note the limit that it has broken, and tidy its folders."""
+        if self._process is not None:
+            await self._end_processes(self._process)
+        if self._handshake is not None:
+            await asyncio.wait({self._handshake})
+        if self._lookups is not None:
+            self._lookups.close()
+        await asyncio.to_thread(self._tidy_up)
+
+    async def _end_processes(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            if self._first_process is not None:  # the kernel then kills all others, and is waited for
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _SECONDS_TO_END)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def _tidy_up(self) -> None:
+        if self._first_process is not None:
+            ended = select.poll()
+            ended.register(self._first_process, select.POLLIN)
+            ended.poll(1000 * _SECONDS_TO_END)
+            os.close(self._first_process)
+            self._first_process = None
+        if not self.is_confined:
+            kill_processes_of(self.root)
+        if self._group is not None:
+            if self._group.was_out_of_memory():
+                self.violation = f"the command had more memory than its workspace allows ({self.workspace.max_memory})"
+            self._group.close()
+        self.violation = self.violation or _violation(_used(None, self.root, self.workspace.max_files), self.workspace)
+        self.tidy()
 
     def tidy(self) -> None:
         """After the command: make its folders ones that can be read, with no way out of them.
 
-        What the agent has put in the place of a folder is removed. Inside of them, so are links that lead elsewhere and
-        what is neither file nor folder: a pipe would block a reader.
+        What the agent has put in the place of a folder is removed.
         """
-        for folder in (self.work.parent, self.home, self.work):
-            if folder.is_symlink() or not folder.is_dir():
-                folder.unlink(missing_ok=True)
-                folder.mkdir()
-            folder.chmod(0o700)
+        for folder in (self.root / "tmp", self.work.parent, self.home, self.work):
+            make_folder(folder)
         for folder in (self.home, self.work):
-            _tidy(folder)
+            tidy(folder)
+
+    # --- its folders ----------------------------------------------------------------------------------------------
 
     def add_tests(self, row: Mapping[str, Any]) -> None:
         """Write what the agent did not get to see.
@@ -151,247 +418,56 @@ class Place:
         Raises:
             [`ServerFailed`]: The row does not say what that is, or it cannot be written.
         """
-        _fill(self.work, row.get(self.space.tests))
+        fill_folder(self.work, row.get(self.workspace.tests), self.workspace.source)
 
-    def base_url(self, key: str) -> str | None:
-        """The address in a network of its own; `None` where the command has the system's."""
-        return f"http://127.0.0.1:{_PORT}/{key}/v1" if self.namespaces and not self.space.network else None
-
-    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """The command's: none of this process's secrets."""
-        kept = _KEPT + _PROXIES * self.space.network
-        own = {"HOME": self.shown(self.home), "TMPDIR": self.shown(self.root / "tmp"), "PWD": self.shown(self.work)}
-        given = {name: os.environ[name] for name in kept if name in os.environ}
-        return {**given, **{name: str(path) for name, path in own.items()}, **more}
-
-    async def start(
-        self, command: Sequence[str], environment: Mapping[str, str], out: Any, err: Any
-    ) -> asyncio.subprocess.Process:
-        """Start the command; in a network of its own, `listener` is then the socket of the only address there."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            plan = _plan(self, command, theirs.fileno())
-            # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer has ended it.
-            process = await asyncio.create_subprocess_exec(
-                *_starter(plan), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err,
-                env=self.environment(environment), start_new_session=True, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-            theirs.close()
-            if self.namespaces and not self.space.network:
-                _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 2)
-                self.listener, *names = (socket.socket(fileno=one) for one in found) if found else (None,)
-                if names and self.space.on_lookup is not None:
-                    make, loop = partial(Lookups, self.space.on_lookup), asyncio.get_running_loop()
-                    self.lookups, _ = await loop.create_datagram_endpoint(make, sock=names[0])
-        return process
-
-
-@cache
-def missing(network: bool = False) -> str:
-    """Why commands get no namespaces of their own here, in plain words; empty if they get them. Tried once."""
-    if sys.platform != "linux":
-        return f"{sys.platform} has no namespaces"
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        (root / _HERE / "work").mkdir(parents=True)
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            place = Place(Workspace(network=network, hides=()), root, namespaces=True)
-            tried = subprocess.run(
-                _starter(_plan(place, ["true"], theirs.fileno())), pass_fds=[theirs.fileno()], capture_output=True
-            )
-    return tried.stderr.decode(errors="replace").strip() or f"exit code {tried.returncode}" if tried.returncode else ""
-
-
-@cache
-def tell(network: bool) -> None:
-    """Say, once, what commands are kept from and what not."""
-    if why := missing(network):
-        logger.warning(
-            "commands run without namespaces here (%s): they can write wherever this user can, they can read the keys "
-            "of other rollouts, the network is open to them, and the paths of their folders differ between rollouts. "
-            "They execute what a policy in training writes: run the trainer in a container that you can lose.", why,
-        )  # fmt: skip
-    elif network:
-        logger.warning("commands may use the network: they execute what a policy in training writes")
-
-
-def _starter(plan: Mapping[str, Any]) -> list[str]:
-    return [sys.executable, "-I", "-S", str(_SCRIPT), json.dumps(plan)]
-
-
-def _plan(place: Place, command: Sequence[str], answer: int) -> dict[str, Any]:
-    """What `confine.py` does."""
-    space, root = place.space, place.root
-    hidden = [os.path.expanduser(path) for path in space.hides]
-    base = str(_base())
-    (root / "empty").mkdir(exist_ok=True)
-    return {
-        "command": list(command), "cwd": str(place.shown(place.work)), "parent": os.getpid(),
-        "limits": {
-            "core": 0, "open_files": 1024, "file_bytes": space.max_bytes,
-            # Outside of a namespace this limit would count all processes of the user.
-            **({"processes": 8 * space.max_processes} if place.namespaces else {}),
-        },
-        "namespaces": place.namespaces, "network": space.network, "hides_processes": True,
-        "tmp": str(root / "tmp"), "empty": str(root / "empty"), "port": _PORT, "answer": answer,
-        "lists_names": space.on_lookup is not None,
-        "shown": _needed_of_tmp(command),
-        "hidden": [path for path in (*hidden, *([] if base.startswith("/tmp/") else [base])) if os.path.exists(path)],
-    }  # fmt: skip
-
-
-def _needed_of_tmp(command: Sequence[str]) -> list[str]:
-    """The folders in `/tmp` that hold programs of the command, which has a `/tmp` of its own."""
-    named = (*command, sys.prefix, *os.environ.get("PATH", "").split(os.pathsep))
-    named_and_real = (path for name in named if name.startswith("/") for path in (name, os.path.realpath(name)))
-    paths = map(Path, named_and_real)
-    found = {Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 2}
-    return sorted(str(path) for path in found if path.exists() and path != _base())
-
-
-# --- folders ---------------------------------------------------------------------------------------------------------
-
-
-def _base() -> Path:
-    return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
+    def close(self, failed: bool = False) -> None:
+        """Remove the folders; those of a failed rollout are moved where the workspace keeps them."""
+        if self.listener is not None:
+            self.listener.close()
+        if failed and self.workspace.keep_failed is not None:
+            kept = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
+            try:
+                tidy(self.root)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(self.root, kept)
+            except OSError as error:  # on another disk: no room
+                logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
+        if self.root.exists():
+            remove(self.root)
 
 
 def own_folder() -> Path:
     """This process's folder for its rollouts."""
-    with _first:
+    with _one_at_a_time:
         return _own_folder(os.getpid())
 
 
 @cache
-def _own_folder(pid: int) -> Path:
-    """The folder of a process. Those of processes that were killed are removed with what is left."""
-    base = _base()
-    base.mkdir(mode=0o700, exist_ok=True)
-    if base.stat().st_uid != os.getuid() or base.is_symlink():
-        raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
-    start = os.open(base, os.O_RDONLY)
-    try:
-        fcntl.flock(start, fcntl.LOCK_EX)  # one start at a time, so that a folder without a lock was left
-        for other in base.iterdir():
-            _remove_if_left(other)
-        own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
-        lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    finally:
-        os.close(start)
-    _locks.append(lock)
-    atexit.register(lambda: remove(own) if os.getpid() == pid else None)
-    return own
+def _warn_unconfined() -> None:
+    logger.warning(
+        "isolation='none': commands run what a policy in training writes, with all rights of this user. They can write "
+        "and read what this user can, the keys of other rollouts included, and use the network. Run the trainer on a "
+        "machine that you can lose."
+    )
 
 
-_locks: list[Any] = []
-
-
-def _remove_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for process in _processes_of(folder):
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        remove(folder)
-
-
-def _processes_of(folder: Path) -> list[int]:
-    """Processes whose environment names the folder: where there are no namespaces, they may outlive the trainer."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if str(folder).encode() + b"/" in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, also where an agent took away the right to."""
-
-    def retry(function: Any, path: str, error: Any) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700, follow_symlinks=False) if not os.path.islink(path) else None
-            shutil.rmtree(path) if function in (os.scandir, os.open, os.lstat) else function(path)
-
-    shutil.rmtree(folder, onerror=retry)
-
-
-def _fill(folder: Path, given: Any) -> None:
-    """Write files of a row into a folder. What the agent left at their paths goes, links that lead elsewhere too.
-
-    Raises:
-        [`ServerFailed`]: They cannot be written, or the row does not say what they are.
-    """
-    try:
-        _write_files(folder, given)
-    except (OSError, ValueError) as error:  # no room, or a name with a zero byte
-        raise ServerFailed(f"the row's files cannot be written: {error}") from error
-
-
-def _write_files(folder: Path, given: Any) -> None:
-    if given is None:
-        return
-    if isinstance(given, Mapping):
-        for name, text in given.items():
-            if text is not None:  # a table has every row's names in each row
-                target = _inside(folder, str(name))
-                target.write_bytes(text if isinstance(text, bytes) else str(text).encode())
-        return
-    source = Path(str(given)).expanduser()
-    if source.is_dir():
-        for path in sorted(source.rglob("*")):
-            if path.is_file():
-                shutil.copy2(path, _inside(folder, str(path.relative_to(source))))
-    elif source.is_file():
-        done = subprocess.run(["git", "clone", "--quiet", str(source), str(folder)], capture_output=True, text=True)
-        if done.returncode:
-            raise ServerFailed(f"the row's git bundle {source} cannot be cloned: {done.stderr.strip()[-200:]}")
-    else:
-        raise ServerFailed(f"the row's files are neither texts by path, nor a folder, nor a git bundle: {given!r:.80}")
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """A path in the folder that can be written, with no link on the way."""
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts:
-        raise ServerFailed(f"the row has a file {name!r}: its path must lie in the folder")
-    path = folder
-    for i, part in enumerate(parts):
-        path, is_last = path / part, i + 1 == len(parts)
-        if path.is_symlink() or (path.exists() and (is_last or not path.is_dir())):
-            remove(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if not is_last:
-            path.mkdir(exist_ok=True)
-    return path
-
-
-def _tidy(folder: Path) -> None:
-    top = folder.resolve()
-    for where, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(where, name)
-            kind = path.lstat().st_mode
-            is_link, is_folder = stat.S_ISLNK(kind), stat.S_ISDIR(kind)
-            if not (_stays_in(path, top) if is_link else is_folder or stat.S_ISREG(kind)):
-                path.unlink()
-            elif not is_link:
-                path.chmod(stat.S_IMODE(kind) | (0o700 if is_folder else 0o600))
-
-
-def _stays_in(link: Path, top: Path) -> bool:
-    try:
-        link.stat()
-    except FileNotFoundError:
-        pass
-    except OSError:  # it leads to itself, or where this process may not look
-        return False
-    return Path(os.path.realpath(link)).is_relative_to(top)
+@cache
+def _warn_of_network() -> None:
+    logger.warning("commands may use the network: they execute what a policy in training writes")
 
 
 # --- limits that the kernel does not keep ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResourceUse:
+    """What a command uses."""
+
+    processes: int
+    memory: int  # bytes
+    disk: int  # bytes
+    files: int
+    has_deep_folders: bool
 
 
 async def watch(pid: int, place: Place) -> None:
@@ -400,31 +476,44 @@ async def watch(pid: int, place: Place) -> None:
     Raises:
         [`OverLimit`]: With what it used.
     """
-    space = place.space
     while True:
         await asyncio.sleep(1)
-        processes, memory, size = await asyncio.to_thread(_used, pid, place.root)
-        for what, used, most in (
-            ("processes", processes, space.max_processes),
-            ("bytes of memory", memory, space.max_memory),
-            ("bytes on the disk", size, space.max_bytes),
-        ):
-            if used > most:
-                raise OverLimit(f"the command had {used} {what}; its workspace allows {most}")
+        use = await asyncio.to_thread(_used, pid, place.root, place.workspace.max_files)
+        if (violation := _violation(use, place.workspace)) is not None:
+            raise OverLimit(violation)
 
 
-def _used(pid: int, folder: Path) -> tuple[int, int, int]:
-    import psutil
+def _violation(use: ResourceUse, workspace: Workspace) -> str | None:
+    """The limit that is broken, in words."""
+    for used, limit, unit in (
+        (use.processes, workspace.max_processes, "processes"),
+        (use.memory, workspace.max_memory, "bytes of memory"),
+        (use.disk, workspace.max_bytes, "bytes on the disk"),
+        (use.files, workspace.max_files, "files"),
+    ):
+        if used > limit:
+            return f"the command had {used} {unit}; its workspace allows {limit}"
+    if use.has_deep_folders:
+        return f"the command had folders more than {MAX_DEPTH} deep"
+    return None
 
-    memory, processes = 0, []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        processes = psutil.Process(pid).children(recursive=True)
-    for one in processes:
+
+def _used(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
+    """What the processes below one use, and a folder. No more files are counted than are needed to see too many."""
+    processes = []
+    if pid is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes = psutil.Process(pid).children(recursive=True)
+    memory = 0
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            memory += one.memory_info().rss
-    size = 0
-    for where, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(where, name)).st_blocks * 512
-    return len(processes), memory, size
+            memory += process.memory_info().rss
+    disk, files, has_deep_folders = 0, 0, False
+    for entry in walk(folder):
+        with contextlib.suppress(OSError):
+            disk += max(entry.stat(follow_symlinks=False).st_blocks * 512, _BYTES_OF_ENTRY)
+            has_deep_folders |= entry.is_dir(follow_symlinks=False) and is_too_deep(entry.path, folder)
+        files += 1
+        if files > max_files or has_deep_folders:
+            break
+    return ResourceUse(len(processes), memory, disk, files, has_deep_folders)

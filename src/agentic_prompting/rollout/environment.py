@@ -73,6 +73,9 @@ class Environment:
     def check(self) -> None:
         """Raise the error that a first `step` would cause (an [`LLMError`]), before a run spends anything."""
 
+    def keep_private(self, paths: Sequence[str]) -> None:
+        """Be told the files and folders of a run that no agent may see: its output, its data."""
+
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge the environment's spending to `budget`. By default that of the models in its attributes `chat`,
         `model` and `models`."""
@@ -134,6 +137,9 @@ class Environments(Environment):
         """Check each."""
         for one in self.by_name.values():
             one.check()
+
+    def keep_private(self, paths: Sequence[str]) -> None:
+        """Be told the files and folders of a run that no agent may see: its output, its data."""
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge the spending of each to an account of its own, `account/name`."""

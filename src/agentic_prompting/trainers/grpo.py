@@ -159,6 +159,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
         # Check the arguments before the model is loaded.
         environment, environment_rewards = environment_of(environment, tools, environment_factory)
+        if environment is not None:
+            environment.keep_private([args.output_dir])
         reward_funcs = rewards_of(reward_funcs, environment)
         reward_funcs = self._choose_rewards(reward_funcs, args, environment)
         setup = set_up(
@@ -500,6 +502,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """Return the reward functions. By default, a program returns the reward itself."""
         is_program = environment is not None and environment.play_episode is not None
         if is_program and not reward_funcs:
+            if not getattr(environment, "returns_reward", True):
+                raise ValueError(
+                    "the output of a command is no reward, because the policy may have written it: "
+                    "give Program a reward=, or this trainer reward_funcs="
+                )
             return environment.reward
         return reward_funcs
 

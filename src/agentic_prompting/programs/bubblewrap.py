@@ -1,0 +1,244 @@
+"""[`Sandbox`]: the command line of `bwrap` (bubblewrap) that confines the command of one rollout.
+
+The sandbox has the system's programs, the installation of the command's own program, the paths that the command names,
+and a `/tmp` with the rollout's home and work folder. Only `/tmp` can be written. Everything else of the file system is
+not there: other rollouts, the run's output, data sets, sockets of services.
+
+A trainer that runs as root starts the command as another user. The reason is that root without capabilities still owns
+root's files: the kernel's settings below `/proc`, `/etc/shadow`. Two `bwrap`s do it: the outer one shows the files
+(which may lie in root's home), `setpriv` changes the user, the inner one confines.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from . import seccomp
+
+UNPRIVILEGED_USER = 65534  # "nobody": runs the commands of a trainer that runs as root
+SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix/store", "/gnu/store")
+
+# The parts of an installation below the folder that holds its `bin`.
+_PARTS_OF_PROGRAMS = ("bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec", "versions", "pyvenv.cfg")
+_PARTS_OF_DATA = ("include", "share", "etc", "ssl")  # not of a home folder, where these hold a person's files
+_SHARED_MEMORY_BYTES = 2**26  # /dev/shm, as in Docker
+_MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its interpreter
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Where a command runs and what it sees.
+
+    Args:
+        tmp (`Path`): The folder that the command has as `/tmp`.
+        cwd (`str`): Its current directory.
+        shows (`Iterable[str]`, *optional*): Files and folders that it can read, at the same paths, beside the system's.
+        hides (`Iterable[str]`, *optional*): Files and folders in these that it sees empty.
+        network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
+        name_server (`Path`, *optional*): A `resolv.conf` for a network of its own, whose name server is the launcher.
+    """
+
+    tmp: Path
+    cwd: str
+    shows: Iterable[str] = ()
+    hides: Iterable[str] = ()
+    network: bool = False
+    name_server: Path | None = None
+
+    def command_line(self, launcher: Sequence[str], filter_descriptor: int) -> list[str]:
+        """The command line that runs `launcher` in the sandbox.
+
+        Args:
+            launcher (`Sequence[str]`): A command.
+            filter_descriptor (`int`): A descriptor of the filter of system calls, which the process must inherit.
+        """
+        confine = self._confine(filter_descriptor)
+        if os.geteuid() != 0:
+            return ["bwrap", *self._show_files(), *confine, "--", *launcher]
+        user = str(UNPRIVILEGED_USER)
+        return [
+            "bwrap",
+            "--unshare-pid",  # ends the inner one: a change of user clears its signal for the parent's death
+            "--die-with-parent",
+            *self._show_files(),
+            *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"),  # for the inner one, which replaces both
+            *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
+            *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
+            *("bwrap", "--ro-bind", "/", "/", "--bind", "/tmp", "/tmp"),
+            *confine,
+            "--",
+            *launcher,
+        ]
+
+    def _confine(self, filter_descriptor: int) -> list[str]:
+        """Options for everything but the files."""
+        arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+        if self.name_server is None:
+            arguments += ["--disable-userns"]
+        else:
+            # Capabilities over the network exist only in the namespace that --disable-userns would leave. The filter
+            # of system calls refuses further namespaces in any case.
+            arguments += ["--cap-add", "CAP_NET_BIND_SERVICE"]
+        if self.network:
+            arguments += ["--share-net"]
+        arguments += ["--seccomp", str(filter_descriptor)]
+        arguments += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
+        arguments += ["--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+        arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.cwd]
+        return arguments
+
+    def _show_files(self) -> list[str]:
+        """Options for the files. A path may lie below another one, shown or hidden: the deeper one counts."""
+        options = self._option_by_path()
+        arguments: list[str] = []
+        hidden_folders = []
+        for path in sorted(options, key=lambda path: (path.count("/"), path)):
+            option, above = options[path], _deepest_above(path, options)
+            is_visible = above is not None and above != "/tmp" and options[above] == "--ro-bind"
+            if option == "--bind":
+                arguments += ["--perms", "0755", "--dir", path, "--bind", str(self.tmp), path]
+            elif option == "--ro-bind" and not is_visible:
+                arguments += _make_parents(path)
+                if path in SYSTEM_PATHS and os.path.islink(path):
+                    arguments += ["--symlink", os.readlink(path), path]
+                else:
+                    arguments += ["--ro-bind", path, path]
+            elif option == "--tmpfs" and is_visible and os.path.isdir(path):
+                arguments += ["--perms", "0755", "--size", "65536", "--tmpfs", path]
+                hidden_folders.append(path)
+            elif option == "--tmpfs" and is_visible:
+                arguments += ["--ro-bind", os.devnull, path]
+        settings = os.path.realpath("/etc/resolv.conf")
+        if self.name_server is not None and settings.startswith("/etc/") and os.path.exists(settings):
+            arguments += ["--ro-bind", str(self.name_server), settings]
+        for path in hidden_folders:
+            arguments += ["--remount-ro", path]
+        return [*arguments, "--perms", "0755", "--dir", "/run"]
+
+    def _option_by_path(self) -> dict[str, str]:
+        """How each path is mounted: `--ro-bind` (shown), `--tmpfs` (hidden) or `--bind` (`/tmp`)."""
+        shown = {*SYSTEM_PATHS, *map(os.path.normpath, self.shows)}
+        if self.network:  # a link into /run on many systems
+            shown.add(os.path.realpath("/etc/resolv.conf"))
+        options = {path: "--ro-bind" for path in shown if os.path.exists(path)}
+        # A hidden path may be reached through a link above a shown one, so that real paths are compared.
+        real_paths = {path: os.path.realpath(path) for path in options}
+        for hidden in map(os.path.realpath, self.hides):
+            for path, real_path in real_paths.items():
+                if Path(hidden).is_relative_to(real_path):
+                    options[os.path.normpath(os.path.join(path, os.path.relpath(hidden, real_path)))] = "--tmpfs"
+        options = {path: option for path, option in options.items() if os.path.exists(path)}
+        return {**options, "/tmp": "--bind"}
+
+
+@cache
+def why_unavailable(network: bool = False) -> str:
+    """Why commands cannot be confined here; empty if they can. Tried once."""
+    if shutil.which("bwrap") is None:
+        return "there is no program bwrap in PATH"
+    if not seccomp.is_supported():
+        return f"there is no filter of system calls for this processor ({platform.machine()})"
+    command = [sys.executable, "-I", "-S", "-c", ""]
+    filter_descriptor = seccomp.open_filter()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            sandbox = Sandbox(Path(folder), "/tmp", paths_of(command), network=network)
+            command_line = sandbox.command_line(command, filter_descriptor)
+            ended = subprocess.run(command_line, pass_fds=[filter_descriptor], capture_output=True)
+    finally:
+        os.close(filter_descriptor)
+    if ended.returncode == 0:
+        return ""
+    return ended.stderr.decode(errors="replace").strip() or f"bwrap ended with {ended.returncode}"
+
+
+def paths_of(command: Sequence[str]) -> set[str]:
+    """The paths that a command needs: those that it names, the installation of its program, the programs in `PATH`, and
+    this interpreter, in which the launcher runs.
+
+    Args:
+        command (`Sequence[str]`): As its user wrote it. Filled with a row, it could name any path.
+    """
+    paths = {word for word in command if os.path.isabs(word) and os.path.exists(word) and _may_be_shown(word)}
+    for program in (sys.executable, shutil.which(command[0])):
+        if program is not None:
+            paths.update(_paths_of_program(os.path.abspath(program)))
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        if os.path.isabs(folder) and os.path.isdir(folder):
+            paths.add(folder)
+            paths.update(_installation_around(folder))
+    return {os.path.normpath(path) for path in paths if _may_be_shown(path)}
+
+
+def _may_be_shown(path: str) -> bool:
+    """Whether a path is of the disk: not everything, and no folder that the sandbox has itself."""
+    return os.path.normpath(path) != "/" and Path(path).parts[1] not in ("proc", "dev", "sys", "run")
+
+
+def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:
+    """The installations of a program and of what it leads to: the target of a link, the interpreter of a script."""
+    yield program
+    yield from _installation_around(os.path.dirname(program))
+    if depth == _MOST_STEPS:
+        return
+    if os.path.islink(program):
+        target = os.path.join(os.path.dirname(program), os.readlink(program))
+        yield from _paths_of_program(os.path.normpath(target), depth + 1)
+    if (real_path := os.path.realpath(program)) != program:
+        yield from _paths_of_program(real_path, _MOST_STEPS)
+    if (interpreter := _interpreter_of(program)) is not None:
+        yield from _paths_of_program(interpreter, depth + 1)
+
+
+def _interpreter_of(program: str) -> str | None:
+    """The interpreter that the first line of a script names."""
+    try:
+        with open(program, "rb") as file:
+            line = os.fsdecode(file.readline(256))
+    except OSError:
+        return None
+    if not line.startswith("#!"):
+        return None
+    words = [word for word in line.removeprefix("#!").split() if not word.startswith("-") and "=" not in word]
+    if len(words) > 1 and words[0].endswith("/env"):
+        return shutil.which(words[1])
+    return words[0] if words and os.path.isabs(words[0]) else None
+
+
+def _installation_around(folder: str) -> Iterator[str]:
+    """The parts of the installation whose programs are in a folder."""
+    path = Path(folder)
+    if "node_modules" in path.parts:  # of npm: packages find each other there
+        end = len(path.parts) - path.parts[::-1].index("node_modules")
+        yield str(Path(*path.parts[:end]))
+    prefix, home = path.parent, Path(os.path.expanduser("~"))
+    if path.name not in ("bin", "sbin", "shims") or prefix in (home, *home.parents):
+        return
+    parts = _PARTS_OF_PROGRAMS if prefix == home / ".local" else _PARTS_OF_PROGRAMS + _PARTS_OF_DATA
+    for part in parts:
+        if (prefix / part).exists():
+            yield str(prefix / part)
+
+
+def _deepest_above(path: str, paths: Collection[str]) -> str | None:
+    """The deepest of some paths that a path lies in."""
+    return next((str(parent) for parent in Path(path).parents if str(parent) in paths), None)
+
+
+def _make_parents(path: str) -> list[str]:
+    """Options that create the folders above a path; those that bwrap creates by itself may be closed to others."""
+    arguments = []
+    for parent in reversed(Path(path).parents[:-1]):
+        if str(parent) != "/tmp":
+            arguments += ["--perms", "0755", "--dir", str(parent)]
+    return arguments

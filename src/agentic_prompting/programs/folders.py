@@ -1,0 +1,266 @@
+"""Folders of rollouts: this process's own, what a row puts into one, and what may be left in one by an agent.
+
+    agentic-prompting-1000/     # of a user, in the system's folder for temporary files
+      1234-ab12/lock            # of a trainer's process, which holds the lock: the next start removes what has none
+      1234-ab12/7/              # of rollout 7
+
+An agent can leave anything: links, pipes, folders that are closed or too deep for Python's recursion and for the names
+that the system takes. Whole trees are therefore changed and removed by `chmod` and `rm`, which know no such limits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..llm import ServerFailed
+
+logger = logging.getLogger(__name__)
+
+MAX_DEPTH = 100  # folders within each other; node_modules, the deepest that agents use, have about 20
+_MAX_PATH = 3000  # bytes; Linux takes 4,095
+
+
+# --- this process's folder -------------------------------------------------------------------------------------------
+
+
+def _base() -> Path:
+    return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
+
+
+@cache
+def _own_folder(pid: int) -> Path:
+    """The folder of a process. Those of processes that were killed are removed with what is left."""
+    base = _base()
+    base.mkdir(mode=0o700, exist_ok=True)
+    if base.stat().st_uid != os.getuid() or base.is_symlink():
+        raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
+    start = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(start, fcntl.LOCK_EX)  # one start at a time, so that a folder without a lock was left
+        for other in base.iterdir():
+            _remove_if_left(other)
+        own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
+        lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(start)
+    _locks.append(lock)
+    atexit.register(lambda: remove(own) if os.getpid() == pid else None)
+    return own
+
+
+_locks: list[Any] = []
+
+
+def _remove_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kill_processes_of(folder)
+        remove(folder)
+
+
+def kill_processes_of(folder: Path) -> None:
+    """Kill the processes whose environment names a folder: outside of a sandbox they may outlive their rollout."""
+    mark = os.fsencode(folder) + b"/"
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
+
+
+# --- what an agent left ----------------------------------------------------------------------------------------------
+
+
+def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The entries below a folder. Links are not followed, folders that are too deep ([`is_too_deep`]) are not opened."""
+    top = os.fspath(folder).rstrip("/")
+    waiting = [top]
+    while waiting:
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:  # removed meanwhile, or closed to this user
+            continue
+        with entries:
+            for entry in entries:
+                yield entry
+                if entry.is_dir(follow_symlinks=False) and not is_too_deep(entry.path, top):
+                    waiting.append(entry.path)
+
+
+def is_too_deep(path: str, top: str | Path) -> bool:
+    """Whether a folder lies so deep below another one that it is not looked into."""
+    below = path[len(os.fspath(top)) :]
+    return below.count("/") > MAX_DEPTH or len(os.fsencode(path)) > _MAX_PATH
+
+
+def tidy(folder: Path) -> bool:
+    """Make everything below a folder readable, with no way out of it.
+
+    Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a reader), and folders
+    that are too deep. No file keeps the rights of its owner for whoever runs it (setuid).
+
+    Returns:
+        `bool`: Whether all folders could be looked into; if not, those that are too deep are removed.
+    """
+    _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
+    top, all_seen = folder.resolve(), True
+    for entry in walk(folder):
+        with contextlib.suppress(FileNotFoundError):
+            kind = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(kind):
+                if is_too_deep(entry.path, folder):
+                    remove(Path(entry.path))
+                    all_seen = False
+            elif not (_stays_in(entry.path, top) if stat.S_ISLNK(kind) else stat.S_ISREG(kind)):
+                os.unlink(entry.path)
+    return all_seen
+
+
+def make_folder(path: Path) -> None:
+    """A folder that this process can use, in the place of whatever an agent has put there."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    path.chmod(0o700)
+
+
+def _stays_in(link: str, top: Path) -> bool:
+    try:
+        os.stat(link)
+    except FileNotFoundError:
+        pass
+    except OSError:  # it leads to itself, or where this process may not look
+        return False
+    return Path(os.path.realpath(link)).is_relative_to(top)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, also where an agent took away the right to. Never raises: what cannot be removed is
+    logged."""
+    if _run("rm", "-rf", path):
+        return
+    _run("chmod", "-R", "u+rwX", path)
+    if not _run("rm", "-rf", path):
+        logger.warning("%s could not be removed", path)
+
+
+def give_to(user: int, folder: Path) -> None:
+    """Make a user the owner of a folder and of everything in it."""
+    _run("chown", "-hR", f"{user}:{user}", folder)
+
+
+def _run(tool: str, *arguments: str | Path) -> bool:
+    """Whether a command of the system succeeds. Its last argument is a path."""
+    *options, path = map(str, arguments)
+    ended = subprocess.run([tool, *options, "--", path], stdin=subprocess.DEVNULL, capture_output=True)
+    return ended.returncode == 0
+
+
+# --- what a row puts into a folder -----------------------------------------------------------------------------------
+
+
+def fill_folder(folder: Path, files: Any, source: str | None) -> None:
+    """Write files of a row into a folder. What an agent left at their paths goes, links that lead elsewhere too.
+
+    Args:
+        folder (`Path`): An existing folder.
+        files (`dict`, `str` or `None`): Texts by path; or the path of a folder or of a git bundle.
+        source (`str`, *optional*): The folder that such a path must lie in. A row comes with a data set, perhaps from
+            elsewhere: without a source it may name no path of this machine.
+
+    Raises:
+        [`ServerFailed`]: They cannot be written, or the row does not say what they are.
+    """
+    try:
+        if isinstance(files, Mapping):
+            for name, text in files.items():
+                if text is not None:  # a table has every row's names in each row
+                    content = text if isinstance(text, bytes) else str(text).encode()
+                    _path_in(folder, str(name)).write_bytes(content)
+        elif files is not None:
+            _copy_files(folder, _path_in_source(files, source))
+    except (OSError, ValueError) as error:  # no room, or a name with a zero byte
+        raise ServerFailed(f"the row's files cannot be written: {error}") from error
+
+
+def source_path(files: Any, source: str | None) -> Path | None:
+    """The path of this machine that a row's files name; `None` if they name none that is allowed."""
+    with contextlib.suppress(ServerFailed, OSError, ValueError):
+        if files is not None and not isinstance(files, Mapping):
+            return _path_in_source(files, source)
+    return None
+
+
+def _path_in_source(files: Any, source: str | None) -> Path:
+    shown = repr(files)[:80]
+    if not isinstance(files, str | Path):
+        raise ServerFailed(f"the row's files are neither texts by path nor the path of a folder or git bundle: {shown}")
+    if source is None:
+        raise ServerFailed(
+            f"the row's files are a path, {shown}: say with Workspace(source=FOLDER) in which folder such paths lie"
+        )
+    top = Path(source).expanduser().resolve()
+    path = Path(top, Path(files).expanduser()).resolve()
+    if not path.is_relative_to(top):
+        raise ServerFailed(f"the row's files are a path outside of the workspace's source {top}: {shown}")
+    if not path.exists():
+        raise ServerFailed(f"the row's files are a path that does not exist: {path}")
+    return path
+
+
+def _copy_files(folder: Path, path: Path) -> None:
+    """Copy a folder of the user's, or clone a git bundle."""
+    if path.is_dir():
+        for parent, _, names in os.walk(path):
+            for name in names:
+                _copy_file(Path(parent, name), path, folder)
+    elif any(folder.iterdir()):  # git clones only into an empty folder
+        with tempfile.TemporaryDirectory(dir=folder.parent) as clone:
+            _copy_files(Path(clone), path)
+            shutil.rmtree(Path(clone, ".git"))
+            _copy_files(folder, Path(clone).resolve())
+    else:
+        command = ["git", "clone", "--quiet", "--", str(path), str(folder)]
+        cloned = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if cloned.returncode:
+            raise ServerFailed(f"the row's git bundle {path} cannot be cloned: {cloned.stderr.strip()[-200:]}")
+
+
+def _copy_file(file: Path, top: Path, folder: Path) -> None:
+    """Copy a file from below `top` to the same place below `folder`; of a link, the file that it leads to."""
+    if not file.resolve().is_relative_to(top):
+        raise ServerFailed(f"the row's files have a link that leads out of their folder: {file}")
+    if file.is_file():
+        target = _path_in(folder, str(file.relative_to(top)))
+        shutil.copyfile(file, target)
+        target.chmod(stat.S_IMODE(file.stat().st_mode) & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
+
+
+def _path_in(folder: Path, name: str) -> Path:
+    """A path in a folder that can be written, with no link on the way."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        raise ServerFailed(f"the row has a file {name!r}: its path must lie in the folder")
+    path = folder
+    for part in parts[:-1]:
+        path = path / part
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            path.unlink()
+        path.mkdir(exist_ok=True)
+    path = path / parts[-1]
+    if path.is_symlink() or path.exists():
+        remove(path)
+    return path

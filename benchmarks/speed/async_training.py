@@ -299,11 +299,12 @@ def main() -> None:
         if wanted("kills"):
             found |= kills(folder, policy, 10, steps=6)
         if wanted("virtual"):
-            from agentic_prompting.planning.clock import Pace, on_a_virtual_clock
+            from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
 
             layouts, steps = ("server", "two nodes", "one node"), 20 if options.quick else 60
             found["virtual"] = {
-                layout: {lead: on_a_virtual_clock(Pace(), layout, lead, steps) for lead in LEADS} for layout in layouts
+                layout: {lead: run_on_virtual_clock(Pace(), layout, lead, steps) for lead in LEADS}
+                for layout in layouts
             }
             print(f"virtual: {found['virtual']}", flush=True)
             found["step_over_bound"] = found["virtual"]["server"][3]["over_bound"]

@@ -216,13 +216,13 @@ def sharded(backend: str, folder: Path) -> Any:
     """The environment that `accelerate launch` sets for one process of a back end; a context manager."""
     import torch
 
-    from agentic_prompting.trainers.fake_gpu import fsdp2, fsdp_on_a_cpu
+    from agentic_prompting.planning.fake_gpu import fsdp2_environment, fsdp_on_a_cpu
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     on_gpu = torch.cuda.is_available()
-    names = fsdp2(1) | {"MASTER_PORT": str(port)}
+    names = fsdp2_environment(1) | {"MASTER_PORT": str(port)}
     if on_gpu:
         names.pop("ACCELERATE_TORCH_DEVICE")
     if backend == "fsdp2":

@@ -48,14 +48,14 @@ def live(context: int, scored: float) -> float:
     """MiB of a step beside weights and optimizer, at its peak."""
     from transformers import Qwen3Config
 
-    from agentic_prompting.planning.step import PASSES, Job, measure
+    from agentic_prompting.planning.measured_step import PASSES, TrainingJob, measure_training
 
     shape = Qwen3Config(
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
         head_dim=128, vocab_size=151_936, max_position_embeddings=40_960, tie_word_embeddings=True,
     )  # fmt: skip
     args = {"bf16": True, "gradient_checkpointing": True, "beta": 0.0}
-    of = measure(Job(args, shape, "bfloat16", 1, context, scored=scored))["moments"][PASSES]
+    of = measure_training(TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)).moments[PASSES]
     return sum(size for part, size in of.items() if part not in ("weights", "optimizer")) / MIB
 
 
@@ -83,14 +83,14 @@ def small(context: int) -> Any:
     """A step of two micro-batches of one rollout, with all weights trained."""
     from transformers import Qwen3Config
 
-    from agentic_prompting.planning.step import Job
+    from agentic_prompting.planning.measured_step import TrainingJob
 
     shape = Qwen3Config(
         hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         head_dim=64, vocab_size=8192, max_position_embeddings=40_960, tie_word_embeddings=True,
     )  # fmt: skip
     args = {"bf16": False, "gradient_checkpointing": False, "beta": 0.0, "gradient_accumulation_steps": 2}
-    return Job(args, shape, rows=1, context=context, scored=1 - OBSERVED, gpu=False)
+    return TrainingJob(args, shape, rows=1, context=context, scored=1 - OBSERVED, gpu=False)
 
 
 def initialised(model: Any) -> Any:
@@ -108,19 +108,19 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    from agentic_prompting.planning.memory import Memory
-    from agentic_prompting.planning.step import Made, build, shaped
+    from agentic_prompting.planning.measured_step import FullLengthRollouts, build_model, build_trainer
+    from agentic_prompting.planning.memory_counter import MemoryCounter
     from agentic_prompting.sandbox.policy import world_tokenizer
 
-    args, tokenizer = job.settings(folder, steps=2), world_tokenizer()
-    ours = build(job, args, tokenizer)
-    ours.memory = Memory()  # counts nothing: it is not entered
+    args, tokenizer = job.training_args(folder, steps=2), world_tokenizer()
+    ours = build_trainer(job, args, tokenizer)
+    ours.memory = MemoryCounter()  # counts nothing: it is not entered
     initialised(ours.model)
     rows: list[dict[str, Any]] = [{"prompt": "a"} for _ in range(2)]
-    tokens = Made(job).next_batch(rows, None).to_trl(ours.eos_token_ids, with_logprobs=False)
+    tokens = FullLengthRollouts(job).next_batch(rows, None).to_trl(ours.eos_token_ids, with_logprobs=False)
     del tokens["rollout"]
     plain = GRPOTrainer(
-        model=initialised(shaped(job)), args=args, processing_class=tokenizer,
+        model=initialised(build_model(job)), args=args, processing_class=tokenizer,
         reward_funcs=lambda completions, **columns: [0.0] * len(completions),
         train_dataset=Dataset.from_list([{"prompt": "a"}] * 64), rollout_func=lambda prompts, trainer: dict(tokens),
     )  # fmt: skip
@@ -166,10 +166,10 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     from types import SimpleNamespace
 
     from agentic_prompting.local import TransformersEngine
-    from agentic_prompting.planning.step import shaped
+    from agentic_prompting.planning.measured_step import build_model
     from agentic_prompting.rollout import SampleRequest, run_with_engine
 
-    model, rng = initialised(shaped(small(longest))).eval(), random.Random(0)
+    model, rng = initialised(build_model(small(longest))).eval(), random.Random(0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None)
     engine = TransformersEngine(model, tokenizer, end_of_turn_ids=[10**9], on_callers_thread=True)
     own = int(longest / TURNS * (1 - OBSERVED))

@@ -64,7 +64,7 @@ def job_of(name: str) -> Any:
     import transformers
     from peft import LoraConfig
 
-    from agentic_prompting.planning.step import Job
+    from agentic_prompting.planning.measured_step import TrainingJob
 
     of = {"rows": 2, "context": 256, "scored": 1.0, "processes": 1, "dtype": "float32", "kind": "Qwen3Config"}
     of |= SETTINGS[name]
@@ -76,14 +76,14 @@ def job_of(name: str) -> Any:
     peft = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if of.get("lora") else None
     kept = {key: of[key] for key in ("rows", "context", "scored", "processes", "dtype")}
     shape = getattr(transformers, of["kind"])(**of.get("shape", SMALL))
-    return Job(args, shape, peft=peft, gpu=False, **kept)
+    return TrainingJob(args, shape, peft=peft, gpu=False, **kept)
 
 
 def predicted(job: Any) -> int:
     """Bytes of the largest moment."""
-    from agentic_prompting.planning.step import measure
+    from agentic_prompting.planning.measured_step import measure_training
 
-    return max(sum(parts.values()) for parts in measure(job)["moments"].values())
+    return max(sum(parts.values()) for parts in measure_training(job).moments.values())
 
 
 def measured(job: Any) -> int:
@@ -92,17 +92,17 @@ def measured(job: Any) -> int:
 
     from torch.profiler import ProfilerActivity, profile
 
-    from agentic_prompting.planning.memory import Memory
-    from agentic_prompting.planning.step import build
+    from agentic_prompting.planning.fake_gpu import fsdp_on_a_cpu
+    from agentic_prompting.planning.measured_step import build_trainer
+    from agentic_prompting.planning.memory_counter import MemoryCounter
     from agentic_prompting.sandbox.policy import world_tokenizer
-    from agentic_prompting.trainers.fake_gpu import fsdp_on_a_cpu
 
     sharded = fsdp_on_a_cpu() if job.processes > 1 else nullcontext()
     with tempfile.TemporaryDirectory() as folder, sharded:
-        args = job.settings(folder, steps=2)
+        args = job.training_args(folder, steps=2)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            trainer = build(job, args, world_tokenizer())
-            trainer.memory = Memory()  # counts nothing: it is not entered
+            trainer = build_trainer(job, args, world_tokenizer())
+            trainer.memory = MemoryCounter()  # counts nothing: it is not entered
             trainer.train()
     return most_held(profiled)
 
@@ -121,14 +121,14 @@ def most_held(profiled: Any) -> int:
 
 def in_processes(name: str, real: bool) -> int:
     """Predict or run a setting in processes of its own, as many as it has; the largest of their peaks."""
-    from agentic_prompting.trainers.fake_gpu import fsdp2
+    from agentic_prompting.planning.fake_gpu import fsdp2_environment
 
     processes = SETTINGS[name].get("processes", 1) if real else 1
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CI": "1"}
     if processes > 1:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            shared |= fsdp2(processes) | {"MASTER_PORT": str(probe.getsockname()[1])}
+            shared |= fsdp2_environment(processes) | {"MASTER_PORT": str(probe.getsockname()[1])}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", __spec__.name, "--one", name, *(["--real"] if real else [])],

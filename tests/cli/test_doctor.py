@@ -345,7 +345,7 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
     assert f"`agentic-prompting plan --config {setup.config}` measures a step, as --accelerate-config" in found.says
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
     (found,) = look(CHECKS["memory"], setup)
-    assert found.level == "warning" and "A plain estimate" in found.says
+    assert found.level == "warning" and "rough estimate" in found.says
     (found,) = look(CHECKS["memory"], Setup(config=config(model_name_or_path="someone/model")))
     assert found.level == "ok" and "says what someone/model needs" in found.says
     assert look(CHECKS["memory"], Setup()) == []
@@ -361,7 +361,7 @@ def test_memory_is_that_of_plan(config, tmp_path, monkeypatch, capsys):
     asked = []
 
     def planned(values, model, **options):
-        times = options.pop("seconds"), options.pop("wait")
+        times = options.pop("seconds"), options.pop("max_wait")
         asked.append((times, {**options, "peft_config": None}, model, values["per_device_train_batch_size"]))
         parts = {"forward and backward passes": {"weights": 8.0, "activations": 10.0 ** len(asked)}}
         return Plan(model, Layout(8, options["gpu_memory"], "zero3"), 4 * 10**9, 4 * 10**9, 2, 8192, parts)
@@ -386,4 +386,4 @@ def test_memory_that_cannot_be_measured_in_time_is_estimated(config, tmp_path, m
     monkeypatch.setattr("agentic_prompting.cli.doctor._PLANNING", 0.5)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
     (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
-    assert found.level == "warning" and "no result in 0 s" in found.says and "A plain estimate: 0.0" in found.says
+    assert found.level == "warning" and "no result in 0 s" in found.says and "rough estimate: 0.0" in found.says

@@ -12,12 +12,20 @@ from transformers import Qwen3Config
 
 from agentic_prompting.cli import main as command
 from agentic_prompting.planning import Layout, Plan, Unplannable, plan
+from agentic_prompting.planning.fake_gpu import GPU_HEAD
 from agentic_prompting.planning.layout import GIB, SAMPLING
-from agentic_prompting.planning.plan import _job, _Search
-from agentic_prompting.planning.shapes import shape_of
-from agentic_prompting.planning.step import OPTIMIZER, PASSES, SCORING, Job, measure
-from agentic_prompting.planning.workers import Workers
-from agentic_prompting.trainers.fake_gpu import REPLACED
+from agentic_prompting.planning.measured_step import (
+    OPTIMIZER,
+    PASSES,
+    SCORING,
+    MeasuredStep,
+    SamplingMemory,
+    TrainingJob,
+    measure_training,
+)
+from agentic_prompting.planning.measurement_processes import MeasurementProcesses, MeasurementResult
+from agentic_prompting.planning.model_shape import load_shape
+from agentic_prompting.planning.plan import Planner, longest_job
 from support.families import FAMILIES, model_of
 from support.marks import long
 
@@ -49,36 +57,37 @@ def test_every_family_is_planned():
     for name in FAMILIES:
         shape = model_of(name).config
         shape.router_aux_loss_coef = 0.0  # TRL cannot compute Granite's
-        jobs[name] = Job(ARGS, shape, rows=2, context=128)
-    with Workers(240) as workers:
-        found = workers.measure(jobs)
-    for name, one in found.items():
-        assert "error" not in one, (name, one)
-        assert one["moments"][PASSES]["weights"] >= 4 * one["parameters"]
-        assert bool(one["sampling"]) == (FAMILIES[name][2] is None), name
+        jobs[name] = TrainingJob(ARGS, shape, rows=2, context=128)
+    with MeasurementProcesses(240) as processes:
+        results = processes.measure(jobs)
+    for name, result in results.items():
+        assert result.error is None, (name, result.error)
+        assert result.step.moments[PASSES]["weights"] >= 4 * result.step.parameters
+        has_engine = result.step.sampling.kv_bytes_per_token > 0
+        assert has_engine == (FAMILIES[name][2] is None), name
 
 
 @long
 def test_more_is_more():
     """Without checkpointing, with another row, and with a reference model a step takes more; states stay."""
-    job = Job(ARGS, Qwen3Config(**SHAPE), context=256, rows=1)
+    job = TrainingJob(ARGS, Qwen3Config(**SHAPE), context=256, rows=1)
     few, plain, two, reference = (
-        measure(one)
+        measure_training(one)
         for one in (
             job,
-            Job({**ARGS, "gradient_checkpointing": False}, job.model, context=256, rows=1),
-            Job(ARGS, job.model, context=256, rows=2),
-            Job({**ARGS, "beta": 0.1}, job.model, context=256, rows=1),
+            TrainingJob({**ARGS, "gradient_checkpointing": False}, job.model, context=256, rows=1),
+            TrainingJob(ARGS, job.model, context=256, rows=2),
+            TrainingJob({**ARGS, "beta": 0.1}, job.model, context=256, rows=1),
         )
     )
     for more in (plain, two):
-        assert more["moments"][PASSES]["activations"] > few["moments"][PASSES]["activations"]
-        assert more["states"] == few["states"]
+        assert more.moments[PASSES]["activations"] > few.moments[PASSES]["activations"]
+        assert more.optimizer_states == few.optimizer_states
     # The moments themselves, and for each parameter a number of steps.
-    assert few["states"] == pytest.approx(8 * few["parameters"], rel=0.02)
-    assert reference["moments"][PASSES]["reference"] == few["moments"][PASSES]["weights"]
-    assert reference["moments"][SCORING]["activations"] > few["moments"][SCORING]["activations"]
-    assert few["moments"][OPTIMIZER]["optimizer"] == few["states"]
+    assert few.optimizer_states == pytest.approx(8 * few.parameters, rel=0.02)
+    assert reference.moments[PASSES]["reference"] == few.moments[PASSES]["weights"]
+    assert reference.moments[SCORING]["activations"] > few.moments[SCORING]["activations"]
+    assert few.moments[OPTIMIZER]["optimizer"] == few.optimizer_states
 
 
 def test_paths_that_are_replaced_are_there():
@@ -87,7 +96,7 @@ def test_paths_that_are_replaced_are_there():
     import trl.kernels.chunked_logprob as head
     import trl.trainer.utils as utils
 
-    for name in REPLACED:
+    for name in GPU_HEAD:
         module, _, attribute = name.rpartition(".")
         assert f"{attribute}" in inspect.getsource(sys.modules[module]), name
     assert {"_use_triton", "_addmm_fp32"} <= vars(head).keys() and "_use_triton" in vars(utils)
@@ -99,7 +108,11 @@ def test_paths_that_are_replaced_are_there():
 
 @pytest.fixture(scope="module")
 def made():
-    accelerate = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}
+    accelerate = {
+        "distributed_type": "FSDP",
+        "num_processes": 2,
+        "fsdp_config": {"fsdp_version": 2},
+    }
     return plan(ARGS, Qwen3Config(**SHAPE), gpu_memory=8.0, accelerate=accelerate, seconds=240)
 
 
@@ -112,90 +125,112 @@ def test_a_plan_over_fake_processes(made):
 
 
 def test_what_fits(made):
-    assert made.kv_bytes == 2 * 2 * 32 * (4 + 2)  # layers, heads, their size; under autocast keys stay in float32
+    assert made.kv_bytes == 2 * 2 * 32 * (
+        4 + 2
+    )  # layers, heads, their size; under autocast keys stay in float32
     assert made.largest_batch > 2 and made.largest_context == 4096  # what the model can read
     assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
-    assert "per_device_train_batch_size: 4" in str(made) and "measured on no GPU" in str(made)
+    assert "per_device_train_batch_size: 4" in str(made) and "not measured on a GPU" in str(made)
     assert json.loads(json.dumps(made.to_json()))["fits"]
 
 
 def test_a_step_that_fails_is_a_sentence():
-    with pytest.raises(Unplannable, match="run on fake tensors and failed.* A plain estimate: 0.0 billion"):
+    with pytest.raises(Unplannable, match="fake tensors.* rough estimate: 0.0 billion"):
         plan({**ARGS, "optim": "adamw_bnb_8bit"}, Qwen3Config(**SHAPE), seconds=1)
 
 
 def test_what_there_was_no_time_for_is_said_once():
     class Measures:
-        def measure(self, jobs):
-            return {"asked": MEASURED}
+        max_wait = 1.0
 
-    result = search(layout=Layout(1, 1000)).run(Measures())
+        def measure(self, jobs):
+            return {"configured": MeasurementResult(step=MEASURED)}
+
+    result = planner(layout=Layout(1, 1000)).plan(Measures())
     assert (result.largest_batch, result.largest_context) == (None, None)
     assert len([note for note in result.notes if "no time" in note]) == 1
 
 
 def test_a_step_that_takes_too_long_says_how_long_it_had():
-    with Workers(0.0, first=0.5) as workers, pytest.raises(Unplannable, match="no result in 0 s"):
-        search().run(workers)
+    with (
+        MeasurementProcesses(0.0, first_seconds=0.5) as processes,
+        pytest.raises(Unplannable, match="no result in 0 s"),
+    ):
+        planner().plan(processes)
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
 STATES = {"weights": 8 * GIB, "reference": 8 * GIB, "optimizer": 32 * GIB}
-MEASURED = {
-    "parameters": 4 * 10**9,
-    "trained": 4 * 10**9,
-    "states": 32 * GIB,
-    "moments": {
+MEASURED = MeasuredStep(
+    moments={
         SCORING: {**STATES, "activations": 2 * GIB},
         PASSES: {**STATES, "activations": 4 * GIB, "gradients": 8 * GIB},
         OPTIMIZER: {**STATES, "activations": 0, "gradients": 8 * GIB},
     },
-    "sampling": {"token": 147456, "reading": GIB, "weights": 8 * GIB},
-}
+    optimizer_states=32 * GIB,
+    parameters=4 * 10**9,
+    trained=4 * 10**9,
+    sampling=SamplingMemory(kv_bytes_per_token=147456, reading=GIB, weights=8 * GIB),
+)
 
 
 def test_zero_shards_by_its_rule():
     billion = 1e9 / GIB
-    zero3 = Layout(8, 80, "zero3").moments(MEASURED, 2560)[PASSES]
+    zero3 = Layout(8, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]
     assert zero3["weights"] == pytest.approx(4 * billion * 2 / 8) and zero3["reference"] == 1
     assert zero3["optimizer"] == pytest.approx(4 * billion * 12 / 8) and zero3["activations"] == 4
-    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3["buckets"] == pytest.approx(billion)
-    zero2 = Layout(8, 80, "zero2").moments(MEASURED, 2560)[PASSES]
+    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3[
+        "buckets"
+    ] == pytest.approx(billion)
+    zero2 = Layout(8, 80, "zero2").training_moments(MEASURED, 2560)[PASSES]
     assert zero2["weights"] == pytest.approx(8 * billion) and zero2["gathered weights"] == 0
-    auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).moments(MEASURED, 1024)[PASSES]
+    auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).training_moments(MEASURED, 1024)[
+        PASSES
+    ]
     assert auto["buckets"] == pytest.approx(2 * 1024**2 / GIB)
-    assert Layout(1, 80, "zero3").moments(MEASURED, 2560)[PASSES]["weights"] == 8  # one process shards nothing
-    assert Layout(2, 80, "ddp").moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
+    assert (
+        Layout(1, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]["weights"] == 8
+    )  # one process shards nothing
+    assert Layout(2, 80, "ddp").training_moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
 
 
-@pytest.mark.parametrize("form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str)
+@pytest.mark.parametrize(
+    "form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str
+)
 def test_what_is_offloaded_is_not_on_the_gpu(form):
     def moments(*whats):
         zero = {name.format(what): value for what in whats for name, value in form.items()}
-        return Layout(8, 80, "zero3", zero).moments(MEASURED, 2560)
+        return Layout(8, 80, "zero3", zero).training_moments(MEASURED, 2560)
 
     plain, states, weights = moments(), moments("optimizer"), moments("param")
     for name in (SCORING, PASSES, OPTIMIZER):
-        assert states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        assert (
+            states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        )
         assert weights[name]["weights"] == 0 < plain[name]["weights"] == states[name]["weights"]
         assert states[name]["gradients"] == plain[name]["gradients"]
     assert states[OPTIMIZER]["activations"] == 0 and states[PASSES]["gathered weights"] > 0
-    assert Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).moments(MEASURED, 2560) == plain
+    assert (
+        Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).training_moments(
+            MEASURED, 2560
+        )
+        == plain
+    )
 
 
 def test_layouts_of_the_example_files():
     def read(name, **more):
         values = yaml.safe_load((ROOT / "examples" / "accelerate" / name).read_text())
-        return Layout.of({**values, **more}, None, 80)
+        return Layout.from_accelerate({**values, **more}, None, 80)
 
     assert (read("zero3.yaml").sharding, read("zero3.yaml").gpus) == ("zero3", 8)
     assert read("fsdp2.yaml").sharding == "fsdp2" and read("ddp.yaml").sharding == "ddp"
     assert read("single.yaml").gpus == 1 and not read("single.yaml").is_sharded
-    with pytest.raises(ValueError, match="set fsdp_version: 2"):
+    with pytest.raises(ValueError, match="fsdp_version: 2"):
         read("fsdp2.yaml", fsdp_config={"fsdp_version": 1})
-    with pytest.raises(ValueError, match="leave fsdp_offload_params out"):
+    with pytest.raises(ValueError, match="fsdp_offload_params"):
         read("fsdp2.yaml", fsdp_config={"fsdp_version": 2, "fsdp_offload_params": True})
     for wrong in ({"gpus": 0}, {"memory": 0}, {"sharding": "megatron"}):
         with pytest.raises(ValueError):
@@ -204,49 +239,67 @@ def test_layouts_of_the_example_files():
 
 def test_sampling_holds_the_whole_policy():
     layout = Layout(8, 80, "zero3")
-    moments = layout.moments(MEASURED, 2560)
-    held = layout.sampling(MEASURED, moments, 80, 8192, {"prefix_cache_mb": 1024})
-    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(1.024e9 / GIB)
-    assert held["keys and values"] == pytest.approx((layout.usable - sum(held.values()) + held["keys and values"]) / 2)
-    few = layout.sampling(MEASURED, moments, 2, 1024, {})
+    moments = layout.training_moments(MEASURED, 2560)
+    held = layout.sampling_parts(MEASURED, moments, 80, 8192, {"prefix_cache_mb": 1024})
+    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(
+        1.024e9 / GIB
+    )
+    assert held["keys and values"] == pytest.approx(
+        (layout.usable - sum(held.values()) + held["keys and values"]) / 2
+    )
+    few = layout.sampling_parts(MEASURED, moments, 2, 1024, {})
     assert few["keys and values"] == pytest.approx(2 * 1024 * 147456 / GIB)
-    assert "gathered weights" not in layout.sampling(MEASURED, moments, 80, 8192, {"use_vllm": True})
+    assert "gathered weights" not in layout.sampling_parts(
+        MEASURED, moments, 80, 8192, {"use_vllm": True}
+    )
 
 
 # --- what fits -------------------------------------------------------------------------------------------------------
 
 
-def search(values=ARGS, layout=Layout()):
-    return _Search("a", dict(values), layout, _job(values, Qwen3Config(**SHAPE), layout, None))
+def planner(values=ARGS, layout=Layout()):
+    return Planner(
+        "a", dict(values), layout, longest_job(values, Qwen3Config(**SHAPE), layout, None)
+    )
 
 
 def test_the_longest_micro_batch():
-    job = search({**ARGS, "max_turns": 1, "max_turn_tokens": 64}).asked
-    assert (job.context, job.prompt, job.scored) == (512, 256, 0.25)
-    assert search({**ARGS, "max_context": None, "max_completion_length": None}).asked.context == 4096
-    assert search(layout=Layout(2, 80, "zero3")).asked.dtype == "bfloat16" and search().asked.dtype == "float32"
-    assert search({**ARGS, "async_lead": 1.0}).asked.off_policy
-    with pytest.raises(Unplannable, match="Quantised weights"):
-        search({**ARGS, "model_init_kwargs": {"quantization_config": "asked for"}})
+    job = planner({**ARGS, "max_turns": 1, "max_turn_tokens": 64}).job
+    assert (job.context, job.prompt_length, job.scored) == (512, 256, 0.25)
+    assert planner({**ARGS, "max_context": None, "max_completion_length": None}).job.context == 4096
+    assert (
+        planner(layout=Layout(2, 80, "zero3")).job.dtype == "bfloat16"
+        and planner().job.dtype == "float32"
+    )
+    assert planner({**ARGS, "async_lead": 1.0}).job.off_policy
+    with pytest.raises(Unplannable, match="quantized weights"):
+        planner({**ARGS, "model_init_kwargs": {"quantization_config": "asked for"}})
 
 
 def test_the_largest_batch_lies_on_a_line():
     here, there = ({PASSES: {"weights": 10.0, "activations": 5.0 * rows}} for rows in (2, 1))
-    assert search().largest(here, there, 2, 1, 1) == int((Layout().usable - 10) / 5)
-    assert search(layout=Layout(memory=10)).largest(here, there, 2, 1, 1) == 0
+    assert planner().largest_size(here, there, 2, 1) == int((Layout().usable - 10) / 5)
+    assert planner(layout=Layout(memory=10)).largest_size(here, there, 2, 1) == 0
 
 
 def test_vllm_takes_its_share():
-    values = {**ARGS, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25}
-    of = search(values).moments(search(values).asked, MEASURED)
+    values = {
+        **ARGS,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.25,
+    }
+    of = planner(values).compute_moments(planner(values).job, MEASURED)
     assert all(parts["vLLM's share"] == 20 for parts in of.values())
-    of = search({**values, "vllm_enable_sleep_mode": True}).moments(search(values).asked, MEASURED)
+    sleeping = planner({**values, "vllm_enable_sleep_mode": True})
+    of = sleeping.compute_moments(sleeping.job, MEASURED)
     assert [name for name in of if "vLLM's share" in of[name]] == [SAMPLING]
 
 
 def test_what_is_turned_on_next():
     values = {**ARGS, "gradient_checkpointing": False, "use_vllm": True}
-    names = [list(options) for options, _, _ in search(values, Layout(2, 80, "ddp")).next_options(search(values).asked)]
+    changes = planner(values, Layout(2, 80, "ddp")).next_changes(planner(values).job)
+    names = [list(change.options) for change in changes]
     assert [name[0] for name in names] == [
         "vllm_mode",
         "gradient_checkpointing",
@@ -263,20 +316,22 @@ def test_the_first_option_that_fits_is_taken(monkeypatch):
         def measure(self, jobs):
             (job,) = jobs.values()
             activations = 10 if job.args["gradient_checkpointing"] else 100
-            moments = {PASSES: {"weights": GIB, "activations": activations * GIB, "optimizer": 2 * GIB}}
-            return {"next": {"moments": moments, "sampling": {}, "trained": 1, "parameters": 1}}
+            moments = {
+                PASSES: {"weights": GIB, "activations": activations * GIB, "optimizer": 2 * GIB}
+            }
+            return {"next": MeasurementResult(step=MeasuredStep(moments, 0, 1, 1))}
 
-    one = search({**ARGS, "gradient_checkpointing": False})
+    one = planner({**ARGS, "gradient_checkpointing": False})
     result = Plan("a", Layout(), 1, 1, 2, 512, {PASSES: {"activations": 100.0}}, largest_batch=0)
-    one.advise(result, Measures())
+    one.set_options(result, Measures())
     assert result.options == {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 4,
         "gradient_checkpointing": True,
     }
     result.layout = one.layout = Layout(memory=4)
-    one.advise(result, Measures())
-    assert not result.options and "nothing that was tried fits" in result.notes[-1]
+    one.set_options(result, Measures())
+    assert not result.options and "use more GPUs" in result.notes[-1]
 
 
 # --- models that cannot be planned -----------------------------------------------------------------------------------
@@ -287,21 +342,24 @@ def test_the_first_option_that_fits_is_taken(monkeypatch):
     [
         (
             {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}, **SHAPE},
-            "needs Python code of its own.*GiB",
+            "needs its own Python code.*GiB",
         ),
-        ({"model_type": "unheard_of", **SHAPE}, "makes no model of its config.json.*A plain estimate: 0.0 billion"),
-        ({"model_type": "unheard_of", "hidden_size": 8}, "It has no num_hidden_layers and no vocab_size"),
+        (
+            {"model_type": "unheard_of", **SHAPE},
+            "cannot load its config.json.*rough estimate: 0.0 billion",
+        ),
+        ({"model_type": "unheard_of", "hidden_size": 8}, "num_hidden_layers and vocab_size"),
     ],
 )
 def test_a_model_that_cannot_be_made(tmp_path, values, says):
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(Unplannable, match=says):
-        shape_of(str(tmp_path))
+        load_shape(str(tmp_path))
 
 
 def test_a_model_that_is_not_there(tmp_path):
-    with pytest.raises(Unplannable, match="its config.json cannot be read"):
-        shape_of(str(tmp_path))
+    with pytest.raises(Unplannable, match="config.json cannot be read"):
+        load_shape(str(tmp_path))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -316,9 +374,12 @@ def asked(*words):
 def test_the_command_refuses_in_a_line(capsys, tmp_path):
     config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
-    assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
     assert (
-        asked("--config", tmp_path / "none.yaml") == 2 and "none.yaml: there is no such file" in capsys.readouterr().err
+        asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
+    )
+    assert (
+        asked("--config", tmp_path / "none.yaml") == 2
+        and "none.yaml: there is no such file" in capsys.readouterr().err
     )
     (tmp_path / "list.yaml").write_text("- a")
     assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
@@ -332,11 +393,16 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
     given = {}
 
     def planned(values, model, **options):
-        given.update(options, model=model, batch=values["per_device_train_batch_size"], bf16=values["bf16"])
+        given.update(
+            options, model=model, batch=values["per_device_train_batch_size"], bf16=values["bf16"]
+        )
         return made
 
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)
-    config, zero3 = ROOT / "examples" / "configs" / "qwen3_4b.yaml", ROOT / "examples" / "accelerate" / "zero3.yaml"
+    config, zero3 = (
+        ROOT / "examples" / "configs" / "qwen3_4b.yaml",
+        ROOT / "examples" / "accelerate" / "zero3.yaml",
+    )
     words = [
         "--config",
         config,
@@ -350,6 +416,6 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
     assert asked(*words, "--rows", 640, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert given["model"] == str(tmp_path) and given["batch"] == 2 and given["bf16"]
-    assert given["accelerate"]["distributed_type"] == "DEEPSPEED" and printed["spending"]["usd"] > 0
+    assert given["accelerate"]["distributed_type"] == "DEEPSPEED" and printed["cost"]["usd"] > 0
     assert asked(*words) == 0
-    assert "set max_steps, or say how many rows" in capsys.readouterr().out
+    assert "set max_steps" in capsys.readouterr().out

@@ -31,9 +31,9 @@ def prepare(backend, folder):
         config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
         os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}
     if backend == "fsdp2":
-        from agentic_prompting.trainers.fake_gpu import FSDP2, fsdp_on_a_cpu
+        from agentic_prompting.planning.fake_gpu import FSDP2_VARIABLES, fsdp_on_a_cpu
 
-        os.environ |= FSDP2
+        os.environ |= FSDP2_VARIABLES
         UNTIL_THE_END.enter_context(fsdp_on_a_cpu())
 
 

@@ -343,14 +343,15 @@ def memory(setup: Setup) -> Iterator[Finding]:
         return
     launched = f" --accelerate-config {setup.accelerate_config}" if setup.accelerate_config else ""
     measures = f"`agentic-prompting plan --config {setup.config}{launched}`"
-    from ..planning.shapes import estimate, shape_of
+    from ..planning.model_shape import load_shape, rough_estimate
 
     if setup.accelerate_config is None and not Path(name).is_dir():  # a name on the hub, which may be out of reach
         yield ok(f"{measures} says what {name} needs")
         return
     try:
         if setup.accelerate_config is None:
-            says = estimate(shape_of(name).to_dict(), trained=0.0 if setup.values.get("use_peft") else 1.0)
+            trained_share = 0.0 if setup.values.get("use_peft") else 1.0
+            says = rough_estimate(load_shape(name).to_dict(), trained_share)
             yield ok(f"{says} {measures} measures a step, as --accelerate-config does here")
             return
         given = {one.name: getattr(setup, one.name) for one in fields(setup)}

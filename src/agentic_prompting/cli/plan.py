@@ -12,7 +12,7 @@ from .options import AsJson, busy, hub_answers, option, setting
 from .setup import Setup, parsed
 
 if TYPE_CHECKING:
-    from ..planning import Plan, Spending
+    from ..planning import CostEstimate, Plan
 
 
 @dataclass
@@ -59,18 +59,18 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
         made, costs = planned(setup, pilot)
     if as_json:
         spent = costs.to_json() if not isinstance(costs, str) else {"error": costs}
-        print(json.dumps({"memory": made.to_json(), "spending": spent}))
+        print(json.dumps({"memory": made.to_json(), "cost": spent}))
     else:
         print(f"{made}\n\n{costs}")
     return int(not made.fits)
 
 
-def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) -> tuple[Plan, Spending | str]:
+def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) -> tuple[Plan, CostEstimate | str]:
     """The plan of a configuration, and what it costs or why that is not known; `wait` as in [`plan`]."""
     from trl import get_peft_config
 
     from ..llm.budget import find_price
-    from ..planning import plan, spending
+    from ..planning import estimate_cost, plan
 
     _script, args, model = parsed(setup, check=False)
     name = setup.model_name or model.model_name_or_path
@@ -86,12 +86,12 @@ def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) ->
     values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
     made = plan(
         values, name, gpus=setup.gpus, gpu_memory=setup.gpu_memory, accelerate=accelerate,
-        peft_config=get_peft_config(model), seconds=setup.seconds, wait=wait,
+        peft_config=get_peft_config(model), seconds=setup.seconds, max_wait=wait,
     )  # fmt: skip
     asked = setup.value("environment_model")
     price = find_price(asked) if asked else None
     try:
-        costs: Spending | str = spending(
+        costs: CostEstimate | str = estimate_cost(
             values, made.parameters, gpus=made.layout.gpus, rows=setup.rows or setup.values.get("task_rows"),
             price=price, pilot=pilot, trained=made.trained, kv_bytes=made.kv_bytes,
         )  # fmt: skip

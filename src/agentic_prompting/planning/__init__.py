@@ -1,8 +1,16 @@
-"""The needs of a run, before it starts."""
+"""Memory, time and cost of a run before it starts."""
 
+from .cost import Assumptions, CostEstimate, estimate_cost
 from .layout import Layout
+from .model_shape import Unplannable
 from .plan import Plan, plan
-from .shapes import Unplannable
-from .spending import Assumptions, Spending, spending
 
-__all__ = ["Assumptions", "Layout", "Plan", "Spending", "Unplannable", "plan", "spending"]
+__all__ = [
+    "Assumptions",
+    "CostEstimate",
+    "Layout",
+    "Plan",
+    "Unplannable",
+    "estimate_cost",
+    "plan",
+]

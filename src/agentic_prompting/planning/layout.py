@@ -1,7 +1,9 @@
-"""Where a run is to train: GPUs, their memory, how the model is sharded; and what each moment of a step takes there.
+"""Where a run trains: the GPUs, their memory, how the model is sharded, and what a step takes
+there.
 
-Training steps are measured on fake tensors (`step.py`). Not measured, and labelled so: what ZeRO shards, by DeepSpeed's
-partition rule, since `deepspeed.initialize` does not run on fake tensors; DDP's buckets; and what only a GPU shows.
+Training steps are measured on fake tensors (`measured_step.py`). Three things are not, and are
+labelled as estimates: what ZeRO shards, by DeepSpeed's partition rule, since
+`deepspeed.initialize` does not run on fake tensors; DDP's buckets; and what only a GPU shows.
 """
 
 from __future__ import annotations
@@ -12,34 +14,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .step import PASSES, SCORING
+from .measured_step import PASSES, SCORING, MeasuredStep
 
 GIB = 2**30
 SAMPLING = "sampling"
+SHARDINGS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 Moments = dict[str, dict[str, float]]
-"""For each moment of a step, GiB by part."""
+"""GiB by part, for each moment of a step."""
 
 UNMEASURED = {"CUDA context and kernels": 0.6, "workspaces and NCCL": 0.8}
-"""GiB of a process that no allocation of torch shows. Assumed: none of it was measured by us on a GPU."""
+"""GiB of a process that no allocation of torch shows. Assumed; not measured on a GPU."""
 FRAGMENTATION = 0.05
 """The assumed share of a GPU that the allocator cannot use."""
+MAX_ROWS = 256
+"""The most rollouts that the engine samples at once."""
 
-# DeepSpeed 0.19's defaults (runtime/zero/config.py), in numbers, not bytes.
-_BUCKET, _PREFETCH, _LIVE, _SUBGROUP = 5e8, 5e7, 1e9, 1e9
+# Defaults of DeepSpeed 0.19 (runtime/zero/config.py), in numbers rather than bytes.
+ZERO_DEFAULTS = {
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_max_live_parameters": 1e9,
+}
+OPTIMIZER_GROUP_SIZE = 1e9
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Args:
-    gpus (`int`, *optional*, defaults to `1`): Processes of the job, one per GPU.
-    memory (`float`, *optional*, defaults to `80.0`): GiB of each.
-    sharding (`str`, *optional*, defaults to `"ddp"`): `ddp` (a copy of the model on each), `fsdp2`, `zero1`, `zero2` or
-        `zero3`.
-    zero (`dict`, *optional*): DeepSpeed's `zero_optimization`, where it differs from the defaults; what it offloads is
-        not on the GPU, but for gradients, which are counted.
+    """The devices of a run.
+
+    Args:
+        gpus (`int`, *optional*, defaults to `1`): Processes of the job, one per GPU.
+        memory (`float`, *optional*, defaults to `80.0`): GiB of each GPU.
+        sharding (`str`, *optional*, defaults to `"ddp"`): `ddp` (each GPU has a copy of the model),
+            `fsdp2`, `zero1`, `zero2` or `zero3`.
+        zero (`Mapping[str, Any]`, *optional*): DeepSpeed's `zero_optimization`, as far as it
+            differs from the defaults. What it offloads is not on the GPU, except for gradients.
 
     Raises:
-        `ValueError`: For less than one GPU or no memory.
+        `ValueError`: If there is no GPU or no memory, or `sharding` is unknown.
     """
 
     gpus: int = 1
@@ -49,118 +61,173 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
-            raise ValueError(f"gpus={self.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU")
+            raise ValueError(f"gpus={self.gpus} must be at least 1; plan a CPU as one GPU")
         if not self.memory > 0:
-            raise ValueError(f"gpu_memory={self.memory}: give the GiB of one GPU, such as 80")
-        if self.sharding not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
-            raise ValueError(f"sharding={self.sharding!r} is none of ddp, fsdp2, zero1, zero2, zero3")
+            raise ValueError(f"gpu_memory={self.memory} must be the GiB of one GPU, such as 80")
+        if self.sharding not in SHARDINGS:
+            raise ValueError(f"sharding={self.sharding!r} must be one of {', '.join(SHARDINGS)}")
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], gpus: int | None, memory: float) -> Layout:
-        """The layout of an accelerate configuration.
+    def from_accelerate(cls, values: Mapping[str, Any], gpus: int | None, memory: float) -> Layout:
+        """Return the layout of an accelerate configuration.
 
         Args:
-            values (`dict`): The file's; empty for none.
-            gpus (`int`, *optional*): Instead of its `num_processes`.
+            values (`Mapping[str, Any]`): The values of the file; empty without one.
+            gpus (`int`, *optional*): Replaces `num_processes` of the file.
             memory (`float`): GiB of one GPU.
+
+        Raises:
+            `ValueError`: For FSDP 1 and for FSDP's offloading, which are not supported.
         """
-        kind, zero = str(values.get("distributed_type", "NO")), dict(values.get("deepspeed_config") or {})
-        if file := zero.get("deepspeed_config_file"):
-            zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization") or {}
-        given = zero.get("zero_stage", zero.get("stage"))
-        stage = 2 if given is None else int(given)  # accelerate's default
-        sharding = {"FSDP": "fsdp2", "DEEPSPEED": f"zero{stage}" if stage else "ddp"}.get(kind, "ddp")
-        fsdp = values.get("fsdp_config") or {}
-        if sharding == "fsdp2" and int(fsdp.get("fsdp_version", 1)) != 2:
-            raise ValueError("FSDP's first version does not train here: set fsdp_version: 2 in its fsdp_config")
-        if sharding == "fsdp2" and fsdp.get("fsdp_offload_params"):
-            raise ValueError("FSDP's offload is not planned: leave fsdp_offload_params out to see what it would move")
-        return cls(int(values.get("num_processes") or 1) if gpus is None else gpus, memory, sharding, zero)
+        # DeepSpeed: the options are in the file itself or in a JSON file that it names.
+        zero = dict(values.get("deepspeed_config") or {})
+        zero_file = zero.get("deepspeed_config_file")
+        if zero_file:
+            content = json.loads(Path(zero_file).read_text(encoding="utf-8"))
+            zero = content.get("zero_optimization") or {}
+        stage = zero.get("zero_stage", zero.get("stage"))
+        stage = 2 if stage is None else int(stage)  # 2 is accelerate's default
+
+        sharding = "ddp"
+        distributed_type = str(values.get("distributed_type", "NO"))
+        if distributed_type == "FSDP":
+            sharding = "fsdp2"
+            fsdp = values.get("fsdp_config") or {}
+            if int(fsdp.get("fsdp_version", 1)) != 2:
+                raise ValueError("FSDP 1 is not supported: set fsdp_version: 2 in fsdp_config")
+            if fsdp.get("fsdp_offload_params"):
+                raise ValueError("FSDP's offloading cannot be planned: unset fsdp_offload_params")
+        elif distributed_type == "DEEPSPEED" and stage:
+            sharding = f"zero{stage}"
+
+        if gpus is None:
+            gpus = int(values.get("num_processes") or 1)
+        return cls(gpus, memory, sharding, zero)
 
     def __str__(self) -> str:
         return f"{self.gpus} x {self.memory:g} GiB, {self.sharding}"
 
     @property
+    def uses_zero(self) -> bool:
+        """Whether DeepSpeed shards something over several GPUs."""
+        return self.gpus > 1 and self.sharding.startswith("zero")
+
+    @property
     def is_sharded(self) -> bool:
-        """Whether a process holds a part of the weights only."""
+        """Whether a process holds only a part of the weights."""
         return self.gpus > 1 and self.sharding in ("fsdp2", "zero3")
 
     @property
     def usable(self) -> float:
-        """GiB of a GPU that tensors may take, after what is assumed for the rest."""
+        """GiB of a GPU that tensors may take."""
         return self.memory * (1 - FRAGMENTATION) - sum(UNMEASURED.values())
 
-    def moments(self, measured: Mapping[str, Any], hidden: int) -> Moments:
-        """A measured step as it is in this layout.
+    def training_moments(self, measured: MeasuredStep, hidden_size: int) -> Moments:
+        """Return the memory of a measured step in this layout.
 
         Args:
-            measured (`dict`): The result of [`measure`]; of one process, except under FSDP2.
-            hidden (`int`): The model's hidden size, on which DeepSpeed's `auto` values depend.
+            measured ([`MeasuredStep`]): A step of one process; under FSDP2, of one of several.
+            hidden_size (`int`): The model's, on which DeepSpeed's `auto` values depend.
         """
-        moments = {name: {part: size / GIB for part, size in of.items()} for name, of in measured["moments"].items()}
-        if self.gpus == 1 or self.sharding == "fsdp2":
-            return moments
-        trained, whole = measured["trained"] / GIB, measured["parameters"] / GIB
-        if self.sharding == "ddp":  # its buckets hold a second copy of the gradients
-            return {name: {**of, "buckets (estimate)": of.get("gradients", 0.0)} for name, of in moments.items()}
-        stage, own = int(self.sharding[-1]), 1 / self.gpus
-        share = own if stage == 3 else 1.0
-        stepped = 0.0 if self._offloads("optimizer") else trained * own  # on this GPU
-        parts = {
-            "weights": 0.0 if self._offloads("param") else 2 * whole * share,
-            "gradients": 2 * trained * (own if stage > 1 else 1.0),
-            "optimizer": 12 * stepped,  # fp32 weights and two moments
-        }
-        live = min(self._zero("stage3_max_live_parameters", _LIVE, hidden) / GIB, whole)
-        live += min(self._zero("stage3_prefetch_bucket_size", _PREFETCH, hidden) / GIB, whole)
-        bucket = 2 * min(self._zero("reduce_bucket_size", _BUCKET, hidden) / GIB, trained)
-        made: Moments = {}
-        for name, of in moments.items():
-            made[name] = {**of, **parts, "buckets": bucket}
-            if "reference" in of:
-                made[name]["reference"] = of["reference"] * share
-            if name in (SCORING, PASSES):
-                made[name]["gathered weights"] = 2 * live if stage == 3 else 0.0
-            else:  # fp32 gradients of a group of weights
-                made[name]["activations"] = 4 * min(stepped, _SUBGROUP / GIB)
-            made[name].pop("adapters", None)
-        return made
+        moments: Moments = {}
+        for moment, bytes_by_part in measured.moments.items():
+            moments[moment] = {part: size / GIB for part, size in bytes_by_part.items()}
+        if self.uses_zero:
+            return self._shard_by_zero(moments, measured, hidden_size)
+        if self.gpus > 1 and self.sharding == "ddp":
+            # DDP's buckets hold a second copy of the gradients.
+            for parts in moments.values():
+                parts["buckets (estimate)"] = parts.get("gradients", 0.0)
+        return moments
 
-    def _offloads(self, what: str) -> bool:
-        """Whether ZeRO keeps the optimizer's states or the weights elsewhere, in accelerate's words or DeepSpeed's."""
-        device = (self.zero.get(f"offload_{what}") or {}).get("device") or self.zero.get(f"offload_{what}_device")
+    def _shard_by_zero(self, moments: Moments, measured: MeasuredStep, hidden_size: int) -> Moments:
+        """Replace weights, gradients and optimizer states by the parts that DeepSpeed leaves on a
+        GPU."""
+        stage = int(self.sharding[-1])
+        shard = 1 / self.gpus
+        parameters = measured.parameters / GIB
+        trained = measured.trained / GIB
+
+        # Two bytes per weight and gradient; 12 for the fp32 weight and two moments of the
+        # optimizer.
+        weight_share = shard if stage == 3 else 1.0
+        gradient_share = shard if stage > 1 else 1.0
+        optimized = 0.0 if self._is_offloaded("optimizer") else trained * shard
+        sharded_parts = {
+            "weights": 0.0 if self._is_offloaded("param") else 2 * parameters * weight_share,
+            "gradients": 2 * trained * gradient_share,
+            "optimizer": 12 * optimized,
+        }
+
+        # Buffers.
+        live = self._zero_value("stage3_max_live_parameters", hidden_size) / GIB
+        prefetched = self._zero_value("stage3_prefetch_bucket_size", hidden_size) / GIB
+        gathered = min(live, parameters) + min(prefetched, parameters)
+        bucket = min(self._zero_value("reduce_bucket_size", hidden_size) / GIB, trained)
+
+        sharded: Moments = {}
+        for moment, parts in moments.items():
+            sharded[moment] = {**parts, **sharded_parts, "buckets": 2 * bucket}
+            sharded[moment].pop("adapters", None)  # counted in the parts above
+            if "reference" in parts:
+                sharded[moment]["reference"] = parts["reference"] * weight_share
+            if moment in (SCORING, PASSES):
+                sharded[moment]["gathered weights"] = 2 * gathered if stage == 3 else 0.0
+            else:
+                # The optimizer's step needs the fp32 gradients of a group of weights.
+                group = min(optimized, OPTIMIZER_GROUP_SIZE / GIB)
+                sharded[moment]["activations"] = 4 * group
+        return sharded
+
+    def _is_offloaded(self, states: str) -> bool:
+        """Whether ZeRO keeps these states off the GPU, by accelerate's option or DeepSpeed's."""
+        device = (self.zero.get(f"offload_{states}") or {}).get("device")
+        device = device or self.zero.get(f"offload_{states}_device")
         return device not in (None, "none")
 
-    def _zero(self, name: str, default: float, hidden: int) -> float:
-        given = self.zero.get(name, default)
-        if given == "auto":  # accelerate fills these in
-            return float(hidden * hidden) * (0.9 if "prefetch" in name else 1.0)
-        return float(given)
+    def _zero_value(self, name: str, hidden_size: int) -> float:
+        """Return a size of DeepSpeed's configuration. accelerate fills in `auto`."""
+        value = self.zero.get(name, ZERO_DEFAULTS[name])
+        if value != "auto":
+            return float(value)
+        factor = 0.9 if name == "stage3_prefetch_bucket_size" else 1.0
+        return factor * hidden_size * hidden_size
 
-    def sampling(
-        self, measured: Mapping[str, Any], moments: Moments, rollouts: int, context: int, args: Mapping[str, Any]
+    def sampling_parts(
+        self,
+        measured: MeasuredStep,
+        moments: Moments,
+        rollouts: int,
+        context: int,
+        args: Mapping[str, Any],
     ) -> dict[str, float]:
-        """GiB by part while rollouts are played.
+        """Return the GiB by part while rollouts are played.
 
         Args:
-            measured (`dict`): As above.
-            moments (`dict`): The moments of the training step.
-            rollouts (`int`): Of this process at once.
-            context (`int`): Tokens of each at most.
-            args (`dict`): The trainer's.
+            measured ([`MeasuredStep`]): A measured training step.
+            moments (`Moments`): Its memory in this layout.
+            rollouts (`int`): Rollouts that this process plays at once.
+            context (`int`): Tokens of each, at most.
+            args (`Mapping[str, Any]`): The training arguments.
         """
-        held = {part: size for part, size in moments[PASSES].items() if part in ("weights", "adapters", "optimizer")}
-        held |= {"reference": moments[PASSES]["reference"]} if "reference" in moments[PASSES] else {}
+        parts: dict[str, float] = {}
+        for part in ("weights", "adapters", "optimizer", "reference"):
+            if part in moments[PASSES]:
+                parts[part] = moments[PASSES][part]
         if args.get("use_vllm"):
-            return held
-        taken = measured.get("sampling") or {}
+            return parts
+
+        # The engine of this process: gathered weights, keys and values, and reading a context.
         if self.is_sharded:
-            held["gathered weights"] = taken.get("weights", 0) / GIB
-        held["keys and values"] = min(rollouts, 256) * context * taken.get("token", 0) / GIB
-        cached = float(args.get("prefix_cache_mb") or 0) * 1e6 / GIB
-        held["cached between turns"] = min(cached, rollouts * context * taken.get("token", 0) / GIB)
-        held["reading a context"] = taken.get("reading", 0) / GIB
-        # The engine takes half of what is free at most; rows that do not fit wait.
-        room = max(0.0, (self.usable - sum(held.values()) + held["keys and values"]) / 2)
-        held["keys and values"] = min(held["keys and values"], room)
-        return held
+            parts["gathered weights"] = measured.sampling.weights / GIB
+        context_size = context * measured.sampling.kv_bytes_per_token / GIB
+        prefix_cache = float(args.get("prefix_cache_mb") or 0) * 1e6 / GIB
+        parts["keys and values"] = min(rollouts, MAX_ROWS) * context_size
+        parts["cached between turns"] = min(prefix_cache, rollouts * context_size)
+        parts["reading a context"] = measured.sampling.reading / GIB
+
+        # The engine takes at most half of the free memory. Rows that do not fit wait.
+        other_parts = sum(parts.values()) - parts["keys and values"]
+        free = max(0.0, self.usable - other_parts)
+        parts["keys and values"] = min(parts["keys and values"], free / 2)
+        return parts

@@ -3,48 +3,66 @@
 import pytest
 
 from agentic_prompting.llm import Reply, Usage
-from agentic_prompting.planning import Assumptions, spending
-from agentic_prompting.planning.clock import Pace, on_a_virtual_clock
-from agentic_prompting.rollout import Observation, Rollout, RolloutLog, Sample, parse_turn, rollout_record
+from agentic_prompting.planning import Assumptions, estimate_cost
+from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
+from agentic_prompting.rollout import (
+    Observation,
+    Rollout,
+    RolloutLog,
+    Sample,
+    parse_turn,
+    rollout_record,
+)
 
-ARGS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 100, "async_lead": 1.0}
+ARGS = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "max_steps": 100,
+    "async_lead": 1.0,
+}
 
 
 def test_calls_tokens_and_dollars_follow_from_the_configuration():
-    found = spending(
-        ARGS, 10**9, gpus=8, price=(1.0, 2.0), assumed=Assumptions(calls=2, call_input=500, call_output=100)
+    found = estimate_cost(
+        ARGS,
+        10**9,
+        gpus=8,
+        price=(1.0, 2.0),
+        assumptions=Assumptions(calls=2, call_input=500, call_output=100),
     )
     assert (found.steps, found.rollouts) == (100, 64) and found.calls == 2 * 64 * 100
     assert found.tokens == found.calls * 600 and found.usd == pytest.approx(found.calls * 700 / 1e6)
-    assert "assumed: calls 2" in found.notes[0] and found.hours_ahead is None
+    assert "assumed: calls 2" in found.notes[0] and found.hours_with_lead is None
 
 
 def test_steps_follow_from_rows():
     args = {**ARGS, "max_steps": -1, "num_generations": 5, "generation_batch_size": 640}
-    found = spending(args, 10**9, gpus=8, rows=5120)
+    found = estimate_cost(args, 10**9, gpus=8, rows=5120)
     assert found.steps == 400 and found.calls == 3 * 640 * 40
-    every_step = spending({**args, "generation_batch_size": None}, 10**9, gpus=8, rows=5120)
-    assert found.sampling < every_step.sampling / 5  # one wait for ten steps
+    every_step = estimate_cost({**args, "generation_batch_size": None}, 10**9, gpus=8, rows=5120)
+    assert found.sampling_seconds < every_step.sampling_seconds / 5  # one wait for ten steps
     with pytest.raises(ValueError, match="set max_steps"):
-        spending({"max_steps": -1}, 10**9)
+        estimate_cost({"max_steps": -1}, 10**9)
 
 
 def test_what_evolution_costs_is_said_to_come_on_top():
     """A reference LLM of E-SPL may make more calls than the environment; the budget is for both."""
-    note = "the calls of the reference LLM come on top"
-    assert note in spending({**ARGS, "prompts_per_step": 3, "mode": "joint"}, 10**9).notes
+    note = "the calls of the reference LLM are not included"
+    assert note in estimate_cost({**ARGS, "prompts_per_step": 3, "mode": "joint"}, 10**9).notes
     for args in (ARGS, {**ARGS, "prompts_per_step": 3, "mode": "rl"}):
-        assert note not in spending(args, 10**9).notes
+        assert note not in estimate_cost(args, 10**9).notes
 
 
 def test_a_budget_that_ends_early_is_warned_of():
     args = {**ARGS, "budget_usd": 5.0, "budget_tokens": 10**12}
-    dear = spending(args, 10**9, price=(1000.0, 0.0), assumed=Assumptions(calls=1, call_input=100))
+    dear = estimate_cost(
+        args, 10**9, price=(1000.0, 0.0), assumptions=Assumptions(calls=1, call_input=100)
+    )
     assert dear.usd == pytest.approx(80.0)
     assert dear.notes[-1] == "warning: budget_usd: 5 ends after about step 6 of 100"
-    assert "cannot be compared" in spending(args, 10**9).notes[-1] and "price is not known" in str(
-        spending(args, 10**9)
-    )
+    assert "cannot be checked" in estimate_cost(args, 10**9).notes[
+        -1
+    ] and "price is not known" in str(estimate_cost(args, 10**9))
 
 
 def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
@@ -53,25 +71,38 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     for calls in (1, 3):
         one = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
         for _ in range(calls):
-            one.add_turn(Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>"))
-            one.add_observation(Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10)
+            one.add_turn(
+                Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>")
+            )
+            one.add_observation(
+                Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10
+            )
         records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
     log.write(records)
     (tmp_path / "rollouts" / "log.jsonl").write_text('{"step": 1, "step_time": 7.5}\n')
-    found = spending(ARGS, 10**9, pilot=tmp_path)
+    found = estimate_cost(ARGS, 10**9, pilot=tmp_path)
     assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
-    assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (50.0, 150.0)
-    names, pilot = "calls, agent_tokens, call_seconds, usd", f"{tmp_path}: 2 rollouts of 2 questions"
-    assert found.notes[0] == f"{names} of a rollout are those of {pilot}"
-    assert (
-        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth") and "7.5 s" in found.notes[2]
+    assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (
+        50.0,
+        150.0,
     )
-    free = [{**record, "worth_usd": 0.0} for record in records]  # of a large LLM whose price is not known
+    names, pilot = (
+        "calls, agent_tokens, call_seconds, usd",
+        f"{tmp_path}: 2 rollouts of 2 questions",
+    )
+    assert names in found.notes[0] and pilot in found.notes[0]
+    assert (
+        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
+        and "7.5 s" in found.notes[2]
+    )
+    free = [
+        {**record, "worth_usd": 0.0} for record in records
+    ]  # of a large LLM whose price is not known
     RolloutLog(tmp_path / "free" / "rollouts").write(free)
-    found = spending(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
+    found = estimate_cost(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
     assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
-    with pytest.raises(ValueError, match="holds no rollouts"):
-        spending(ARGS, 10**9, pilot=tmp_path / "nothing")
+    with pytest.raises(ValueError, match="no finished rollouts"):
+        estimate_cost(ARGS, 10**9, pilot=tmp_path / "nothing")
 
 
 def piloted(folder, questions, rollouts):
@@ -81,11 +112,13 @@ def piloted(folder, questions, rollouts):
         for _ in range(rollouts):
             one = Rollout([1], row={"question": f"q{number}"})
             for _ in range(number % 5):
-                one.add_turn(Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>"))
+                one.add_turn(
+                    Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>")
+                )
                 one.add_observation(Observation("noted", seconds=float(number % 3)), [6])
             records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
     RolloutLog(folder / "rollouts").write(records)
-    return spending(ARGS, 10**9, pilot=folder)
+    return estimate_cost(ARGS, 10**9, pilot=folder)
 
 
 def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
@@ -99,30 +132,36 @@ def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
 
 def test_a_pilot_of_one_question_has_no_intervals(tmp_path):
     found = piloted(tmp_path, 1, 8)
-    assert found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
+    assert (
+        found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
+    )
     assert "assumed: call_input" in found.notes[1]  # and not the calls, which were measured
 
 
 def test_a_lead_hides_the_wait():
     pace = Pace(groups=2, rollouts=2, turns=2, tokens=5, reply=2.0, update=2.0)
-    waiting, ahead = (on_a_virtual_clock(pace, "server", lead, 6) for lead in (0, 1))
+    waiting, ahead = (run_on_virtual_clock(pace, "server", lead, 6) for lead in (0, 1))
     assert ahead["step_s"] < waiting["step_s"] and waiting["age"] == 0
-    found = spending({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
-    assert found.hours_ahead < found.hours
+    found = estimate_cost({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
+    assert found.hours_with_lead < found.hours
 
 
 def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
     """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates remain."""
     args = {**ARGS, "async_lead": 0.0, "generation_batch_size": 640}
-    found = spending(args, 4 * 10**9, gpus=8)
-    assert found.steps * found.training / 3600 <= found.hours_ahead < found.hours
+    found = estimate_cost(args, 4 * 10**9, gpus=8)
+    assert found.steps * found.training_seconds / 3600 <= found.hours_with_lead < found.hours
     colocated = {**args, "use_vllm": True, "vllm_mode": "colocate"}
-    assert spending(colocated, 4 * 10**9, gpus=8).hours_ahead is None  # the trainer refuses a lead there
+    assert (
+        estimate_cost(colocated, 4 * 10**9, gpus=8).hours_with_lead is None
+    )  # the trainer refuses a lead there
 
 
 def test_keys_and_values_are_read_for_each_token():
     """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for each token of all."""
     args = {**ARGS, "max_context": 8192, "generation_batch_size": 640}
-    slow, fast = (spending(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0))
-    assert 10 * fast.sampling == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
-    assert 10 * slow.sampling == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)
+    slow, fast = (
+        estimate_cost(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0)
+    )
+    assert 10 * fast.sampling_seconds == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
+    assert 10 * slow.sampling_seconds == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)

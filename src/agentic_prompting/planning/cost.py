@@ -1,0 +1,465 @@
+"""Calls, tokens, dollars and hours of a run, from its configuration or from a pilot run.
+
+What neither of them says is taken from stated assumptions.
+
+The speed of a GPU is computed from its bandwidth and FLOPs and the share of them that is assumed to
+be reached. It is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..evaluation import bootstrap_interval
+from ..records import Record
+from ..rollout import read_rollouts
+from .virtual_clock import Pace, run_on_virtual_clock
+
+MILLION = 1e6
+DEFAULT_CONTEXT = 8192
+"""Tokens of a rollout if the configuration limits neither the context nor the completion."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Facts that a configuration does not contain.
+
+    Args:
+        calls (`float`, *optional*, defaults to `3.0`): Calls to the large LLM in a rollout.
+        agent_tokens (`float`, *optional*, defaults to `800.0`): Tokens that the agent samples in a
+            rollout.
+        call_input (`float`, *optional*, defaults to `700.0`): Tokens that a call reads.
+        call_output (`float`, *optional*, defaults to `250.0`): Tokens that a call writes.
+        call_seconds (`float`, *optional*, defaults to `3.0`): Duration of a call.
+        bandwidth (`float`, *optional*, defaults to `3.35e12`): Memory bandwidth of a GPU in bytes
+            per second. The default is an H100's.
+        flops (`float`, *optional*, defaults to `990e12`): bf16 operations per second of a GPU. The
+            default is an H100's.
+        decode_share (`float`, *optional*, defaults to `0.5`): Share of the bandwidth that sampling
+            reaches.
+        train_share (`float`, *optional*, defaults to `0.35`): Share of the FLOPs that training
+            reaches.
+        rows_at_once (`int`, *optional*, defaults to `80`): Rollouts that a GPU samples at once, at
+            most.
+    """
+
+    calls: float = 3.0
+    agent_tokens: float = 800.0
+    call_input: float = 700.0
+    call_output: float = 250.0
+    call_seconds: float = 3.0
+    bandwidth: float = 3.35e12
+    flops: float = 990e12
+    decode_share: float = 0.5
+    train_share: float = 0.35
+    rows_at_once: int = 80
+
+    @property
+    def turns(self) -> int:
+        """Turns of a rollout: one per call, and the answer."""
+        return max(1, round(self.calls) + 1)
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The estimated cost of a run.
+
+    Args:
+        steps (`int`): Training steps of the run.
+        rollouts (`int`): Rollouts of a step.
+        calls (`float`): Calls to the environment's large LLM in the whole run. Calls of E-SPL's
+            reference LLM and of judges are not included.
+        tokens (`float`): Tokens that these calls read and write.
+        usd (`float`, *optional*): US dollars of these calls. `None` if the price is not known.
+        sampling_seconds (`float`): Seconds of a step spent on rollouts. If a batch of rollouts is
+            used for several steps, their share of it.
+        training_seconds (`float`): Seconds of a step spent on the update.
+        hours (`float`): Duration of the run.
+        hours_with_lead (`float`, *optional*): Duration with `async_lead: 1`, on a virtual clock.
+            `None` if the run already has a lead, or cannot have one.
+        intervals (`dict[str, tuple[float, float]]`): 95 % intervals of a pilot run's means, by
+            name, over its questions, because rollouts of one question are alike. A pilot of a
+            single question has none. With fewer than about 30 questions they are somewhat too
+            narrow.
+        notes (`list[str]`): Where the figures come from, and warnings.
+    """
+
+    steps: int
+    rollouts: int
+    calls: float
+    tokens: float
+    usd: float | None
+    sampling_seconds: float
+    training_seconds: float
+    hours: float
+    hours_with_lead: float | None = None
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        price = "the price is not known" if self.usd is None else f"${self.usd:,.2f}"
+        duration = f"{self.hours:.1f} hours in all"
+        if self.hours_with_lead is not None:
+            duration += f"; about {self.hours_with_lead:.1f} with async_lead: 1"
+        lines = [
+            f"{self.steps:,} steps of {self.rollouts:,} rollouts: {self.calls:,.0f} calls, "
+            f"{self.tokens / MILLION:,.1f} million tokens, {price}",
+            f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s "
+            f"training; {duration}",
+        ]
+        for name, (low, high) in self.intervals.items():
+            lines.append(f"pilot, {name}: 95 % interval {low:.4g} to {high:.4g}")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often a run samples and updates, derived from its training arguments.
+
+    Args:
+        steps (`int`): Training steps of the run.
+        rollouts_per_step (`int`): Rollouts that an update learns from, over all GPUs.
+        rollouts_per_batch (`int`): Rollouts that are played at once.
+        updates_per_batch (`int`): Updates that learn from such a batch.
+        gpus (`int`): GPUs that train.
+        context (`float`): Tokens of the longest rollout.
+    """
+
+    steps: int
+    rollouts_per_step: int
+    rollouts_per_batch: int
+    updates_per_batch: int
+    gpus: int
+    context: float
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any], gpus: int, rows: int | None) -> Schedule:
+        """Read the schedule from training arguments.
+
+        Raises:
+            `ValueError`: If neither `max_steps` nor the number of rows is known.
+        """
+        rows_per_gpu = int(args.get("per_device_train_batch_size", 8))
+        rollouts = rows_per_gpu * int(args.get("gradient_accumulation_steps", 1)) * gpus
+        rollouts_per_batch = int(args.get("generation_batch_size") or rollouts)
+        iterations = int(args.get("num_iterations", 1))
+        context = args.get("max_context") or args.get("max_completion_length") or DEFAULT_CONTEXT
+        return cls(
+            steps=count_steps(args, rows, rollouts),
+            rollouts_per_step=rollouts,
+            rollouts_per_batch=rollouts_per_batch,
+            updates_per_batch=max(1, rollouts_per_batch * iterations // rollouts),
+            gpus=gpus,
+            context=float(context),
+        )
+
+    @property
+    def rollouts_played(self) -> float:
+        """Rollouts of the whole run."""
+        return self.rollouts_per_batch / self.updates_per_batch * self.steps
+
+    @property
+    def rollouts_per_gpu(self) -> float:
+        """Rollouts of a batch that one GPU samples."""
+        return self.rollouts_per_batch / self.gpus
+
+
+def count_steps(args: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
+    """Return the number of training steps, given the rollouts of a step."""
+    max_steps = int(args.get("max_steps", -1))
+    if max_steps > 0:
+        return max_steps
+    if rows is None:
+        raise ValueError(
+            "the number of steps is not known: set max_steps, or pass the dataset's number of rows"
+        )
+    rollouts_per_row = int(args.get("num_generations", 8)) * int(args.get("prompts_per_step", 1))
+    passes = float(args.get("num_train_epochs", 1)) * int(args.get("num_iterations", 1))
+    return max(1, math.ceil(rows * rollouts_per_row * passes / rollouts))
+
+
+def estimate_cost(
+    args: Mapping[str, Any],
+    parameters: int,
+    *,
+    gpus: int = 1,
+    rows: int | None = None,
+    price: tuple[float, float] | None = None,
+    pilot: str | Path | None = None,
+    assumptions: Assumptions = Assumptions(),
+    trained: int | None = None,
+    kv_bytes: int = 0,
+) -> CostEstimate:
+    """Estimate the calls, tokens, dollars and hours of a run.
+
+    Args:
+        args (`Mapping[str, Any]`): Training arguments by name.
+        parameters (`int`): Parameters of the model.
+        gpus (`int`, *optional*, defaults to `1`): GPUs that train.
+        rows (`int`, *optional*): Rows of the dataset. Required if `max_steps` is not set.
+        price (`tuple[float, float]`, *optional*): US dollars per million tokens that the large LLM
+            reads and writes.
+        pilot (`str` or `Path`, *optional*): Folder of a run whose records replace assumptions.
+        assumptions ([`Assumptions`], *optional*): Values for everything that is not known.
+        trained (`int`, *optional*): Parameters that are trained. Defaults to all.
+        kv_bytes (`int`, *optional*, defaults to `0`): Bytes of the keys and values of one token;
+            see [`Plan`]. Each sampled token reads those of its context, which is taken as half of
+            the longest one. 0 leaves that out.
+
+    Raises:
+        `ValueError`: If neither the steps nor the rows are known, or the pilot has no records.
+    """
+    args = {name: value for name, value in args.items() if value is not None}
+    schedule = Schedule.from_args(args, gpus, rows)
+
+    # Replace assumptions by what a pilot run measured.
+    notes = []
+    usd_per_rollout = None
+    measured: dict[str, Any] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    if pilot is not None:
+        figures = PilotFigures.read(Path(pilot))
+        intervals = figures.intervals
+        usd_per_rollout = figures.means.get("usd")
+        measured = {name: mean for name, mean in figures.means.items() if name != "usd"}
+        assumptions = replace(assumptions, **measured)
+        names = ", ".join(figures.means)
+        notes.append(f"measured per rollout: {names}, in {pilot}: {figures.description}")
+    assumed = []
+    for setting in fields(Assumptions):
+        if setting.name not in measured:
+            assumed.append(f"{setting.name} {getattr(assumptions, setting.name):g}")
+    notes.append("assumed: " + ", ".join(assumed))
+
+    # Calls and dollars.
+    calls = assumptions.calls * schedule.rollouts_played
+    tokens = calls * (assumptions.call_input + assumptions.call_output)
+    if usd_per_rollout is None and price is not None:
+        usd_per_call = assumptions.call_input * price[0] + assumptions.call_output * price[1]
+        usd_per_rollout = assumptions.calls * usd_per_call / MILLION
+    usd = None if usd_per_rollout is None else usd_per_rollout * schedule.rollouts_played
+
+    # Hours.
+    token_seconds = seconds_per_token(schedule, assumptions, parameters, kv_bytes)
+    waves = math.ceil(schedule.rollouts_per_gpu / assumptions.rows_at_once)
+    wave_seconds = assumptions.agent_tokens * token_seconds
+    wave_seconds += assumptions.calls * assumptions.call_seconds
+    sampling_seconds = waves * wave_seconds / schedule.updates_per_batch
+    tokens_per_step = schedule.rollouts_per_step * schedule.context / 2
+    operations = tokens_per_step * operations_per_token(args, parameters, trained)
+    training_seconds = operations / (gpus * assumptions.flops * assumptions.train_share)
+    hours = schedule.steps * (sampling_seconds + training_seconds) / 3600
+
+    # A colocated vLLM cannot have a lead.
+    hours_with_lead = None
+    has_server = bool(args.get("use_vllm")) and args.get("vllm_mode") == "server"
+    is_colocated = bool(args.get("use_vllm")) and not has_server
+    if not args.get("async_lead") and not is_colocated:
+        update_seconds = training_seconds * schedule.updates_per_batch / waves
+        hidden = hidden_share(assumptions, token_seconds, update_seconds, has_server)
+        waiting_seconds = sampling_seconds * (1 - hidden)
+        hours_with_lead = schedule.steps * (waiting_seconds + training_seconds) / 3600
+
+    # Notes.
+    step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
+    if step_seconds is not None:
+        notes.append(
+            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch "
+            "and GPUs"
+        )
+    if "prompts_per_step" in args and args.get("mode") != "rl":
+        notes.append("the calls of the reference LLM are not included")
+    notes += budget_warnings(args, schedule.steps, {"budget_usd": usd, "budget_tokens": tokens})
+
+    return CostEstimate(
+        steps=schedule.steps,
+        rollouts=schedule.rollouts_per_step,
+        calls=calls,
+        tokens=tokens,
+        usd=usd,
+        sampling_seconds=sampling_seconds,
+        training_seconds=training_seconds,
+        hours=hours,
+        hours_with_lead=hours_with_lead,
+        intervals=intervals,
+        notes=notes,
+    )
+
+
+def seconds_per_token(
+    schedule: Schedule, assumptions: Assumptions, parameters: int, kv_bytes: int
+) -> float:
+    """Return the seconds of a decoding step.
+
+    It reads the weights in bf16, and the keys and values of all rows.
+    """
+    rows = min(schedule.rollouts_per_gpu, assumptions.rows_at_once)
+    bytes_read = 2 * parameters + rows * schedule.context / 2 * kv_bytes
+    return bytes_read / (assumptions.bandwidth * assumptions.decode_share)
+
+
+def operations_per_token(args: Mapping[str, Any], parameters: int, trained: int | None) -> int:
+    """Return the operations of a training step for one token.
+
+    Forward and backward passes take 6 per parameter. Frozen weights save 2; recomputing activations
+    and a reference model add 2 each.
+    """
+    operations = 6
+    if trained is not None and trained < parameters:
+        operations -= 2
+    if args.get("gradient_checkpointing", True):
+        operations += 2
+    if args.get("beta"):
+        operations += 2
+    return parameters * operations
+
+
+def hidden_share(
+    assumptions: Assumptions, token_seconds: float, update_seconds: float, has_server: bool
+) -> float:
+    """Return the share of the sampling time that no step waits for with `async_lead: 1`.
+
+    It is measured on a virtual clock with a smaller batch.
+    """
+    pace = Pace(
+        groups=4,
+        rollouts=4,
+        turns=min(assumptions.turns, 5),
+        # A decoding step of the virtual clock stands for 20 tokens.
+        tokens=max(1.0, assumptions.agent_tokens / assumptions.turns / 20),
+        step=max(token_seconds, 1e-4) * 20,
+        reply=max(assumptions.call_seconds, 1e-3),
+        update=max(update_seconds, 1e-3),
+    )
+    layout = "server" if has_server else "one node"
+    on_policy_seconds = run_on_virtual_clock(pace, layout, lead=0, steps=6)["step_s"]
+    lead_seconds = run_on_virtual_clock(pace, layout, lead=1, steps=6)["step_s"]
+    return min(1.0, (on_policy_seconds - lead_seconds) / (on_policy_seconds - pace.update))
+
+
+def budget_warnings(
+    args: Mapping[str, Any], steps: int, needed: Mapping[str, float | None]
+) -> list[str]:
+    """Return a warning for each budget that ends before the last step, or cannot be checked."""
+    warnings = []
+    for option, amount in needed.items():
+        limit = args.get(option)
+        if limit is None:
+            continue
+        if amount is None:
+            warnings.append(f"warning: {option} cannot be checked: the price is not known")
+        elif amount > limit:
+            last_step = int(steps * limit / amount)
+            warnings.append(
+                f"warning: {option}: {limit:g} ends after about step {last_step:,} of {steps:,}"
+            )
+    return warnings
+
+
+# --- pilot runs --------------------------------------------------------------------------------
+
+
+def call_seconds_of(record: Record) -> list[float]:
+    """Return the durations of a rollout's calls. Replayed calls are left out."""
+    observations = record["observations"]
+    return [observation["seconds"] for observation in observations if not observation["cached"]]
+
+
+PILOT_FIGURES: dict[str, Callable[[Record], list[float]]] = {
+    "calls": lambda record: [float(len(record["observations"]))],
+    "agent_tokens": lambda record: [float(record["tokens"]["agent"])],
+    "call_seconds": call_seconds_of,
+    "usd": lambda record: [float(record["worth_usd"])],
+}
+"""The figures that are read from a rollout's record, by name."""
+
+
+@dataclass(frozen=True)
+class PilotFigures:
+    """What a pilot run says about a rollout.
+
+    Args:
+        means (`dict[str, float]`): The mean of each of [`PILOT_FIGURES`] that the records contain.
+        intervals (`dict[str, tuple[float, float]]`): The 95 % intervals of these means.
+        description (`str`): The number of rollouts and questions.
+    """
+
+    means: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    description: str
+
+    @classmethod
+    def read(cls, folder: Path) -> PilotFigures:
+        """Read the records of a run.
+
+        Raises:
+            `ValueError`: If there is no finished training rollout.
+        """
+        # Group the finished training rollouts by question.
+        groups: dict[str, list[Record]] = {}
+        for record in read_rollouts(folder / "rollouts"):
+            is_training = record.get("mode", "train") == "train"
+            if is_training and record["status"] != "failed":
+                question = record.get("id", record.get("question", record.get("step")))
+                groups.setdefault(f"{record.get('environment')} {question}", []).append(record)
+        if not groups:
+            raise ValueError(
+                f"{folder} holds no finished rollouts: pass the folder of a training run"
+            )
+
+        means = {}
+        intervals = {}
+        for name, read_values in PILOT_FIGURES.items():
+            values_by_question = []
+            for records in groups.values():
+                values = list(chain.from_iterable(map(read_values, records)))
+                if values:
+                    values_by_question.append(values)
+            all_values = list(chain.from_iterable(values_by_question))
+            is_unknown_price = name == "usd" and not any(all_values)  # recorded as 0
+            if not all_values or is_unknown_price:
+                continue
+            means[name] = fmean(all_values)
+            if len(values_by_question) > 1:
+                intervals[name] = interval_over_questions(values_by_question, means[name])
+
+        rollout_count = sum(len(records) for records in groups.values())
+        plural = "s" if len(groups) > 1 else ""
+        return cls(means, intervals, f"{rollout_count} rollouts of {len(groups)} question{plural}")
+
+
+def interval_over_questions(
+    values_by_question: list[list[float]], mean: float
+) -> tuple[float, float]:
+    """Return the bootstrap interval of a mean over rollouts, resampling whole questions."""
+    mean_count = sum(len(values) for values in values_by_question) / len(values_by_question)
+    contributions = []
+    for values in values_by_question:
+        deviation = sum(value - mean for value in values)
+        contributions.append(mean + deviation / mean_count)
+    estimate = bootstrap_interval(contributions)
+    return estimate.low, estimate.high
+
+
+def mean_step_seconds(folder: Path) -> float | None:
+    """Return the mean duration of a step in a run's log, `None` if it is not logged."""
+    seconds = []
+    with suppress(OSError, ValueError):
+        for line in (folder / "rollouts" / "log.jsonl").read_text(encoding="utf-8").splitlines():
+            step_time = json.loads(line).get("step_time")
+            if isinstance(step_time, int | float):
+                seconds.append(step_time)
+    return fmean(seconds) if seconds else None

@@ -103,6 +103,7 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     rows = [{**row, "environment": name} for name in names for row in sandbox.train]
     asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
     changes: dict[str, Any] = {"output_dir": str(folder / trained), "seed": seed, "max_steps": steps * len(names)}
+    changes["chat_template_kwargs"] = {"tools": None}  # the sandbox's chat template cannot show tools
     started = time.perf_counter()
     trainer = train(
         PromptR1Trainer, PromptR1Config(**settings(DEMO, **changes, overwrite=True)), sandbox,

@@ -557,7 +557,15 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
     before = share_right(model, environment, test, seed)
     trainer = PromptR1Trainer(
         model=str(model),
-        args=PromptR1Config(**settings(DEMO, output_dir=str(run), seed=seed, max_steps=DEMO_STEPS)),
+        args=PromptR1Config(
+            **settings(
+                DEMO,
+                output_dir=str(run),
+                seed=seed,
+                max_steps=DEMO_STEPS,
+                chat_template_kwargs={"tools": None},  # the sandbox's chat template cannot show tools
+            )
+        ),
         train_dataset=as_dataset(questions),
         environment=environment,
         prompt_template=sandbox_spec().prompt_template,

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,14 @@ from agentic_prompting.rollout import (
     Limits,
     Observation,
     Rollout,
+    RolloutLog,
     Sample,
     parse_turn,
     play,
+    rollout_record,
 )
 from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
+from support.programs import byte_tokenizer
 from support.tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -367,6 +371,108 @@ def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
     assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(rollout.context)] == rollout.context
 
 
+# --- chat templates that cannot hold tools ---------------------------------------------------------------------------
+
+
+def spec_with_tools(**shown):
+    environment = ToolEnvironment([capital])
+    return AgentSpec(grammar=environment.grammar, chat_template_kwargs={**environment.chat_template_kwargs, **shown})
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("llama3", "never shows"),
+        ("gemma", "never shows"),
+        ("phi3", "never shows"),
+        ("llama3_1", "form that is not read"),
+        ("gptoss", "form that is not read"),
+        ("glm4moe", "form that is not read"),
+        ("deepseekv3", "chat template"),
+    ],
+)
+def test_tools_that_a_template_cannot_hold_are_refused(name, named):
+    with pytest.raises(ValueError, match=named):
+        spec_with_tools().tokens(byte_tokenizer(name))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "qwen3_8", "nemotron_3_nano"])
+def test_templates_that_hold_tools_are_taken(name):
+    assert "capital" in decoded_prompt(spec_with_tools(), name)
+
+
+def decoded_prompt(spec, name):
+    form = spec.tokens(byte_tokenizer(name))
+    return form.tokenizer.decode(form.prompt_ids([{"role": "user", "content": "q"}]))
+
+
+def test_prompts_may_show_the_tools_themselves():
+    assert "capital" not in decoded_prompt(spec_with_tools(tools=None), "llama3")
+
+
+def test_each_of_several_environments_is_checked():
+    spec = spec_with_tools()
+    own = {"prompt_template": "{question}", "grammar": spec.grammar, "chat_template_kwargs": spec.chat_template_kwargs}
+    with pytest.raises(ValueError, match="never shows"):
+        AgentSpec(environments={"shop": own}).tokens(byte_tokenizer("llama3"))
+
+
+def test_tools_without_a_chat_template_are_a_warning(caplog):
+    spec_with_tools().tokens(byte_tokenizer("qwen3"))
+    assert not caplog.records
+    replace(spec_with_tools(), prompt_format="text").tokens(byte_tokenizer("qwen3"))
+    assert "tools" in caplog.text
+
+
+def test_a_trainer_refuses_tools_that_its_template_never_shows(tiny_policy, rows, tmp_path):
+    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    with pytest.raises(ValueError, match="never shows"):
+        PromptR1Trainer(
+            str(tiny_policy), args=PromptR1Config(str(tmp_path), **arguments), train_dataset=rows, tools=[capital]
+        )
+
+
+def test_a_call_in_the_xml_form_reaches_its_tool():
+    def stock(part: str, count: int | None = None) -> str:
+        """How many of a part there are.
+
+        Args:
+            part: Its number.
+            count: How many are wanted.
+        """
+        return f"{part!r} {count!r}"
+
+    environment = ToolEnvironment([stock])
+    body = "<function=stock>\n<parameter=part>\n0012\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>"
+    assert step(environment, f"<tool_call>\n{body}\n</tool_call>").text == "'0012' 3"
+
+
+@pytest.mark.parametrize("text", ["a\\ud800b", "</tool_call>", "</think>", "<tool_response>"])
+def test_what_a_tool_repeats_of_the_policy_ends_no_run(text, tmp_path):
+    def repeat(text: str) -> str:
+        """Repeats a text.
+
+        Args:
+            text: Any.
+        """
+        return text
+
+    environment = ToolEnvironment([repeat])
+    form = ChatFormat(byte_tokenizer(), environment.grammar, environment.chat_template_kwargs)
+    turns = iter([f'<tool_call>{{"name": "repeat", "arguments": {{"text": "{text}"}}}}</tool_call>', "done"])
+
+    async def policy(request):
+        return Sample(
+            [*form.tokenizer(next(turns), add_special_tokens=False)["input_ids"], form.tokenizer.eos_token_id]
+        )
+
+    rollout = Rollout(form.prompt_ids("q"))
+    run(play(rollout, policy, environment, form, Limits()))
+    assert rollout.answer == "done" and not rollout.observations[0].text.startswith("Error")
+    log = RolloutLog(tmp_path)
+    log.write([rollout_record(rollout)])
+
+
 # --- DSPy --------------------------------------------------------------------------------------------------------
 
 
@@ -501,7 +607,8 @@ def test_the_demos_traces_in_native_calls_say_the_same():
 def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
     """With the paper's tags no call would ever reach a tool."""
     arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-    args = PromptR1Config(str(tmp_path), **arguments)
+    # The tiny policy's template shows no tools.
+    args = PromptR1Config(str(tmp_path), chat_template_kwargs={"tools": None}, **arguments)
     trainer = PromptR1Trainer(str(tiny_policy), args=args, train_dataset=rows, tools=[capital])
     assert trainer.spec.grammar == ToolGrammar() and trainer.spec.prompt_template == "{question}"
 

@@ -9,14 +9,17 @@ import pytest
 import agentic_prompting
 from agentic_prompting import Environment, Rollout, ScriptedChat, TagGrammar
 from agentic_prompting.environments import LLMEnvironment, SearchEnvironment
+from agentic_prompting.environments.search import SearchGrammar
 from agentic_prompting.llm import Budget, Reply, Usage, run
 from agentic_prompting.rollout import (
     RESET_ERROR,
     ChatFormat,
+    FreeText,
     Observation,
     as_environment,
     observe,
     play_all,
+    prompt_r1_template,
     reset_rows,
     template_for,
 )
@@ -104,6 +107,35 @@ def test_a_function_is_one():
     adapted = as_environment(function)
     assert observed(adapted).text == "function" and not adapted.has_reset
     assert "the help of function: Says its name." in template_for(adapted, TagGrammar())
+
+
+class Briefed(Environment):
+    """Has a template of its own."""
+
+    prompt_template = "Ask the shop. Question: {question}"
+
+    def step(self, rollout):
+        return "Kenya"
+
+
+@pytest.mark.parametrize("grammar", [TagGrammar(), FreeText(), SearchGrammar()])
+def test_an_environments_template_is_used_with_any_grammar(grammar):
+    assert template_for(Briefed(), grammar) == Briefed.prompt_template
+
+
+def test_a_template_for_tags_needs_a_grammar_with_tags():
+    class Tagged(Briefed):
+        prompt_template = "Ask in <{act}>...</{act}>. Write \\boxed{answer}. {question}"
+
+    assert "<ask>...</ask>" in template_for(Tagged(), TagGrammar(act="ask"))
+    with pytest.raises(ValueError, match="prompt_template"):
+        template_for(Tagged(), SearchGrammar())
+    Tagged.prompt_template = "Write \\boxed{answer}. {question}"
+    assert template_for(Tagged(), FreeText()) == Tagged.prompt_template
+
+
+def test_without_tags_the_default_is_the_question():
+    assert template_for(Least(), FreeText()) == prompt_r1_template(FreeText()) == "{question}"
 
 
 def test_nothing_stays_nothing():

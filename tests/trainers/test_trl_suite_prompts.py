@@ -1,16 +1,31 @@
 """A TRL script means the same here: text prompts, what reward functions see, and images, which are refused by name."""
 
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 from datasets import Dataset
+from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting import AgentSpec, FreeText, LLMEnvironment, MultiTurnGRPOTrainer, PromptAgent, ScriptedChat
 from agentic_prompting.interop import ToolEnvironment
-from agentic_prompting.rollout import BatchEngine, ChatFormat, Limits, Rollout, Sample, TagGrammar, play_all, turn_seed
+from agentic_prompting.rollout import (
+    BatchEngine,
+    ChatFormat,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    TagGrammar,
+    Turn,
+    play_all,
+    turn_seed,
+)
 from agentic_prompting.trainers import MultiTurnGRPOConfig
+from agentic_prompting.trainers.scoring import render_completion
+from support.programs import byte_format, play_program
 from support.tokenizers_for_tests import tokenizer_for
 
 ASK = "<think> what now </think> <interaction_prompt> Which country? </interaction_prompt>"
@@ -219,8 +234,6 @@ def double(number: int) -> int:
 
 
 def test_tool_calls_and_their_results_are_messages_of_their_own():
-    from agentic_prompting.trainers.scoring import render_completion
-
     environment = ToolEnvironment([double])
     form = ChatFormat(tokenizer_for("qwen3"), environment.grammar)
     asked = [{"role": "user", "content": "Double 3 and 4."}]
@@ -235,6 +248,43 @@ def test_tool_calls_and_their_results_are_messages_of_their_own():
     assert second["tool_calls"] == [{"type": "function", "function": {"name": "", "arguments": "no JSON"}}]
     assert broken["role"] == "tool" and broken["content"].startswith("Error: a call must be")
     assert last == {"role": "assistant", "content": "6 and 8"}
+
+
+def played_calls(trains, say=lambda number: f"turn {number}"):
+    """The completion of a program's rollout of four calls, each of which goes on from the one before."""
+
+    async def agent(row, base_url, api_key):
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            messages = []
+            for number in range(4):
+                messages.append({"role": "user", "content": f"ask {number}"})
+                reply = await client.chat.completions.create(model="agent", messages=messages)
+                messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        return "x"
+
+    numbers = itertools.count()
+    row = {"question": "q", "prompt": [{"role": "user", "content": "q"}]}
+    rollout, _ = play_program(agent, lambda text, request: say(next(numbers)), row=row, trains=trains)
+    assert rollout.status == "answered", rollout.error
+    return render_completion(rollout, byte_format())
+
+
+@pytest.mark.parametrize("left_out", [set(), {0}, {1}, {3}, {1, 2}, {0, 1, 2, 3}])
+def test_turns_that_are_not_trained_stay_in_their_places(left_out):
+    completion = played_calls(lambda call: call.number - 1 not in left_out)
+    expected = ["turn 0", "ask 1", "turn 1", "ask 2", "turn 2", "ask 3", "turn 3"]
+    assert [message["content"] for message in completion] == expected
+    assert [message["role"] for message in completion] == ["assistant", "user"] * 3 + ["assistant"]
+
+
+def test_a_rollout_that_an_environment_fills_in_has_its_turns():
+    form = byte_format()
+    turns = [form.tokenizer(text)["input_ids"] for text in ("one", "two")]
+    rollout = Rollout([1], row={"prompt": [{"role": "user", "content": "q"}]})
+    rollout.ids = [*turns[0], 7, *turns[1]]
+    rollout.mask = [1] * len(turns[0]) + [0] + [1] * len(turns[1])
+    rollout.turns, rollout.observations = [Turn("one", "act", True), Turn("two", "answer", True)], [Observation("and?")]
+    assert [message["content"] for message in render_completion(rollout, form)] == ["one", "and?", "two"]
 
 
 # --- images ---------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 100  # folders within each other; node_modules, the deepest that agents use, have about 20
 _MAX_PATH = 3000  # bytes; Linux takes 4,095
+_SECONDS_TO_REMOVE = 10.0
 
 
 # --- this process's folder -------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def kill_processes_of(folder: Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries below a folder. Links are not followed, folders that are too deep ([`is_too_deep`]) are not opened."""
+    """The entries below a folder. Links are not followed, and folders too deep ([`is_too_deep`]) are not opened."""
     top = os.fspath(folder).rstrip("/")
     waiting = [top]
     while waiting:
@@ -122,7 +123,7 @@ def tidy(folder: Path) -> bool:
             kind = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISDIR(kind):
                 if is_too_deep(entry.path, folder):
-                    remove(Path(entry.path))
+                    _take_away(Path(entry.path), folder)
                     all_seen = False
             elif not (_stays_in(entry.path, top) if stat.S_ISLNK(kind) else stat.S_ISREG(kind)):
                 os.unlink(entry.path)
@@ -149,12 +150,31 @@ def _stays_in(link: str, top: Path) -> bool:
 
 def remove(path: Path) -> None:
     """Remove a file or a folder, also where an agent took away the right to. Never raises: what cannot be removed is
-    logged."""
-    if _run("rm", "-rf", path):
-        return
-    _run("chmod", "-R", "u+rwX", path)
-    if not _run("rm", "-rf", path):
-        logger.warning("%s could not be removed", path)
+    logged. After some seconds the removal goes on by itself: a hundred thousand folders take minutes on some disks."""
+    _removals[:] = [removal for removal in _removals if removal.poll() is None]
+    command = 'rm -rf -- "$1" || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
+    removal = subprocess.Popen(
+        ["sh", "-c", command, "sh", os.fspath(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        if removal.wait(_SECONDS_TO_REMOVE) != 0:
+            logger.warning("%s could not be removed", path)
+    except subprocess.TimeoutExpired:
+        _removals.append(removal)
+
+
+_removals: list[subprocess.Popen[bytes]] = []
+
+
+def _take_away(path: Path, folder: Path) -> None:
+    """Remove a folder that an agent left below `folder`. It is gone from its place at once."""
+    aside = Path(tempfile.mkdtemp(dir=folder.parent))
+    path.rename(aside / "removed")
+    remove(aside)
 
 
 def give_to(user: int, folder: Path) -> None:
@@ -261,6 +281,8 @@ def _path_in(folder: Path, name: str) -> Path:
             path.unlink()
         path.mkdir(exist_ok=True)
     path = path / parts[-1]
-    if path.is_symlink() or path.exists():
-        remove(path)
+    if path.is_dir() and not path.is_symlink():
+        _take_away(path, folder)
+    else:
+        path.unlink(missing_ok=True)
     return path

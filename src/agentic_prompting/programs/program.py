@@ -189,7 +189,7 @@ class Program(Environment):
 
     @property
     def returns_reward(self) -> bool:
-        """Whether the program itself returns rewards. The output of a command is none: the policy may have written it."""
+        """Whether the program itself returns rewards. A command's output is none: the policy may have written it."""
         return callable(self.agent) or self._score is not None
 
     @staticmethod

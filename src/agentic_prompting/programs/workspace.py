@@ -427,10 +427,10 @@ class Place:
         if failed and self.workspace.keep_failed is not None:
             kept = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
             try:
-                tidy(self.root)
+                tidy(self.root / "tmp")
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(self.root, kept)
-            except OSError as error:  # on another disk: no room
+            except (OSError, RecursionError) as error:  # on another disk: no room, or a folder still to be removed
                 logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
         if self.root.exists():
             remove(self.root)

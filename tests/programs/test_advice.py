@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import time
 
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agentic_prompting.programs import Program
+from agentic_prompting.programs import Asked, Call, Entry, Program
+from agentic_prompting.programs.advice import changed_message
 from support.programs import play_program
 
 Q = {"role": "user", "content": "q"}
@@ -89,6 +91,17 @@ def test_tools_in_another_order(caplog):
 
     play_program(program_of(agent))
     assert ["the tools are not those" in text for text in warnings_in(caplog)] == [True]
+
+
+def test_many_long_histories_are_compared_quickly():
+    """Each of 60 conversations is like the ones before it, and none is the same."""
+    calls = []
+    for number in range(60):
+        entries = [Entry("user", f"{number} {text}") for text in range(2000 + number)]
+        calls.append(Call(Asked("agent", tuple(entries)), number))
+    started = time.monotonic()
+    assert changed_message(calls) == ""
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(

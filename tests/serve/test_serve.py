@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -37,7 +38,7 @@ from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.app import server_of
-from agentic_prompting.serve.protocol import ChatMessage
+from agentic_prompting.serve.protocol import ChatMessage, ChatRequest
 from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
@@ -336,6 +337,81 @@ async def stops_its_loop():
 def test_bad_requests_are_told_in_openais_form(serve, body, status, param):
     got, said = post(serve(), body)
     assert got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"trajectory": None},
+        {
+            "stream": None,
+            "stream_options": None,
+            "stop": None,
+            "n": None,
+            "tools": None,
+            "seed": None,
+            "max_tokens": None,
+        },
+        {"stream_options": {"include_usage": None}},
+        {"response_format": {"type": "text"}, "logprobs": None, "functions": None, "temperature": None},
+    ],
+)
+def test_a_field_that_is_null_is_not_given(serve, more):
+    messages = [{**QUESTION[0], "name": None}]
+    status, said = post(serve(), {"model": "agent", "messages": messages, **more})
+    assert status == 200 and said["choices"][0]["message"]["content"] == "Nairobi"
+    assert "trajectory" not in said
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "agent", "messages": ['
+        + b'{"role":"user","content":"a"},' * 30_000
+        + b'{"role":"user","content":"b"}]}',
+        b'{"model": "agent", "messages": [{"role":"user","content":['
+        + b'{"type":"text","text":""},' * 30_000
+        + b"{}]}]}",
+        b'{"model": "agent", "x": [' + b"[]," * 300_000 + b"[]]}",
+        b"[" * 100_000,
+        b'{"model": "agent", "x": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+    ],
+    ids=["messages", "parts", "lists", "deep", "deeper"],
+)
+def test_a_request_of_too_many_parts_is_refused(serve, body):
+    status, said = post(serve(), body)
+    assert status == 400 and said["error"]["type"] == "invalid_request_error" and len(said["error"]["message"]) < 500
+    assert said["error"]["code"] != "context_length_exceeded", "before it is rendered"
+
+
+def test_long_requests_are_read_beside_the_loop(serve, monkeypatch):
+    """The loop that serves all clients is not held by one of them."""
+    threads = []
+    validate = ChatRequest.model_validate
+    monkeypatch.setattr(
+        ChatRequest, "model_validate", lambda body: threads.append(threading.current_thread().name) or validate(body)
+    )
+    address = serve()
+    for length in (10, 200_000):
+        post(address, {"model": "agent", "messages": [{"role": "user", "content": "a " * length}]})
+    short, long = threads
+    assert short != long and "asyncio" in long
+
+
+def test_refused_requests_are_counted(serve, monkeypatch):
+    address = serve(max_body_bytes=2000)
+    question = {"model": "agent", "messages": QUESTION}
+    post(address, b"no JSON")
+    post(address, {**question, "model": "other"})
+    post(address, {**question, "user": "x" * 3000})
+    post(address, question, {"Host": "evil.example"}.items())
+    post(address, question)
+    counted = {
+        status: metric(serve.service, "requests_total", model="", outcome=status)
+        for status in ("400", "404", "413", "403")
+    }
+    assert counted == {"400": 1, "404": 1, "413": 1, "403": 1}
+    assert metric(serve.service, "requests_total", model="agent", outcome="answered") == 1
 
 
 def post(address, body, headers=()):
@@ -686,6 +762,30 @@ def test_a_client_that_hangs_up_stops_its_episode(serve):
     assert serve.service.models["agent"].agent.policy.sampler.batches == [1], "the second turn was never sampled"
     assert metric(serve.service, "requests_total", model="agent", outcome="499") == 1
     assert ask(address).choices[0].message.content == "Nairobi"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
+    service = Service({"agent": ChatAnswers(ScriptedChat(["yes " * 50_000] * 100, latency=0.1))}, ServeConfig())
+    body = json.dumps({"model": "agent", "messages": QUESTION, "stream": stream}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    requests = [
+        f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
+        f"{head}Content-Length: 10000\r\n\r\n".encode() + body,
+        f"{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n".encode(),
+        b"\x16\x03\x01 no HTTP\r\n\r\n",
+    ]
+    with running(service) as address:
+        for request in requests:
+            for reset in (False, True):
+                for seconds in (0, 0.05, 0.2):
+                    with connection_to(address) as connection:
+                        connection.sendall(request)
+                        time.sleep(seconds)
+                        if reset:
+                            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.3)
+    assert [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR] == []
 
 
 def test_a_cancelled_request_leaves_the_engine(tiny_policy):

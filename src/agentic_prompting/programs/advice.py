@@ -13,7 +13,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from .matching import key_of, plain
+from .matching import key_of, key_of_tools, plain
 from .protocol import Entry
 from .session import Call
 
@@ -92,15 +92,18 @@ def changed_message(calls: Sequence[Call]) -> str:
     A sub-agent repeats nothing, and a summary is shorter than what it sums up. Neither is reported.
     """
     ours = {plain(call.reply.text) for call in calls if not call.reply.calls}
+    keys: list[list[bytes]] = []  # of each message of each call, and of its reply: each is read once
     for i, call in enumerate(calls):
+        keys.append([key_of(b"", entry) for entry in (*call.asked.entries, call.reply)])
         if call.goes_on:
             continue
-        for earlier in reversed(calls[:i]):
+        for j in reversed(range(i)):
+            earlier = calls[j]
             expected, sent = (*earlier.asked.entries, earlier.reply), call.asked.entries
             if len(sent) <= len(expected):
                 continue
-            differs = [at for at, (one, other) in enumerate(zip(expected, sent, strict=False)) if not _same(one, other)]
-            if not differs and earlier.asked.tools != call.asked.tools:
+            differs = [at for at, (one, other) in enumerate(zip(keys[j], keys[i], strict=False)) if one != other]
+            if not differs and key_of_tools(earlier.asked.tools) != key_of_tools(call.asked.tools):
                 return "the tools are not those of the call before"
             if not differs or 2 * len(differs) > len(expected):
                 continue
@@ -108,10 +111,6 @@ def changed_message(calls: Sequence[Call]) -> str:
             if other.role != "assistant" or plain(other.text) not in ours:
                 return f"message {differs[0] + 1} was {_shown(one)} and is {_shown(other)}"
     return ""
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    return key_of(b"", one) == key_of(b"", other)
 
 
 def _shown(entry: Entry) -> str:

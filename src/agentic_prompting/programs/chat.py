@@ -22,10 +22,13 @@ class ChatCompletions(Dialect):
         fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         fields.check_offered(body, not body.get("functions"), "functions")
         fields.check_offered(body, set(body.get("modalities") or ["text"]) <= {"text"}, "modalities")
-        given = [as_dict(one) for one in body.get("tools") or ()]
-        of_functions = [one for one in given if one.get("type", "function") == "function"]
-        tools = tuple(fields.tool_of(as_dict(one.get("function"))) for one in of_functions)
-        left_out = [fields.hosted(one.get("type")) for one in given if one not in of_functions]
+        tools: list[dict[str, Any]] = []
+        left_out: list[str] = []
+        for tool in map(as_dict, body.get("tools") or ()):
+            if tool.get("type") in (None, "function"):
+                tools.append(fields.tool_of(as_dict(tool.get("function"))))
+            else:
+                left_out.append(fields.hosted(tool.get("type")))
         return fields.asked_of(
             body,
             [self._entry(one) for one in messages],

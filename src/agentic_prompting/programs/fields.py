@@ -6,8 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..llm.guard import text_of as shown
 from ..rollout import load_json
-from .protocol import Asked, Entry, Refusal, Role
+from .protocol import (
+    MAX_MESSAGES,
+    MAX_OBJECTS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    MAX_TOOLS,
+    Asked,
+    Entry,
+    Refusal,
+    Role,
+    ToolCall,
+)
 
 _ROLES: dict[Any, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -31,27 +43,76 @@ def asked_of(
 ) -> Asked:
     """What the dialects call the same. `left_out` are the tools that are not offered to the policy."""
     check_offered(body, body.get("n") in (None, 1), "n")
-    stops = body.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else stops
-    if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
-        raise Refusal(400, "`stop` must be a text or a list of texts.", "invalid_value", "stop")
+    check_count(entries, MAX_MESSAGES, "messages")
+    check_count(tools, MAX_TOOLS, "tools")
     choice = body.get("tool_choice")
-    ignored = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    ignored |= {"tool_choice": choice} if choice not in (None, {}, "auto", "none") else {}
-    ignored |= {"tools": ", ".join(left_out)} if left_out else {}
+    ignored = _sampling_of(body)
+    ignored |= {"tool_choice": shown(choice, 80, repr)} if choice not in (None, {}, "auto", "none") else {}
+    ignored |= {"tools": shown(", ".join(left_out))} if left_out else {}
     ignored |= {"parallel_tool_calls": False} if body.get("parallel_tool_calls") is False and tools else {}
     return Asked(
         model=str(body.get("model") or ""),
         entries=tuple(entries),
         tools=tuple(tools),
         may_call=choice != "none",
-        stops=tuple(filter(None, stops)),
+        stops=_stops_of(body),
         max_tokens=limit,
         logprobs=bool(body.get("logprobs")),
         stream=bool(body.get("stream")),
         with_usage=with_usage,
         ignored=ignored,
     )
+
+
+def parse_json(raw: bytes) -> Any:
+    """The JSON in a body.
+
+    Raises:
+        [`Refusal`]: It is no JSON, or has so many parts that they take long to build.
+    """
+    if raw.count(b"[") + raw.count(b"{") > MAX_OBJECTS:
+        raise Refusal(400, f"The body may have {MAX_OBJECTS} objects and lists.", "too_many_items")
+    try:
+        return json.loads(raw.decode("utf-8-sig", "replace"))
+    except (ValueError, RecursionError):
+        raise Refusal(400, "The body is no JSON.", "invalid_json") from None
+
+
+def _stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stop texts of a request, not more than a search through the reply can look for."""
+    stops = body.get("stop") or ()
+    if isinstance(stops, str):
+        stops = (stops,)
+    if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) for stop in stops):
+        raise Refusal(400, "`stop` must be a text or a list of texts.", "invalid_value", "stop")
+    check_count(stops, MAX_STOPS, "stop")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise Refusal(400, f"A text of `stop` may have {MAX_STOP_LENGTH} characters.", "invalid_value", "stop")
+    return tuple(stop for stop in stops if stop)
+
+
+def _sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings of a request: numbers that a model could take, everything else as a short text.
+
+    A large LLM gets `temperature` and `top_p`. A value that it refuses would fail the rollout.
+    """
+    settings: dict[str, Any] = {}
+    for name in _SAMPLING:
+        value = body.get(name)
+        if value is None:
+            continue
+        settings[name] = value if isinstance(value, int | float) else shown(value, 80, repr)
+        if name in ("temperature", "top_p"):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= 2:
+                raise Refusal(400, f"`{name}` must be a number from 0 to 2.", "invalid_value", name)
+    return settings
+
+
+def check_count(items: Sequence[Any], most: int, name: str) -> None:
+    """Refuse a request with too many parts of one kind."""
+    if len(items) > most:
+        raise Refusal(400, f"`{name}` has {len(items)} items and may have {most}.", "too_many_items", name)
 
 
 def check_offered(body: Any, is_offered: bool, name: str) -> None:
@@ -66,7 +127,7 @@ def check_form(form: Any, name: str) -> None:
     The policy's gradient is that of its own distribution. Tokens drawn under a grammar have another one, which the
     trainer's log-probabilities do not know.
     """
-    if as_dict(form).get("type", "text") != "text":
+    if as_dict(form).get("type") not in (None, "text"):
         what = f"`{name}` is not supported: the policy samples without constraints, as it is trained."
         instead = (
             "Ask for JSON in the prompt or as a tool's arguments, and name what broken JSON raises in `mistakes=`."
@@ -85,7 +146,8 @@ def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
 def role_of(role: Any) -> Role:
     """The role of a message in the inner form. Refuses a role that there is not."""
     if role not in _ROLES:
-        raise Refusal(400, f"A message has the role {role!r}; there are {', '.join(_ROLES)}.", "invalid_value")
+        what = f"A message has the role {shown(role, 80, repr)}; there are {', '.join(_ROLES)}."
+        raise Refusal(400, what, "invalid_value")
     return _ROLES[role]
 
 
@@ -95,10 +157,9 @@ def text_of(content: Any) -> str:
         return content or ""
     texts = []
     for part in content if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or part.get("type", "text") not in _TEXT_PARTS:
-            raise Refusal(
-                400, f"A message holds {as_dict(part).get('type')!r}, and the policy reads text alone.", "invalid_value"
-            )
+        if not isinstance(part, dict) or (part.get("type") or "text") not in _TEXT_PARTS:
+            kind = shown(as_dict(part).get("type"), 80, repr)
+            raise Refusal(400, f"A message holds {kind}, and the policy reads text alone.", "invalid_value")
         texts.append(str(part.get("text") or part.get("refusal") or ""))
     return "".join(texts)
 
@@ -130,6 +191,7 @@ def list_of(body: Any, name: str) -> list[dict[str, Any]]:
     given = as_dict(body).get(name)
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         raise Refusal(400, f"`{name}` must be a list of messages.", "invalid_value", name)
+    check_count(given, MAX_MESSAGES, name)
     return given
 
 
@@ -140,7 +202,9 @@ def hosted(kind: Any) -> str:
         [`Refusal`]: The client itself runs tools of that type, and the request does not say how they are called.
     """
     if not str(kind).startswith(_HOSTED):
-        what = f"Tools of the type {kind!r} are not supported here: give the agent a function in its place."
+        what = (
+            f"Tools of the type {shown(kind, 80, repr)} are not supported here: give the agent a function in its place."
+        )
         raise Refusal(400, what, "unsupported_value", "tools")
     return str(kind)
 
@@ -162,3 +226,34 @@ def as_dict(value: Any) -> dict[str, Any]:
 def logprob_of(text: str, value: float) -> dict[str, Any]:
     """A token's log-probability in OpenAI's form."""
     return {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+
+
+class EntryParts:
+    """Collects the parts of one message.
+
+    Args:
+        role (`str`): The role of the message.
+        thought (`str`, *optional*): Its thought so far.
+        handle (`str`, *optional*): Its handle so far.
+    """
+
+    def __init__(self, role: Role, thought: str = "", handle: str = ""):
+        self.role = role
+        self.texts: list[str] = []
+        self.thoughts = [thought]
+        self.calls: list[ToolCall] = []
+        self.handle = handle
+
+    @property
+    def has_text(self) -> bool:
+        return any(self.texts)
+
+    def add(self, entry: Entry) -> None:
+        """Take over the text and the calls of a message that is a part of this one."""
+        self.texts.append(entry.text)
+        self.calls += entry.calls
+
+    def entry(self) -> Entry:
+        """The whole message."""
+        text, thought = "".join(self.texts), "".join(self.thoughts)
+        return Entry(self.role, text, thought, tuple(self.calls), self.handle)

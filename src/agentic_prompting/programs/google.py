@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from . import fields
-from .fields import as_dict, text_of
+from .fields import EntryParts, as_dict, text_of
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 _HOSTED = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
@@ -103,7 +102,7 @@ def _parts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _text(parts: list[dict[str, Any]]) -> str:
     for part in parts:
         if named := set(part) - {"text", "thought", "thoughtSignature"}:
-            what = f"A message holds {min(named)!r}, and the policy reads text alone."
+            what = f"A message holds {fields.shown(min(named), 80, repr)}, and the policy reads text alone."
             raise Refusal(400, what, "invalid_value", "contents")
     return "".join(str(part.get("text") or "") for part in parts)
 
@@ -112,24 +111,25 @@ def _entries(content: Mapping[str, Any]) -> Iterator[Entry]:
     """A content's parts: each result of a tool is a message of its own."""
     role = content.get("role") or "user"
     if role not in ("user", "model", "function"):
-        raise Refusal(400, f"A content has the role {role!r}; there are user and model.", "invalid_value", "contents")
-    said, is_open = Entry("assistant" if role == "model" else "user"), True
+        what = f"A content has the role {fields.shown(role, 80, repr)}; there are user and model."
+        raise Refusal(400, what, "invalid_value", "contents")
+    parts, is_open = EntryParts("assistant" if role == "model" else "user"), True
     for part in _parts(content):
-        handle = str(part.get("thoughtSignature") or said.handle)
+        handle = str(part.get("thoughtSignature") or parts.handle)
         if (call := part.get("functionCall")) is not None:
-            made = ToolCall(str(call.get("id") or ""), str(call.get("name")), fields.arguments_of(call.get("args")))
-            said = replace(said, calls=(*said.calls, made), handle=said.handle or handle)
+            arguments = fields.arguments_of(call.get("args"))
+            parts.calls.append(ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments))
+            parts.handle = parts.handle or handle
         elif (result := part.get("functionResponse")) is not None:
-            if said.text:
-                yield said
+            if parts.has_text:
+                yield parts.entry()
             yield Entry("tool", _result(result))
-            said, is_open = Entry("user"), False
-        elif part.get("thought"):
-            said = replace(said, thought=said.thought + _text([part]), handle=handle)
+            parts, is_open = EntryParts("user"), False
         else:
-            said = replace(said, text=said.text + _text([part]), handle=handle)
-    if is_open or said.text:
-        yield said
+            (parts.thoughts if part.get("thought") else parts.texts).append(_text([part]))
+            parts.handle = handle
+    if is_open or parts.has_text:
+        yield parts.entry()
 
 
 def _result(result: Mapping[str, Any]) -> str:

@@ -16,10 +16,15 @@ from .protocol import Entry
 
 def keys_of(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
     """A fingerprint of the conversation up to each of its messages."""
-    key = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).digest()
+    key = key_of_tools(tools)
     for entry in entries:
         key = key_of(key, entry)
         yield key
+
+
+def key_of_tools(tools: Sequence[Any]) -> bytes:
+    """A fingerprint of the tools of a request."""
+    return hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def key_of(before: bytes, entry: Entry) -> bytes:
@@ -36,6 +41,17 @@ def key_of(before: bytes, entry: Entry) -> bytes:
 def plain(text: str) -> str:
     """A text without thoughts and white space."""
     return " ".join(remove_closed_thoughts(text).split())
+
+
+def contains_words(text: str, words: str) -> bool:
+    """Whether a text contains other words, not as parts of longer ones. No words are in no text."""
+    position = text.find(words) if words else -1
+    while position >= 0:
+        before, after = text[position - 1 : position], text[position + len(words) : position + len(words) + 1]
+        if not (words[0].isalnum() and before.isalnum()) and not (words[-1].isalnum() and after.isalnum()):
+            return True
+        position = text.find(words, position + 1)
+    return False
 
 
 def canonical(arguments: str) -> str:

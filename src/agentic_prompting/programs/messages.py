@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from . import fields
-from .fields import as_dict, text_of
+from .fields import EntryParts, as_dict, text_of
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -33,7 +31,7 @@ class Messages(Dialect):
             raise Refusal(400, what, "unsupported_value", "messages")
         tools, left_out = [], []
         for tool in map(as_dict, body.get("tools") or ()):
-            if tool.get("type", "custom") == "custom":
+            if tool.get("type") in (None, "custom"):
                 tools.append(fields.tool_of({**tool, "parameters": tool.get("input_schema")}))
             else:
                 left_out.append(fields.hosted(tool["type"]))
@@ -106,30 +104,30 @@ def _named(type: str, **more: Any) -> bytes:
 def _entries(message: Mapping[str, Any]) -> Iterator[Entry]:
     """A message's blocks: each result of a tool is a message of its own."""
     role, content = fields.role_of(message.get("role")), message.get("content")
-    said, is_open = Entry(role), True
+    parts, is_open = EntryParts(role), True
     for block in _blocks(content):
         kind = block.get("type")
         if kind == "tool_result":
-            if said.text:
-                yield said
+            if parts.has_text:
+                yield parts.entry()
             is_error = bool(block.get("is_error")) and not block.get("content")
             yield Entry("tool", "Error" if is_error else text_of(block.get("content")))
-            said, is_open = Entry(role), False
+            parts, is_open = EntryParts(role), False
         elif kind == "thinking":
-            thought, handle = said.thought + str(block.get("thinking") or ""), str(block.get("signature") or "")
-            said = replace(said, thought=thought, handle=handle or said.handle)
+            parts.thoughts.append(str(block.get("thinking") or ""))
+            parts.handle = str(block.get("signature") or "") or parts.handle
         elif kind == "tool_use":
-            call = ToolCall(str(block.get("id") or ""), str(block.get("name")), fields.arguments_of(block.get("input")))
-            said = replace(said, calls=(*said.calls, call))
+            arguments = fields.arguments_of(block.get("input"))
+            parts.calls.append(ToolCall(str(block.get("id") or ""), str(block.get("name")), arguments))
         else:
-            said = replace(said, text=said.text + text_of([block]))
-    if is_open or said.text:
-        yield said
+            parts.texts.append(text_of([block]))
+    if is_open or parts.has_text:
+        yield parts.entry()
 
 
 def _blocks(content: Any) -> Sequence[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
-        raise Refusal(400, f"`content` must be a text or a list of blocks, not {json.dumps(content)[:80]}.")
+        raise Refusal(400, f"`content` must be a text or a list of blocks, not {fields.shown(content, 80, repr)}.")
     return content

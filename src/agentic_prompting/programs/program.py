@@ -33,7 +33,7 @@ from .command import run_command
 from .failures import OverLimit, ProgramFailed, raised_by
 from .gateway import Gateway
 from .harness import Harness
-from .protocol import Entry
+from .protocol import MAX_BODY_BYTES, Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, find_records, turns_in
@@ -68,7 +68,9 @@ class Program(Environment):
             as output that cannot be parsed: the rollout is `malformed` and learns. Every other one fails the rollout.
         trains (`Callable[[Call], bool]`, *optional*): Whether a call's tokens are in the loss. By default those of the
             agent are, and not those beside its work; see [`Call`].
-        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode.
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode. A request that is refused
+            counts as one.
+        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of the large LLMs of `llms=` in an episode.
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
         timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
         workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
@@ -82,6 +84,7 @@ class Program(Environment):
         host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
         port (`int`, *optional*, defaults to `0`): Its port; 0 takes a free one.
         public_url (`str`, *optional*): How programs that run elsewhere reach the gateway: `http://trainer:8000`.
+        max_body_bytes (`int`, *optional*, defaults to 4 MiB): A request with a larger body is refused.
 
     Raises:
         `TypeError`: The agent is neither a function of three arguments nor a command.
@@ -126,6 +129,8 @@ class Program(Environment):
         host: str = "127.0.0.1",
         port: int = 0,
         public_url: str | None = None,
+        max_llm_calls: int = 64,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ):
         self.harness = agent if isinstance(agent, Harness) else None
         self.workspace = workspace or (None if callable(agent) else Workspace())
@@ -143,14 +148,15 @@ class Program(Environment):
             raise ValueError("workspace and reward are a command's: a function returns its reward itself")
         if workers and not callable(agent):
             raise ValueError("workers are for a function: a command has a process of its own for each rollout")
-        if min(max_calls, max_sequences, timeout) <= 0:
-            raise ValueError("max_calls, max_sequences and timeout must be positive")
+        if min(max_calls, max_sequences, timeout, max_body_bytes) <= 0 or max_llm_calls < 0:
+            raise ValueError("max_calls, max_sequences, timeout and max_body_bytes must be positive")
         if self.model in (llms or {}):
             raise ValueError(f"{self.model!r} is the policy's own name: give the large LLM another one")
         self.models, self.mistakes, self.trains = dict(llms or {}), tuple(mistakes), trains
         self.max_calls, self.max_sequences, self.timeout = max_calls, max_sequences, timeout
         self.hidden, self._score = tuple(hidden), reward
-        self._gateway = Gateway(host, port, public_url)
+        self.max_llm_calls = max_llm_calls
+        self._gateway = Gateway(host, port, public_url, max_body_bytes)
         self._renderers: dict[int, Renderer] = {}
         self._conversations = itertools.count(2**40)  # far from those of `play`
         self._advice = Advice()
@@ -258,7 +264,7 @@ class Program(Environment):
         takes_system = _takes_system(self.agent) if callable(self.agent) else by_file
         session = Session(
             rollout, policy, renderer, limits, self.models, self.max_calls, self.max_sequences,
-            None if takes_system else system, self.model, self._conversations,
+            None if takes_system else system, self.model, self._conversations, self.max_llm_calls,
         )  # fmt: skip
         base_url, key = await self._gateway.open(session)
         if callable(self.agent):

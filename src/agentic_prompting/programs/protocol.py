@@ -16,6 +16,14 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+MAX_BODY_BYTES = 2**22
+"""The default limit for the body of a request."""
+MAX_OBJECTS = 2**18  # in the JSON of a body: a million of them take a second to build
+MAX_MESSAGES = 2**13
+MAX_TOOLS = 2**10
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000  # characters
+
 
 class Refusal(Exception):
     """A request that gets an error instead of a reply.

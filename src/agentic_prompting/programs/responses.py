@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from . import fields
-from .fields import as_dict, text_of
-from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
+from .fields import EntryParts, as_dict, text_of
+from .protocol import MAX_MESSAGES, Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 
 class Responses(Dialect):
@@ -114,22 +114,22 @@ def _response_tools(tools: Sequence[Any], left_out: list[str]) -> Iterator[dict[
 
 def _entries(items: Sequence[Any]) -> list[Entry]:
     """Input items as messages: reasoning, text and calls of one reply are one message."""
-    entries: list[Entry] = []
+    fields.check_count(items, MAX_MESSAGES, "input")
+    messages: list[EntryParts] = []
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(400, "An item of `input` is no object.", "invalid_value", "input")
-        new, last = _entry(item), entries[-1] if entries else Entry("user")
+        new, last = _entry(item), messages[-1] if messages else EntryParts("user")
         begins = item.get("type") == "reasoning" or (last.calls and not new.calls)
-        if new.role == last.role == "assistant" and not begins:
-            entries[-1] = replace(last, text=last.text + new.text, calls=(*last.calls, *new.calls))
-        else:
-            entries.append(new)
-    return entries
+        if begins or not new.role == last.role == "assistant":
+            messages.append(EntryParts(new.role, new.thought, new.handle))
+        messages[-1].add(new)
+    return [message.entry() for message in messages]
 
 
 def _entry(item: dict[str, Any]) -> Entry:
     """One item as a message, or as a part of one."""
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     if kind == "message":
         return Entry(fields.role_of(item.get("role")), text_of(item.get("content")))
     if kind == "reasoning":
@@ -143,7 +143,8 @@ def _entry(item: dict[str, Any]) -> Entry:
         arguments = json.dumps({"input": item.get("input")}) if custom else fields.arguments_of(item.get("arguments"))
         call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
         return Entry("assistant", calls=(call,))
-    raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
+    what = f"`input` holds an item {fields.shown(kind, 80, repr)}, which is not supported here."
+    raise Refusal(400, what, "unsupported_value")
 
 
 def _value(text: str) -> Any:

@@ -13,25 +13,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import zlib
 from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed, sample_turn
 from .fields import is_json
-from .matching import key_of, keys_of, plain
+from .matching import contains_words, key_of, keys_of, plain
 from .protocol import Asked, Completion, Entry, Refusal
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_LONG = 20_000  # characters and a hundred times the messages, from which on a conversation is rendered on a thread
 _PATIENCE = 3  # prompts that do not fit, without a call that goes on in between, before the rollout is over
 
 
@@ -64,6 +68,7 @@ class Call:
     _parent: Call | None = None
     _root: Call | None = None
     _children: list[Call] = field(default_factory=list, repr=False)
+    _continuations: int = 0  # calls that go on from it and are rendered at the moment
     # The ids behind the parent's reply. A whole context for each call would make the memory of a rollout quadratic.
     _ids: list[int] = field(default_factory=list, repr=False)
     _length: int = 0  # of the context
@@ -71,6 +76,7 @@ class Call:
     _end: bytes = b""  # of the conversation with the reply
     _conversation: int = 0
     _place: int = 0  # a hash of the context
+    _repeat: int = 0  # tells calls with the same context apart
 
     @property
     def goes_on(self) -> bool:
@@ -98,7 +104,8 @@ class Session:
         renderer ([`Renderer`]): Conversations to tokens.
         limits ([`Limits`]): `max_turn_tokens` for a reply, `max_tokens` and `max_context` for a sequence.
         llms (`dict[str, ChatModel]`, *optional*): Large LLMs, by the name that a request has as its model.
-        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy.
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy, refused ones among them.
+        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of large LLMs.
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences.
         system (`str`, *optional*): Stands in front of each conversation.
         model (`str`, *optional*, defaults to `"agent"`): The policy's name.
@@ -122,10 +129,13 @@ class Session:
         system: str | None = None,
         model: str = "agent",
         conversations: Iterator[int] | None = None,
+        max_llm_calls: int = 64,
     ):
         self.rollout, self.policy, self.renderer, self.limits = rollout, policy, renderer, limits
         self.llms, self.max_calls, self.max_sequences = dict(llms or {}), max_calls, max_sequences
-        self.system, self.model = system, model
+        self.system, self.model, self.max_llm_calls = system, model, max_llm_calls
+        # Of any kind: also those that are refused, count tokens or list models.
+        self.max_requests = 64 + 4 * (max_calls + (max_llm_calls if llms else 0))
         self.calls: list[Call] = []
         self.replies: list[Reply] = []  # of large LLMs, since the last call of the policy
         self.stopped: Status | None = None
@@ -140,34 +150,58 @@ class Session:
         self._ends: dict[bytes, list[Call]] = {}
         self._by_handle: dict[str, Entry] = {}
         self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
-        self._sampled: Counter[int] = Counter()  # by the place of a call
+        self._repeats: dict[int, set[int]] = {}  # of calls, by their place
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
         self._number = self._too_long = self._begun = 0  # calls asked, without room of late, beginning a sequence
+        self._requests = self._llm_calls = 0
+        self.large_requests = asyncio.Semaphore(2)
 
     # --- a call ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, asked: Asked, is_retry: bool = False) -> Call | Completion:
+    def count_request(self) -> None:
+        """Count a request of any kind, before its body is read.
+
+        Raises:
+            [`Refusal`]: The rollout is over, or has sent too many requests.
+        """
+        self._refuse_if_over()
+        self._requests += 1
+        if self._requests > self.max_requests:
+            raise self._spent(f"it may send {self.max_requests} requests")
+
+    def check_calls_left(self) -> None:
+        """Refuse a request before its body is read, where all calls are made.
+
+        Raises:
+            [`Refusal`]: The rollout has made all its calls.
+        """
+        if self._number >= self.max_calls and (not self.llms or self._llm_calls >= self.max_llm_calls):
+            raise self._spent(f"it may make {self.max_calls} calls")
+
+    def count_unreadable(self) -> None:
+        """Count a request that could not be read as a call of the policy."""
+        self._number += 1
+
+    async def ask(self, asked: Asked, is_retry: bool = False) -> Call:
         """Take a request. A request that is refused is refused here, before anything is sent to the client.
 
         Args:
-            asked ([`Asked`]): The request.
+            asked ([`Asked`]): The request, of the policy.
             is_retry (`bool`, *optional*, defaults to `False`): The client says that it sends the same request again.
 
         Returns:
-            [`Call`]: To be given to `reply`; for a large LLM its [`Completion`] at once.
+            [`Call`]: Has to be given to `reply`, or to `lost`.
 
         Raises:
             [`Refusal`]: In its place.
         """
         self._refuse_if_over()
-        if asked.model in self.llms:
-            return await self._ask_large(asked)
         if self._number >= self.max_calls:
             raise self._spent(f"it may make {self.max_calls} calls")
-        self._check_template(asked)
         self._number += 1
+        self._check_template(asked)
         self.ignored |= asked.ignored
         entries = self._conversation_of(asked)
         call = Call(asked, self._number, entries)
@@ -181,6 +215,7 @@ class Session:
             call._length = len(call._ids)
         self._refuse_if_over()
         self._check_room(call)
+        self._add(call)
         return call
 
     async def count(self, asked: Asked) -> int:
@@ -194,22 +229,13 @@ class Session:
         return len(await _rendered(entries, self.renderer.whole_ids, entries, asked.tools))
 
     async def reply(self, call: Call) -> Completion:
-        """The policy's reply. `delivered` or `lost` has to follow.
+        """The policy's reply.
 
         Raises:
             [`Refusal`]: The rollout has ended meanwhile.
         """
-        parent = call._parent
-        new, before = ([*parent.sample.ids, *call._ids], parent._place) if parent else (call._ids, 0)
-        call._place = zlib.crc32(array("q", new).tobytes(), before)  # what is new costs, not the history
-        seed = self.seed_of(call, self._sampled[call._place])
-        self._sampled[call._place] += 1
-        goes_on = parent is not None and not parent._children
-        self._begun += not goes_on
-        call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
-        if parent is not None:
-            parent._children.append(call)
-        self.calls.append(call)
+        self._refuse_if_over()  # since `ask`: the client had to be told that a stream begins
+        seed = self.seed_of(call, call._repeat)
         request = SampleRequest(call.context, call._max_tokens, seed, call._conversation)
         work = asyncio.ensure_future(sample_turn(self.policy, request, call.number - 1, self.renderer.form))
         self._working.add(work)
@@ -230,7 +256,7 @@ class Session:
 
     def lost(self, call: Call) -> None:
         """The client did not get the reply."""
-        if not call._children:  # a client that goes on from it has got it
+        if not call._children and not call._continuations:  # a client that goes on from it has got it
             self._forget(call)
             self._lost[call._key] += 1
 
@@ -306,7 +332,11 @@ class Session:
                 continue
             parent, new = _likeliest(found, entries[i]), entries[i + 1 :]
             seam = parent.sample.ids, parent.reply, new, entries, call.asked.tools
-            between = await _rendered(new, self.renderer.ids_after, *seam)
+            parent._continuations += 1
+            try:
+                between = await _rendered(new, self.renderer.ids_after, *seam)
+            finally:
+                parent._continuations -= 1
             if between is not None:
                 call._parent, call._root, call.new = parent, parent._root or parent, tuple(new)
                 call._ids, call._length = between, parent._length + len(parent.sample.ids) + len(between)
@@ -335,21 +365,40 @@ class Session:
             self._too_long = 0
         call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
 
+    def _add(self, call: Call) -> None:
+        """Give a call its place in the tree, before it is sampled: calls at the same moment have other seeds, and the
+        limit for sequences holds for them together."""
+        parent = call._parent
+        new, before = ([*parent.sample.ids, *call._ids], parent._place) if parent else (call._ids, 0)
+        call._place = zlib.crc32(array("q", new).tobytes(), before)  # what is new costs, not the history
+        repeats = self._repeats.setdefault(call._place, set())
+        call._repeat = len(repeats)
+        if call._repeat in repeats:  # one of them was taken back
+            call._repeat = next(number for number in range(len(repeats)) if number not in repeats)
+        repeats.add(call._repeat)
+        goes_on = parent is not None and not parent._children
+        self._begun += not goes_on
+        call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
+        if parent is not None:
+            parent._children.append(call)
+        self.calls.append(call)
+
     def _forget_first_attempt(self, key: bytes) -> None:
         """A client asks the same again. If no attempt is known to have been lost, the last reply was, unless something
         went on from it."""
         if self._lost[key]:
             self._lost[key] -= 1
             return
-        same = (one for one in reversed(self.calls) if one._key == key and one._end and not one._children)
-        if (earlier := next(same, None)) is not None:
-            self._forget(earlier)
+        for earlier in reversed(self.calls):
+            if earlier._key == key and earlier._end and not earlier._children and not earlier._continuations:
+                self._forget(earlier)
+                return
 
     def _forget(self, call: Call) -> None:
         """Take a call back: no client has read its reply."""
         if call in self.calls:
             self.calls.remove(call)
-            self._sampled[call._place] -= 1
+            self._repeats[call._place].discard(call._repeat)
             self._begun -= call._parent is None or len(call._parent._children) > 1
             self.undelivered += len(call.sample.ids)
         if call._parent is not None and call in call._parent._children:
@@ -379,12 +428,23 @@ class Session:
             logprobs, id=reply.handle,
         )  # fmt: skip
 
-    async def _ask_large(self, asked: Asked) -> Completion:
-        """A large LLM's reply. Its failure ends the rollout, whatever the program would have made of it."""
+    async def ask_large(self, asked: Asked) -> Completion:
+        """A large LLM's reply. Its failure ends the rollout, whatever the program would have made of it.
+
+        Raises:
+            [`Refusal`]: The rollout is over, or has made all its calls of large LLMs; or the request has tools.
+        """
+        self._refuse_if_over()
+        if self._llm_calls >= self.max_llm_calls:
+            raise self._spent(f"it may make {self.max_llm_calls} calls of large LLMs")
+        self._llm_calls += 1
         if asked.tools:
             raise Refusal(400, f"{asked.model} has no tools at this address.", "unsupported_value", "tools")
         sampling = {name: asked.ignored[name] for name in ("temperature", "top_p") if name in asked.ignored}
-        sampling |= {"max_tokens": asked.max_tokens} if asked.max_tokens else {}
+        defaults = getattr(self.llms[asked.model], "sampling", None)
+        limits = [asked.max_tokens, defaults.get("max_tokens") if isinstance(defaults, Mapping) else None]
+        if limits := [limit for limit in limits if limit]:  # a request may lower the model's own limit, not raise it
+            sampling["max_tokens"] = min(limits)
         sampling |= {"stop": list(asked.stops)} if asked.stops else {}
         messages = [Message(role="user" if e.role == "tool" else e.role, content=e.text) for e in asked.entries]
         # As in [`LLMEnvironment`] the seed finds a recorded reply again; asked once more, it is another sample.
@@ -421,17 +481,18 @@ class Session:
         """
         named = any(call.asked.model == self.model for call in self.calls)
         with_tools = any(call.asked.tools for call in self.calls)
+        texts = [[plain(entry.text) for entry in call.new] for call in self.calls] if with_tools else []
         for i, call in enumerate(self.calls):
             last = i + 1 == len(self.calls)
-            beside = with_tools and not call.asked.tools and not last and not self._is_used(call, self.calls[i + 1 :])
+            beside = with_tools and not call.asked.tools and not last and not self._is_used(call, texts[i + 1 :])
             other = named and call.asked.model != self.model
             call.role = "auxiliary" if beside or other else "agent"
             call.trains = call.role == "agent" if trains is None else bool(trains(call))
 
     @staticmethod
-    def _is_used(call: Call, later: Sequence[Call]) -> bool:
+    def _is_used(call: Call, later: Sequence[Sequence[str]]) -> bool:
         said = plain(call.reply.text)
-        return bool(call._children) or any(said in plain(new.text) for one in later for new in one.new)
+        return bool(call._children) or any(contains_words(text, said) for texts in later for text in texts)
 
     def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
         """The token sequences of the calls, each with its calls, in an order that does not depend on timing.
@@ -460,8 +521,17 @@ class Session:
 
 async def _rendered(entries: Sequence[Entry], render: Callable[..., T], *given: Any) -> T:
     """A rendering. Where the messages are long it is done on a thread: of a megabyte it takes a second."""
-    long = sum(len(entry.text) for entry in entries) > 20_000
-    return await asyncio.to_thread(render, *given) if long else render(*given)
+    sizes = [len(entry.text) + len(entry.thought) for entry in entries]
+    sizes += [len(call.arguments) for entry in entries for call in entry.calls]
+    if 100 * len(entries) + sum(sizes) <= _LONG:
+        return render(*given)
+    return await asyncio.get_running_loop().run_in_executor(request_threads(os.getpid()), lambda: render(*given))
+
+
+@cache
+def request_threads(pid: int) -> ThreadPoolExecutor:
+    """Threads on which long requests of all rollouts are read and rendered. Few, as they share one interpreter."""
+    return ThreadPoolExecutor(4, "agentic-prompting-requests")
 
 
 def _by_content(call: Call) -> tuple[list[int], list[int]]:
@@ -482,7 +552,12 @@ def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
     place = min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)
     if place < 0:
         return sample, text
-    most = 1 + bisect_left(range(1, end + 1), True, key=lambda n: any(stop in decode(ids[:n]) for stop in stops))
+
+    def has_stop(count: int) -> bool:
+        prefix = decode(ids[:count])
+        return any(stop in prefix for stop in stops)
+
+    most = bisect_left(range(end + 1), True, lo=1, key=has_stop)
     logprobs = None if sample.logprobs is None else sample.logprobs[:most]
     cut = replace(sample, ids=ids[:most], logprobs=logprobs, finished=True, updates=sample.updates[:most])
     return cut, text[:place]

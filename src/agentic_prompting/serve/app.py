@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from starlette.exceptions import HTTPException
@@ -26,12 +25,14 @@ from ..programs import Asked, ChatCompletions, Refusal, error_body
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
 from .protocol import (
+    CLOSED_REQUEST,
     ChatRequest,
     ErrorBody,
     Guards,
     ServeConfig,
     bounded_protocol,
     completion,
+    read_request,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ logger = logging.getLogger(__name__)
 requests_log = logging.getLogger(f"{__package__}.requests")
 
 _CHAT = ChatCompletions()
+_SCHEMAS = "#/components/schemas/"
+_BODY = {"content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS}ChatRequest"}}}, "required": True}
 _GRACE_SECONDS = 10  # for the requests that are open when the service stops
 _BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
 _SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-_CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
@@ -130,7 +132,7 @@ class Service:
             if done.done():
                 return done.result()
             if gone.done():
-                raise Refusal(_CLOSED_REQUEST, "The client closed the connection.")
+                raise Refusal(CLOSED_REQUEST, "The client closed the connection.")
             raise Refusal(504, f"No answer within {self.config.timeout:g} seconds.", "timeout")
         except Refusal:
             raise
@@ -230,10 +232,11 @@ def server_of(service: Service) -> uvicorn.Server:
 
 
 class RequestLog:
-    """ASGI middleware: a line per request in the log, without questions, keys and checks of health."""
+    """ASGI middleware: a line per request in the log, without questions, keys and checks of health. Counts requests
+    for an answer that were refused before their model was known."""
 
-    def __init__(self, app: Any):
-        self.app = app
+    def __init__(self, app: Any, metrics: Metrics):
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -248,6 +251,8 @@ class RequestLog:
         try:
             await self.app(scope, receive, sending)
         finally:
+            if scope["path"] == "/v1/chat/completions" and "about" not in state:
+                self.metrics.requests.labels("", str(status or CLOSED_REQUEST)).inc()
             if status != 200 or scope["path"] not in ("/health", "/metrics"):
                 about = f", {state['about']}" if "about" in state else ""
                 line = f"{scope['method']} {scope['path'][:80]} {status} {time.perf_counter() - started:.2f} s{about}"
@@ -269,20 +274,20 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="agentic-prompting", docs_url=None, redoc_url=None)
     app.add_middleware(Guards, config=service.config, key=service.config.find_key())
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, metrics=service.metrics)
     app.add_exception_handler(Refusal, _send_refusal)
-    app.add_exception_handler(RequestValidationError, _send_invalid)
     app.add_exception_handler(HTTPException, _send_http_error)
 
-    @app.post("/v1/chat/completions", responses=_ERRORS)
-    async def chat_completions(asked: ChatRequest, request: Request) -> Any:
+    @app.post("/v1/chat/completions", responses=_ERRORS, openapi_extra={"requestBody": _BODY})
+    async def chat_completions(request: Request) -> Any:
         """An answer to a conversation, in OpenAI's format."""
+        asked = await read_request(request)
         answer = await service.answer(request, asked)
         said = completion(answer, asked.model, asked.trajectory)
         headers = {"X-Ignored-Parameters": ", ".join(ignored)} if (ignored := asked.ignored()) else {}
         if not asked.stream:
             return JSONResponse(_CHAT.body(said), headers=headers)
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
         stream = _CHAT.events(said, Asked(asked.model, (), with_usage=with_usage), by_word=True)
         headers["Cache-Control"] = "no-cache"
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
@@ -309,24 +314,15 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _describe(app: FastAPI, models: list[str]) -> None:
-    """Correct the OpenAPI description: the names of the models, and no 422."""
-    description = app.openapi()
-    description["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] = models
-    for path in description["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
+    """Complete the OpenAPI description: the form of a request, and the names of the models."""
+    schema = ChatRequest.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+    schema["properties"]["model"]["enum"] = models
+    app.openapi()["components"]["schemas"].update(schema.pop("$defs"), ChatRequest=schema)
 
 
 async def _send_refusal(request: Request, refusal: Any) -> Response:
     headers = {"Retry-After": "1"} if refusal.status == 429 else None
     return JSONResponse(refusal.body, refusal.status, headers)
-
-
-async def _send_invalid(request: Request, error: Any) -> Response:
-    """FastAPI's complaints in OpenAI's form. The value that was sent is not repeated."""
-    first = error.errors()[0]
-    where = ".".join(part for part in first["loc"][1:] if isinstance(part, str))
-    return JSONResponse(error_body(400, f"{where or 'body'}: {first['msg']}", param=where or None), 400)
 
 
 async def _send_http_error(request: Request, error: Any) -> Response:

@@ -11,23 +11,26 @@ import os
 import re
 import socket
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..llm import Message
 from ..llm.wire import is_loopback
-from ..programs import Completion, Refusal, error_body
+from ..programs import MAX_MESSAGES, Completion, Refusal, error_body, parse_json
 from .answering import Answer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
 _OPEN = ("/health",)  # for load balancers, which have no key and use any host name; reveals nothing about the service
 _BODY_SECONDS = 30.0
 _CLOSE = {"Connection": "close"}  # an unread rest of a body would keep the connection open
+CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
+_LARGE_BODY = 2**16  # bytes, from which on a request is read on a thread
 _HEAD_SECONDS = 10.0  # for the head of a request to arrive
 # JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
@@ -255,7 +258,7 @@ class ChatMessage(BaseModel):
     """One message of a conversation. Text only; of a reply without an answer it is the refusal."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     refusal: str | None = None
 
     def as_message(self) -> Message:
@@ -267,7 +270,7 @@ class ChatMessage(BaseModel):
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    include_usage: bool = Field(False, description="Send the token counts in a last chunk.")
+    include_usage: bool | None = Field(False, description="Send the token counts in a last chunk.")
 
 
 class ChatRequest(BaseModel):
@@ -277,7 +280,9 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str = Field(description="A name from /v1/models.")
-    messages: list[ChatMessage] = Field(min_length=1, description="Must end with a user's message: the question.")
+    messages: list[ChatMessage] = Field(
+        min_length=1, max_length=MAX_MESSAGES, description="Must end with a user's message: the question."
+    )
     stream: bool | None = Field(False, description="Send the answer in pieces, once it is there.")
     stream_options: StreamOptions | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same answer.")
@@ -291,7 +296,7 @@ class ChatRequest(BaseModel):
     functions: list[Any] | None = Field(None, description="As `tools`.")
     response_format: dict[str, Any] | None = Field(None, description="A 400 unless its type is `text`.")
     logprobs: bool | None = Field(None, description="A 400 if true.")
-    trajectory: bool = Field(False, description="Send `trajectory`, how the answer came about, as well.")
+    trajectory: bool | None = Field(False, description="Send `trajectory`, how the answer came about, as well.")
 
     @property
     def token_limit(self) -> int | None:
@@ -326,6 +331,30 @@ class ChatRequest(BaseModel):
         return sorted(name for name in names if re.fullmatch(r"\w{1,40}", name, re.ASCII))[:20]
 
 
+async def read_request(request: Request) -> ChatRequest:
+    """The request in a body. A long one is read on a thread: the loop is that of all requests.
+
+    Raises:
+        [`Refusal`]: It is no request for a completion.
+    """
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise Refusal(CLOSED_REQUEST, "The client closed the connection.") from None
+    if "json" not in request.headers.get("content-type", ""):
+        raise Refusal(400, "body: it must be JSON, and the request's Content-Type application/json.")
+    return await asyncio.to_thread(_read_body, raw) if len(raw) > _LARGE_BODY else _read_body(raw)
+
+
+def _read_body(raw: bytes) -> ChatRequest:
+    try:
+        return ChatRequest.model_validate(parse_json(raw))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]  # what was sent is not repeated
+        where = ".".join(part for part in first["loc"] if isinstance(part, str))
+        raise Refusal(400, f"{where or 'body'}: {first['msg']}", param=where or None) from None
+
+
 class ErrorDetail(BaseModel):
     """What went wrong."""
 
@@ -341,7 +370,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def completion(answer: Answer, model: str, with_trajectory: bool) -> Completion:
+def completion(answer: Answer, model: str, with_trajectory: bool | None) -> Completion:
     """An answer as the reply to a request. An agent that gave no answer has a `refusal` and no text."""
     usage, extra = answer.usage, {"trajectory": answer.trajectory} if with_trajectory else {}
     return Completion(

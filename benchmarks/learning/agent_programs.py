@@ -13,7 +13,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agentic_prompting.programs.session import Call, Session
+from agentic_prompting.programs import Call
+from agentic_prompting.programs.session import Session
 from agentic_prompting.rollout import turn_seed
 
 STOPS = ["</interaction_prompt>", "</answer>"]
@@ -69,17 +70,13 @@ AGENTS: dict[str, Callable[..., Any]] = {"script": asks, "vote": vote, "last exc
 @contextmanager
 def native_seeds() -> Iterator[None]:
     """While it lasts, a program's calls get the seeds that the turns of an episode have: by their number."""
-    begin = Session.__init__
+    compute_seed = Session.compute_seed
 
-    def begin_with(self: Session, rollout: Any, *args: Any, **kwargs: Any) -> None:
-        def seed_of(call: Call, times: int) -> int:
-            return turn_seed(rollout.seed, call.number - 1)
+    def compute_native_seed(self: Session, call: Call, repeat: int) -> int:
+        return turn_seed(self.rollout.seed, call.number - 1)
 
-        begin(self, rollout, *args, **kwargs)
-        self.seed_of = seed_of  # type: ignore[method-assign]
-
-    Session.__init__ = begin_with  # type: ignore[method-assign]
+    Session.compute_seed = compute_native_seed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Session.__init__ = begin  # type: ignore[method-assign]
+        Session.compute_seed = compute_seed  # type: ignore[method-assign]

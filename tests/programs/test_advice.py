@@ -7,8 +7,8 @@ import time
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agentic_prompting.programs import Asked, Call, Entry, Program
-from agentic_prompting.programs.advice import changed_message
+from agentic_prompting.programs import Call, ChatMessage, CompletionRequest, Program
+from agentic_prompting.programs.advice import find_changed_message
 from support.programs import play_program
 
 Q = {"role": "user", "content": "q"}
@@ -97,10 +97,10 @@ def test_many_long_histories_are_compared_quickly():
     """Each of 60 conversations is like the ones before it, and none is the same."""
     calls = []
     for number in range(60):
-        entries = [Entry("user", f"{number} {text}") for text in range(2000 + number)]
-        calls.append(Call(Asked("agent", tuple(entries)), number))
+        entries = [ChatMessage("user", f"{number} {text}") for text in range(2000 + number)]
+        calls.append(Call(CompletionRequest("agent", tuple(entries)), number))
     started = time.monotonic()
-    assert changed_message(calls) == ""
+    assert find_changed_message(calls) == ""
     assert time.monotonic() - started < 5
 
 

@@ -7,10 +7,10 @@ import aiohttp
 import pytest
 
 from agentic_prompting.programs import (
-    Asked,
     ChatCompletions,
+    ChatMessage,
     Completion,
-    Entry,
+    CompletionRequest,
     Google,
     Messages,
     Refusal,
@@ -19,15 +19,15 @@ from agentic_prompting.programs import (
 )
 from support.programs import ADD, called, play_program
 
-ASKED = Asked("agent", ())
+ASKED = CompletionRequest("agent", ())
 CALL = ToolCall("call_1", "write", '{"path": "a.txt"}')
 BROKEN = ToolCall("call_2", "write", '{"path": ')
 GOOGLE = "/v1beta/models/agent:{}"
-read_google = partial(Google().read, path=GOOGLE.format("streamGenerateContent?alt=sse"))
+read_google = partial(Google().read_request, path=GOOGLE.format("streamGenerateContent?alt=sse"))
 
 
 def test_a_request_of_messages_as_a_coding_agent_sends_it():
-    asked = Messages().read(
+    asked = Messages().read_request(
         {
             "model": "policy", "max_tokens": 16384, "stream": True, "tool_choice": {"type": "auto"}, "temperature": 1,
             "system": [{"type": "text", "text": "You code.", "cache_control": {"type": "ephemeral"}}],
@@ -53,14 +53,15 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
         }
     )  # fmt: skip
     calls = (CALL, ToolCall("call_2", "write", "{}"))
-    assert asked.entries == (
-        Entry("system", "You code."), Entry("user", "Create a file"), Entry("assistant", "", "hm", calls),
-        Entry("tool", "wrote it"), Entry("tool", "no"), Entry("user", "go on"),
+    assert asked.messages == (
+        ChatMessage("system", "You code."), ChatMessage("user", "Create a file"),
+        ChatMessage("assistant", "", "hm", calls),
+        ChatMessage("tool", "wrote it"), ChatMessage("tool", "no"), ChatMessage("user", "go on"),
     )  # fmt: skip
-    assert asked.entries[2].handle == "handle-1"
-    assert (asked.max_tokens, asked.stream, asked.stops, asked.may_call) == (16384, True, ("END",), True)
+    assert asked.messages[2].handle == "handle-1"
+    assert (asked.max_tokens, asked.stream, asked.stops, asked.allows_tool_calls) == (16384, True, ("END",), True)
     assert [tool["function"]["name"] for tool in asked.tools] == ["write"]
-    assert asked.ignored == {"temperature": 1, "tools": "web_search_20250305"}
+    assert asked.ignored_settings == {"temperature": 1, "tools": "web_search_20250305"}
 
 
 def test_a_request_of_google_as_a_coding_agent_sends_it():
@@ -93,17 +94,19 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
             ],
         }
     )  # fmt: skip
-    assert asked.entries == (
-        Entry("system", "You code."), Entry("user", "Today is Monday. Create a file"),
-        Entry("assistant", "", "hm", (ToolCall("", "write", '{"path": "a.txt"}'),)), Entry("tool", "wrote"),
-        Entry("assistant", "so"), Entry("tool", "again"), Entry("tool", '{"error": "no"}'),
+    assert asked.messages == (
+        ChatMessage("system", "You code."), ChatMessage("user", "Today is Monday. Create a file"),
+        ChatMessage("assistant", "", "hm", (ToolCall("", "write", '{"path": "a.txt"}'),)), ChatMessage("tool", "wrote"),
+        ChatMessage("assistant", "so"), ChatMessage("tool", "again"), ChatMessage("tool", '{"error": "no"}'),
     )  # fmt: skip
-    assert asked.entries[2].handle == "aGFuZGxl"
+    assert asked.messages[2].handle == "aGFuZGxl"
     assert (asked.model, asked.stream, asked.max_tokens, asked.stops) == ("agent", True, 99, ("END",))
     lowered = {"type": "object", "properties": {"path": {"type": "string", "description": "The type of it."}}}
     assert [tool["function"]["parameters"] for tool in asked.tools] == [lowered, {"type": "object"}]
-    assert asked.ignored == {"temperature": 1, "top_p": 0.95, "top_k": 64, "tools": "googleSearch"}
-    assert not Google().read({"contents": [{"parts": [{"text": "q"}]}]}, GOOGLE.format("generateContent")).stream
+    assert asked.ignored_settings == {"temperature": 1, "top_p": 0.95, "top_k": 64, "tools": "googleSearch"}
+    assert (
+        not Google().read_request({"contents": [{"parts": [{"text": "q"}]}]}, GOOGLE.format("generateContent")).stream
+    )
 
 
 ASK = {"messages": [{"role": "user", "content": "q"}]}
@@ -113,18 +116,18 @@ CONTENTS = {"contents": [{"parts": [{"text": "q"}]}]}
 @pytest.mark.parametrize(
     "read, body, named",
     [
-        (Messages().read, {}, "messages"),
-        (Messages().read, {**ASK, "mcp_servers": [{}]}, "mcp_servers"),
-        (Messages().read, {**ASK, "output_format": {"type": "json_schema"}}, "output_format"),
-        (Messages().read, {**ASK, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
-        (Messages().read, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
-        (Messages().read, {"messages": [{"role": "user", "content": 7}]}, "blocks"),
+        (Messages().read_request, {}, "messages"),
+        (Messages().read_request, {**ASK, "mcp_servers": [{}]}, "mcp_servers"),
+        (Messages().read_request, {**ASK, "output_format": {"type": "json_schema"}}, "output_format"),
+        (Messages().read_request, {**ASK, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
+        (Messages().read_request, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        (Messages().read_request, {"messages": [{"role": "user", "content": 7}]}, "blocks"),
         (
-            Messages().read,
+            Messages().read_request,
             {"messages": [*ASK["messages"], {"role": "assistant", "content": "{"}]},
-            "from a given text",
+            "given text",
         ),
-        (ChatCompletions().read, {**ASK, "modalities": ["text", "audio"]}, "modalities"),
+        (ChatCompletions().read_request, {**ASK, "modalities": ["text", "audio"]}, "modalities"),
         (read_google, {}, "contents"),
         (read_google, {**CONTENTS, "cachedContent": "x"}, "cachedContent"),
         (read_google, {**CONTENTS, "generationConfig": {"candidateCount": 2}}, "candidateCount"),
@@ -133,8 +136,8 @@ CONTENTS = {"contents": [{"parts": [{"text": "q"}]}]}
         (read_google, {**CONTENTS, "tools": [{"computerUse": {}}]}, "tools.computerUse"),
         (read_google, {"contents": [{"parts": [{"inlineData": {}}]}]}, "inlineData"),
         (read_google, {"contents": [{"role": "boss", "parts": []}]}, "boss"),
-        (partial(Google().read, path=GOOGLE.format("streamGenerateContent")), CONTENTS, "alt=sse"),
-        (Responses().read, {"input": "q", "tools": [{"type": "computer_use_preview"}]}, "computer_use_preview"),
+        (partial(Google().read_request, path=GOOGLE.format("streamGenerateContent")), CONTENTS, "alt=sse"),
+        (Responses().read_request, {"input": "q", "tools": [{"type": "computer_use_preview"}]}, "computer_use_preview"),
     ],
 )
 def test_what_a_dialect_cannot_carry_is_refused_by_name(read, body, named):
@@ -145,7 +148,7 @@ def test_what_a_dialect_cannot_carry_is_refused_by_name(read, body, named):
 
 def test_tools_that_are_left_out_are_named():
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]}]
-    assert Responses().read({"input": "q", "tools": tools, "parallel_tool_calls": True}).ignored == {
+    assert Responses().read_request({"input": "q", "tools": tools, "parallel_tool_calls": True}).ignored_settings == {
         "tools": "web_search, namespace n, without its name"
     }
 
@@ -153,8 +156,8 @@ def test_tools_that_are_left_out_are_named():
 def test_a_wish_for_one_call_at_a_time_is_told_to_make_no_difference():
     asked = {"input": "q", "parallel_tool_calls": False}
     tools = [{"type": "function", "name": "g"}]
-    assert Responses().read({**asked, "tools": tools}).ignored == {"parallel_tool_calls": False}
-    assert Responses().read(asked).ignored == {}, "without tools it is none"
+    assert Responses().read_request({**asked, "tools": tools}).ignored_settings == {"parallel_tool_calls": False}
+    assert Responses().read_request(asked).ignored_settings == {}, "without tools it is none"
 
 
 def parsed(stream):
@@ -163,7 +166,7 @@ def parsed(stream):
 
 def test_the_whole_set_of_events_of_a_message():
     said = Completion("agent", "text", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="h")
-    events = parsed(Messages().events(said, ASKED))
+    events = parsed(Messages().write_events(said, ASKED))
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [block[0], block[1], *block[1:]]
     kinds = ["message_start", "ping", *thought, *block * 3, "message_delta", "message_stop"]
@@ -176,14 +179,14 @@ def test_the_whole_set_of_events_of_a_message():
     ]  # fmt: skip
     assert [one["index"] for one in events if one["type"] == block[0]] == [0, 1, 2, 3]
     assert events[-2]["delta"]["stop_reason"] == "tool_use" and events[-2]["usage"]["output_tokens"] == 7
-    whole = Messages().body(said)
+    whole = Messages().write_body(said)
     assert [one["input"] for one in whole["content"][2:]] == [{"path": "a.txt"}, {}]
-    assert Messages().body(Completion("agent", "x", finish="length"))["stop_reason"] == "max_tokens"
+    assert Messages().write_body(Completion("agent", "x", finish_reason="length"))["stop_reason"] == "max_tokens"
 
 
 def test_a_reply_of_google_is_one_event():
     said = Completion("agent", "", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="abcd")
-    (whole,) = parsed(Google().events(said, ASKED))
+    (whole,) = parsed(Google().write_events(said, ASKED))
     (candidate,) = whole["candidates"]
     thought, first, second = candidate["content"]["parts"]
     assert thought == {"text": "hm", "thought": True} and candidate["finishReason"] == "STOP"
@@ -191,19 +194,19 @@ def test_a_reply_of_google_is_one_event():
         "functionCall": {"id": "call_2", "name": "write", "args": {}}
     }
     assert whole["usageMetadata"] == {"promptTokenCount": 5, "candidatesTokenCount": 7, "totalTokenCount": 12}
-    cut = Google().body(Completion("agent", "x", finish="length", id="h"))["candidates"][0]
+    cut = Google().write_body(Completion("agent", "x", finish_reason="length", id="h"))["candidates"][0]
     assert cut["finishReason"] == "MAX_TOKENS" and cut["content"]["parts"] == [{"text": "x", "thoughtSignature": "h"}]
 
 
 def test_errors_are_in_the_form_of_their_dialect():
     over = Refusal(400, "This rollout is over.", "rollout_ended")
-    assert Messages().error(over)["type"] == "error"
-    assert Messages().error(over)["error"]["type"] == "invalid_request_error"
-    error = Google().error(over)["error"]
+    assert Messages().write_error(over)["type"] == "error"
+    assert Messages().write_error(over)["error"]["type"] == "invalid_request_error"
+    error = Google().write_error(over)["error"]
     assert (error["code"], error["status"], error["details"][0]["reason"]) == (400, "INVALID_ARGUMENT", "rollout_ended")
     for dialect in (Messages(), Google()):
-        (last,) = parsed(dialect.failed(Refusal(500, "broken"), ASKED))
-        assert last == dialect.error(Refusal(500, "broken"))
+        (last,) = parsed(dialect.write_failure(Refusal(500, "broken"), ASKED))
+        assert last == dialect.write_error(Refusal(500, "broken"))
 
 
 # --- against the gateway ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 from agentic_prompting.llm import Reply, Usage
 from agentic_prompting.llm.loop import run
+from agentic_prompting.programs import Google, Messages, Program, Responses
 from agentic_prompting.programs.gateway import Gateway
 from agentic_prompting.programs.rendering import Renderer
 from agentic_prompting.programs.session import Session
@@ -37,7 +38,7 @@ def post(base_url, key, body, path="/chat/completions", **headers):
         return error.code, json.load(error)
 
 
-# --- connections of a rollout that has a network of its own ----------------------------------------------------------
+# ---- connections of a rollout that has its own network ----
 
 
 def session_of(policy):
@@ -112,7 +113,7 @@ def test_connections_of_a_network_are_limited(caplog):
     assert len(messages) == 1, "the limit is logged once"
 
 
-# --- requests that are too large, too many, or broken -----------------------------------------------------------------
+# ---- requests that are too large, too many, or broken ----
 
 
 def answered(agent, **options):
@@ -202,8 +203,6 @@ def test_a_large_request_leaves_the_loop_free(body):
         return "x"
 
     async def play():
-        from agentic_prompting.programs import Program
-
         ticking = asyncio.ensure_future(tick())
         chat_format = byte_format()
         policy = Scripted(lambda text, request: "hello", chat_format)
@@ -216,17 +215,17 @@ def test_a_large_request_leaves_the_loop_free(body):
 
 @pytest.mark.parametrize("count", [400, 4000])
 def test_parts_of_a_message_take_linear_time(count):
-    from agentic_prompting.programs import Google, Messages, Responses
-
     text = "x" * 200
     items = [{"type": "message", "role": "assistant", "content": text}, {"type": "function_call", "name": "f"}]
     blocks = [{"type": "text", "text": text}, {"type": "thinking", "thinking": text}, {"type": "tool_use", "name": "f"}]
     parts = [{"text": text}, {"text": text, "thought": True}, {"functionCall": {"name": "f"}}]
     user = {"role": "user", "content": "q"}
     started = time.monotonic()
-    Responses().read({"model": "agent", "input": [user, *items * count]})
-    Messages().read({"messages": [user, {"role": "assistant", "content": blocks * count * 8}, user]})
-    Google().read({"contents": [{"role": "model", "parts": parts * count * 8}]}, "/models/agent:generateContent")
+    Responses().read_request({"model": "agent", "input": [user, *items * count]})
+    Messages().read_request({"messages": [user, {"role": "assistant", "content": blocks * count * 8}, user]})
+    Google().read_request(
+        {"contents": [{"role": "model", "parts": parts * count * 8}]}, "/models/agent:generateContent"
+    )
     assert time.monotonic() - started < count / 1000
 
 

@@ -133,7 +133,7 @@ def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
 def test_a_call_hashes_only_its_new_tokens(monkeypatch):
     hashed, whole = [], lambda ids: zlib.crc32(array("q", ids).tobytes())
     monkeypatch.setattr(
-        "agentic_prompting.programs.session.array", lambda kind, ids: hashed.append(ids) or array(kind, ids)
+        "agentic_prompting.programs.call_tree.array", lambda kind, ids: hashed.append(ids) or array(kind, ids)
     )
 
     async def agent(row, base_url, api_key):
@@ -160,8 +160,8 @@ def test_calls_of_a_long_conversation_hold_it_once():
     assert [call.context for call in calls] == [request.context for request in policy.requests]
     lists = [one for call in calls for one in vars(call).values() if isinstance(one, list)]
     assert sum(map(len, lists)) < 2 * len(calls[-1].context)
-    assert [len(call.asked.entries) for call in calls] == [*range(1, 16, 2)]
-    assert len({id(call.asked.entries[0]) for call in calls}) == len({id(call.asked.tools) for call in calls}) == 1
+    assert [len(call.request.messages) for call in calls] == [*range(1, 16, 2)]
+    assert len({id(call.request.messages[0]) for call in calls}) == len({id(call.request.tools) for call in calls}) == 1
 
 
 def test_stop_and_max_tokens():
@@ -557,7 +557,7 @@ def test_untrained_calls_and_auxiliary_ones():
     assert roles["A fine title<|im_end|>"] == ("auxiliary", False)
     assert roles["we did much<|im_end|>"] == ("agent", True), "the summary comes back"
     assert rollout.counts["program/auxiliary_calls"] == 1 and rollout.role == "agent"
-    chosen, _ = play_program(agent, write, trains=lambda call: "title" in call.asked.entries[-1].text)
+    chosen, _ = play_program(agent, write, trains=lambda call: "title" in call.request.messages[-1].text)
     assert [decoded(one.ids) for one in chosen.sequences if sum(one.mask)] == ["A fine title<|im_end|>"]
 
 

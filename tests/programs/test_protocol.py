@@ -7,42 +7,46 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentic_prompting.programs import (
-    Asked,
     ChatCompletions,
+    ChatMessage,
     Completion,
-    Entry,
+    CompletionRequest,
     Google,
     Messages,
     Refusal,
     Responses,
     ToolCall,
 )
-from agentic_prompting.programs.matching import keys_of
+from agentic_prompting.programs.call_tree import conversation_keys
 from agentic_prompting.programs.rendering import read_turn
 from support.programs import ADD, called, play_program
 
 ISSUED = ToolCall("call_1", "write", '{"path": "a.txt", "size": 1, "text": "hi é\\n"}')
-OURS = Entry("assistant", "I write now.", "I think.", (ISSUED,))
-PLAIN = Entry("assistant", "It is  done.", "I think.")
+OURS = ChatMessage("assistant", "I write now.", "I think.", (ISSUED,))
+PLAIN = ChatMessage("assistant", "It is  done.", "I think.")
 
 
 def chat(message):
-    return ChatCompletions().read({"model": "agent", "messages": [{"role": "user", "content": "q"}, message]}).entries
+    return (
+        ChatCompletions()
+        .read_request({"model": "agent", "messages": [{"role": "user", "content": "q"}, message]})
+        .messages
+    )
 
 
 def responses(*items):
-    return Responses().read({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]}).entries
+    return Responses().read_request({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]}).messages
 
 
 def messages(*blocks, said=None):
     said = {"role": "assistant", "content": said or list(blocks)}
     user = {"role": "user", "content": "q"}
-    return Messages().read({"model": "agent", "messages": [user, said, user]}).entries[:-1]
+    return Messages().read_request({"model": "agent", "messages": [user, said, user]}).messages[:-1]
 
 
 def google(*parts):
     contents = [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": list(parts)}]
-    return Google().read({"contents": contents}, "/v1beta/models/agent:generateContent").entries
+    return Google().read_request({"contents": contents}, "/v1beta/models/agent:generateContent").messages
 
 
 def function(arguments, id="call_1", **more):
@@ -103,24 +107,32 @@ SAME_TEXT = {
 
 @pytest.mark.parametrize("shape", SAME_CALL)
 def test_a_call_is_known_however_it_comes_back(shape):
-    assert list(keys_of((), SAME_CALL[shape])) == list(keys_of((), [Entry("user", "q"), OURS]))
+    assert list(conversation_keys((), SAME_CALL[shape])) == list(
+        conversation_keys((), [ChatMessage("user", "q"), OURS])
+    )
 
 
 @pytest.mark.parametrize("shape", SAME_TEXT)
 def test_a_text_is_known_however_it_comes_back(shape):
-    assert list(keys_of((), SAME_TEXT[shape])) == list(keys_of((), [Entry("user", "q"), PLAIN]))
+    assert list(conversation_keys((), SAME_TEXT[shape])) == list(
+        conversation_keys((), [ChatMessage("user", "q"), PLAIN])
+    )
 
 
 def test_other_values_are_another_call():
     for other in ('{"path": "b.txt", "size": 1, "text": "hi é\\n"}', '{"path": "a.txt"}', "{broken"):
-        assert list(keys_of((), chat(function(other)))) != list(keys_of((), [Entry("user", "q"), OURS]))
-    assert list(keys_of([ADD], chat(function(ISSUED.arguments)))) != list(keys_of((), chat(function(ISSUED.arguments))))
+        assert list(conversation_keys((), chat(function(other)))) != list(
+            conversation_keys((), [ChatMessage("user", "q"), OURS])
+        )
+    assert list(conversation_keys([ADD], chat(function(ISSUED.arguments)))) != list(
+        conversation_keys((), chat(function(ISSUED.arguments)))
+    )
 
 
 def test_results_belong_to_their_place():
     one = {"type": "function_call_output", "call_id": "anything", "output": "2"}
     (_, _, entry) = responses({"type": "function_call", "name": "a", "arguments": "{}"}, one)
-    assert entry == Entry("tool", "2")
+    assert entry == ChatMessage("tool", "2")
 
 
 def test_responses_tools_are_flattened_and_hosted_ones_dropped():
@@ -133,10 +145,10 @@ def test_responses_tools_are_flattened_and_hosted_ones_dropped():
             "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "c"}],
         },
     ]
-    asked = Responses().read({"model": "agent", "input": "q", "instructions": "be brief", "tools": tools})
-    assert [tool["function"]["name"] for tool in asked.tools] == ["f", "g", "c"] and asked.custom == {"c"}
+    asked = Responses().read_request({"model": "agent", "input": "q", "instructions": "be brief", "tools": tools})
+    assert [tool["function"]["name"] for tool in asked.tools] == ["f", "g", "c"] and asked.custom_tools == {"c"}
     assert all(set(tool) == {"type", "function"} for tool in asked.tools)
-    assert asked.entries == (Entry("system", "be brief"), Entry("user", "q"))
+    assert asked.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "q"))
 
 
 @pytest.mark.parametrize(
@@ -152,19 +164,19 @@ def test_responses_tools_are_flattened_and_hosted_ones_dropped():
 )
 def test_responses_that_are_refused(body):
     with pytest.raises(Refusal) as refused:
-        Responses().read(body)
+        Responses().read_request(body)
     assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("body", [None, {}, {"messages": ["x"]}, {"messages": [{"role": "boss"}]}, {"messages": []}])
 def test_chat_requests_that_are_refused(body):
     with pytest.raises(Refusal) as refused:
-        ChatCompletions().read(body)
+        ChatCompletions().read_request(body)
     assert refused.value.status == 400
 
 
 def test_an_empty_list_of_tools_is_none():
-    assert ChatCompletions().read({"messages": [{"role": "user", "content": "q"}], "tools": []}).tools == ()
+    assert ChatCompletions().read_request({"messages": [{"role": "user", "content": "q"}], "tools": []}).tools == ()
 
 
 def kinds(stream):
@@ -178,18 +190,25 @@ def test_the_whole_set_of_events_of_a_response():
     call = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = [["output_item.added", *one, "output_item.done"] for one in (thought, text, call)]
     expected = ["created", "in_progress", *(one for item in items for one in item), "completed"]
-    assert kinds(Responses().events(said, Asked("agent", ()))) == [f"response.{one}" for one in expected]
-    cut = Completion("agent", "text", finish="length")
-    assert kinds(Responses().events(cut, Asked("agent", ())))[-1] == "response.incomplete"
-    assert Responses().body(cut)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert kinds(Responses().write_events(said, CompletionRequest("agent", ()))) == [
+        f"response.{one}" for one in expected
+    ]
+    cut = Completion("agent", "text", finish_reason="length")
+    assert kinds(Responses().write_events(cut, CompletionRequest("agent", ())))[-1] == "response.incomplete"
+    assert Responses().write_body(cut)["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_a_turn_is_read():
     both = "<think>\nhm\n</think>\n\nI go.\n" + called("f", '{"a": 1}')
     turn = read_turn(both, [ADD])
-    assert (turn.thought, turn.text, turn.calls[0].name, turn.calls[0].arguments) == ("hm", "I go.", "f", '{"a": 1}')
+    assert (turn.thought, turn.text, turn.tool_calls[0].name, turn.tool_calls[0].arguments) == (
+        "hm",
+        "I go.",
+        "f",
+        '{"a": 1}',
+    )
     assert read_turn(both, ()).text == both.partition("</think>\n\n")[2], "without tools it is text"
-    assert read_turn("<think>\nunfinished", [ADD]) == Entry("assistant", "", "unfinished")
+    assert read_turn("<think>\nunfinished", [ADD]) == ChatMessage("assistant", "", "unfinished")
 
 
 def test_a_call_with_tags_around_its_parameters():
@@ -197,16 +216,16 @@ def test_a_call_with_tags_around_its_parameters():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
     body = "<function=f>\n<parameter=text>\n12\n34\n</parameter>\n<parameter=size>\n5\n</parameter>\n"
     body += '<parameter=deep>\n{"a": [1]}\n</parameter>\n</function>'
-    (call,) = read_turn(f"<tool_call>\n{body}\n</tool_call>", [tool]).calls
+    (call,) = read_turn(f"<tool_call>\n{body}\n</tool_call>", [tool]).tool_calls
     assert call.name == "f" and json.loads(call.arguments) == {"text": "12\n34", "size": 5, "deep": {"a": [1]}}
-    (call,) = read_turn("<tool_call>\n<function=f>\n</function>\n</tool_call>", [tool]).calls
+    (call,) = read_turn("<tool_call>\n<function=f>\n</function>\n</tool_call>", [tool]).tool_calls
     assert call.arguments == "{}"
 
 
 def test_broken_json_in_a_call_is_handed_on():
     turn = read_turn('<tool_call>\n{"name": "f", "arguments": {"a": 1\n</tool_call>', [ADD])
-    assert turn.calls[0].name == "f" and turn.calls[0].arguments == '{"a": 1'
-    assert read_turn("<tool_call>\nnothing\n</tool_call>", [ADD]).calls == ()
+    assert turn.tool_calls[0].name == "f" and turn.tool_calls[0].arguments == '{"a": 1'
+    assert read_turn("<tool_call>\nnothing\n</tool_call>", [ADD]).tool_calls == ()
 
 
 # --- through the SDK, streamed and not --------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from agentic_prompting.programs import Asked, Call, Entry, ToolCall
+from agentic_prompting.programs import Call, ChatMessage, CompletionRequest, ToolCall
 from agentic_prompting.programs.witness import differences, turns_in
 from support.programs import ADD
 
 ARGS = {"path": "a.txt", "size": 1}
 TEXT = json.dumps(ARGS, separators=(",", ":"))
-CALLED = Entry("assistant", calls=(ToolCall("call_1", "write", '{"size": 1.0, "path": "a.txt"}'),))
-SAID = Entry("assistant", "It is done.")
+CALLED = ChatMessage("assistant", tool_calls=(ToolCall("call_1", "write", '{"size": 1.0, "path": "a.txt"}'),))
+SAID = ChatMessage("assistant", "It is done.")
 
 
 def items(*payloads):
@@ -111,8 +111,12 @@ def test_a_record_in_a_database(tmp_path):
         ("assistant", tool("invalid", {"tool": "write", "error": "no JSON"})),
         ("assistant", {"type": "step-start"}, said("It is done.")),
     )
-    broken = Entry("assistant", calls=(ToolCall("c", "write", '{"path": '),))
-    ours = [call(Entry("assistant", "I write now.", calls=CALLED.calls)), call(broken), call(SAID)]
+    broken = ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": '),))
+    ours = [
+        call(ChatMessage("assistant", "I write now.", tool_calls=CALLED.tool_calls)),
+        call(broken),
+        call(SAID),
+    ]
     assert differences(ours, turns_in([file])) == []
     assert differences(ours[:2], turns_in([file])) == ["only the harness has ('It is done.',)"]
 
@@ -150,7 +154,7 @@ def test_lines_that_no_harness_writes_end_no_run(tmp_path, line):
 
 
 def call(reply, tools=(ADD,)):
-    made = Call(Asked("agent", (), tools), 1)
+    made = Call(CompletionRequest("agent", (), tools), 1)
     made.reply = reply
     return made
 
@@ -158,7 +162,7 @@ def call(reply, tools=(ADD,)):
 @pytest.mark.parametrize("name", RECORDS)
 def test_records_hold_what_we_have(tmp_path, name):
     turns = recorded(tmp_path, RECORDS[name])
-    ours = Entry("assistant", "I write now.", calls=CALLED.calls)
+    ours = ChatMessage("assistant", "I write now.", tool_calls=CALLED.tool_calls)
     assert differences([call(ours), call(SAID)], turns) == []
     missed = differences([call(ours)], turns)
     assert missed == ["only the harness has ('It is done.',)"]
@@ -167,9 +171,12 @@ def test_records_hold_what_we_have(tmp_path, name):
 
 
 def test_titles_and_broken_arguments_are_no_difference(tmp_path):
-    title, broken = Entry("assistant", "A title"), Entry("assistant", calls=(ToolCall("c", "write", '{"path": '),))
+    title, broken = (
+        ChatMessage("assistant", "A title"),
+        ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": '),)),
+    )
     turns = recorded(tmp_path, RECORDS["pi"])
     assert differences([call(broken), call(SAID), call(title, ())], turns) == []
     assert differences([call(CALLED), call(SAID), call(broken)], turns) == [], "a client may drop what it cannot read"
-    other = Entry("assistant", calls=(ToolCall("c", "read", '{"path": '),))
+    other = ChatMessage("assistant", tool_calls=(ToolCall("c", "read", '{"path": '),))
     assert len(differences([call(other), call(SAID)], turns)) == 1

@@ -1,7 +1,7 @@
-"""Warnings about programs whose rollouts train, but not as their author expects; each is logged once.
+"""Warns once about common problems of programs whose rollouts train, but not as their author expects.
 
-A program that uses the address for its first call only, that sends its history back changed, or that raises whenever
-the policy writes little, raises no error anywhere. Its rollouts show it.
+A program that uses the address only for its first call, that sends its history back changed, or that
+raises whenever the policy writes little causes no error anywhere. Its rollouts show it.
 """
 
 from __future__ import annotations
@@ -9,110 +9,163 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import product
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from .matching import key_of, key_of_tools, plain
-from .protocol import Entry
-from .session import Call
+from .call_tree import Call, conversation_key, normalize_text, tools_key
+from .fields import quote
+from .protocol import ChatMessage
 
 logger = logging.getLogger(__name__)
 
-_ROLLOUTS = 128  # the latest ones that are compared
-_ENOUGH = 32  # of them, before most can be spoken of
-_OF_EACH = 8  # failed and other ones, before their lengths are compared
-_DEVIATIONS = 3.0  # from what chance would give
+_KEPT_ROLLOUTS = 128  # the latest rollouts, which are compared
+_MIN_ROLLOUTS = 32  # for a warning about most of them
+_MIN_ROLLOUTS_OF_KIND = 8  # failed and other rollouts, for a comparison of their lengths
+_SHORT = 0.5  # of the median length of the other rollouts
+_LONGEST_QUOTE = 160  # characters
+
+
+@dataclass
+class _RolloutFacts:
+    """What is remembered of a rollout."""
+
+    agent_calls: int
+    sampled_tokens: int
+    has_raised: bool
 
 
 class Advice:
-    """Looks at the rollouts of a program as they end."""
+    """Looks at the finished rollouts of a program, and logs each warning once."""
 
     def __init__(self) -> None:
-        self._calls: deque[int] = deque(maxlen=_ROLLOUTS)
-        self._written: deque[tuple[int, bool]] = deque(maxlen=_ROLLOUTS)  # tokens, and whether the program raised
-        self._said: set[str] = set()
+        self._rollouts: deque[_RolloutFacts] = deque(maxlen=_KEPT_ROLLOUTS)
+        self._warned: set[str] = set()
 
-    def look_at(self, calls: Sequence[Call], ignored: Mapping[str, Any], raised: bool) -> None:
-        """Take in a rollout, and warn of what it shows.
+    @property
+    def wants_changed_message(self) -> bool:
+        """Whether `look_at` still needs the result of [`find_changed_message`]."""
+        return "changed" not in self._warned
+
+    def look_at(
+        self,
+        calls: Sequence[Call],
+        ignored_settings: Mapping[str, Any],
+        changed_message: str,
+        has_raised: bool,
+    ) -> None:
+        """Look at a finished rollout.
 
         Args:
             calls (`Sequence[Call]`): Its calls, in the order in which they were sampled.
-            ignored (`dict`): Wishes of its requests that make no difference.
-            raised (`bool`): Whether it failed because the program raised, or its exit code was not 0.
+            ignored_settings (`dict`): Settings in its requests that have no effect.
+            changed_message (`str`): The result of [`find_changed_message`].
+            has_raised (`bool`): Whether the program raised, or its exit code was not 0.
         """
-        new = {name: f"{name}={value!r}"[:80] for name, value in ignored.items() if name not in self._said}
-        self._said |= new.keys()
-        if new:
-            logger.warning(
-                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
-                "no vendor runs tools", ", ".join(sorted(new.values())),
-            )  # fmt: skip
-        self._calls.append(sum(call.role == "agent" for call in calls))
-        self._written.append((sum(len(call.sample.ids) for call in calls), raised))
-        single = sum(number == 1 for number in self._calls)
-        if len(self._calls) >= _ENOUGH and 2 * single > len(self._calls):
+        facts = _RolloutFacts(
+            agent_calls=sum(call.role == "agent" for call in calls),
+            sampled_tokens=sum(len(call.sample.ids) for call in calls),
+            has_raised=has_raised,
+        )
+        self._rollouts.append(facts)
+        self._warn_of_ignored_settings(ignored_settings)
+        self._warn_of_single_calls()
+        if changed_message:
             self.warn_once(
-                "single",
-                f"{single} of the last {len(self._calls)} rollouts made a single call. If the agent has several turns, "
-                "it uses the base_url that it got for the first alone, or gives up at the first reply",
+                "changed",
+                f"a history came back changed, so its call begins a new token sequence: {changed_message}",
             )
-        if "changed" not in self._said and (changed := changed_message(calls)):
-            self.warn_once("changed", f"a history came back changed, so its call begins a token sequence: {changed}")
-        if raised and "short" not in self._said:
-            self._compare_lengths()
+        if has_raised:
+            self._warn_of_short_failures()
 
-    def _compare_lengths(self) -> None:
-        """By Mann and Whitney's test: whether rollouts in which the program raised are shorter than the others."""
-        failed, others = ([size for size, raised in self._written if raised == which] for which in (True, False))
-        if min(len(failed), len(others)) < _OF_EACH:
-            return
-        pairs = len(failed) * len(others)
-        shorter = sum((a < b) + (a == b) / 2 for a, b in product(failed, others)) / pairs
-        if shorter - 0.5 > _DEVIATIONS * ((len(failed) + len(others) + 1) / (12 * pairs)) ** 0.5:
-            self.warn_once(
-                "short",
-                f"the program raised in {len(failed)} of the last {len(self._written)} rollouts, in which the policy "
-                f"wrote less ({median(failed):g} tokens, {median(others):g} in the others). If it raises because of "
-                "what the policy writes, name the exception (or the exit code) in mistakes=: these rollouts have no "
-                "reward now, so the policy does not learn to avoid them",
-            )
-
-    def warn_once(self, kind: str, text: str) -> None:
-        """Log a warning, the first of its kind."""
-        if kind not in self._said:
-            self._said.add(kind)
+    def warn_once(self, topic: str, text: str) -> None:
+        """Log a warning, if it is the first on its topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
             logger.warning("%s", text)
 
+    def _warn_of_ignored_settings(self, ignored_settings: Mapping[str, Any]) -> None:
+        new_names = sorted(name for name in ignored_settings if name not in self._warned)
+        if not new_names:
+            return
+        self._warned.update(new_names)
+        settings = ", ".join(f"{name}={quote(ignored_settings[name])}" for name in new_names)
+        logger.warning(
+            "the program asked for %s, which has no effect: the policy samples as it is trained, and no vendor runs "
+            "tools",
+            settings,
+        )
 
-def changed_message(calls: Sequence[Call]) -> str:
-    """The first message that differs in a conversation that repeats most of an earlier one and its reply, in words;
-    empty if there is no such conversation.
+    def _warn_of_single_calls(self) -> None:
+        count = len(self._rollouts)
+        single_calls = sum(rollout.agent_calls == 1 for rollout in self._rollouts)
+        if count >= _MIN_ROLLOUTS and 2 * single_calls > count:
+            self.warn_once(
+                "single",
+                f"{single_calls} of the last {count} rollouts made a single call. If the agent has several turns, it "
+                "uses its base_url only for the first one, or gives up at the first reply",
+            )
 
-    A sub-agent repeats nothing, and a summary is shorter than what it sums up. Neither is reported.
+    def _warn_of_short_failures(self) -> None:
+        failed_lengths = [rollout.sampled_tokens for rollout in self._rollouts if rollout.has_raised]
+        other_lengths = [rollout.sampled_tokens for rollout in self._rollouts if not rollout.has_raised]
+        if min(len(failed_lengths), len(other_lengths)) < _MIN_ROLLOUTS_OF_KIND:
+            return
+        failed_median = median(failed_lengths)
+        other_median = median(other_lengths)
+        if failed_median < _SHORT * other_median:
+            self.warn_once(
+                "short",
+                f"the program raised in {len(failed_lengths)} of the last {len(self._rollouts)} rollouts, in which the "
+                f"policy wrote less (a median of {failed_median:g} tokens, {other_median:g} in the others). If it "
+                "raises because of what the policy writes, list the exception (or the exit code) in mistakes=: these "
+                "rollouts have no reward now, so the policy does not learn to avoid them",
+            )
+
+
+def find_changed_message(calls: Sequence[Call]) -> str:
+    """Describe the first message that a program has changed in its history; empty if there is none.
+
+    Looks for a conversation that repeats most of an earlier one with its reply. A sub-agent repeats
+    nothing, and a summary is shorter than what it summarises: neither is reported.
     """
-    ours = {plain(call.reply.text) for call in calls if not call.reply.calls}
-    keys: list[list[bytes]] = []  # of each message of each call, and of its reply: each is read once
-    for i, call in enumerate(calls):
-        keys.append([key_of(b"", entry) for entry in (*call.asked.entries, call.reply)])
-        if call.goes_on:
+    reply_texts = {normalize_text(call.reply.text) for call in calls if not call.reply.tool_calls}
+    histories: list[list[bytes]] = []  # for each call the keys of its messages and its reply
+    for index, call in enumerate(calls):
+        histories.append([conversation_key(b"", message) for message in _history(call)])
+        if call.is_continuation:
             continue
-        for j in reversed(range(i)):
-            earlier = calls[j]
-            expected, sent = (*earlier.asked.entries, earlier.reply), call.asked.entries
-            if len(sent) <= len(expected):
+        for earlier_index in reversed(range(index)):
+            earlier_call = calls[earlier_index]
+            expected_keys = histories[earlier_index]
+            if len(call.request.messages) <= len(expected_keys):
                 continue
-            differs = [at for at, (one, other) in enumerate(zip(keys[j], keys[i], strict=False)) if one != other]
-            if not differs and key_of_tools(earlier.asked.tools) != key_of_tools(call.asked.tools):
-                return "the tools are not those of the call before"
-            if not differs or 2 * len(differs) > len(expected):
+
+            # Compare the histories.
+            changed_positions = []
+            for position, (expected_key, key) in enumerate(zip(expected_keys, histories[index], strict=False)):
+                if expected_key != key:
+                    changed_positions.append(position)
+            if not changed_positions:
+                if tools_key(earlier_call.request.tools) != tools_key(call.request.tools):
+                    return "the tools are not those of the previous call"
                 continue
-            one, other = expected[differs[0]], sent[differs[0]]
-            if other.role != "assistant" or plain(other.text) not in ours:
-                return f"message {differs[0] + 1} was {_shown(one)} and is {_shown(other)}"
+            if 2 * len(changed_positions) > len(expected_keys):
+                continue
+
+            # A reply of another branch is no change.
+            position = changed_positions[0]
+            message = call.request.messages[position]
+            if message.role != "assistant" or normalize_text(message.text) not in reply_texts:
+                expected_message = _history(earlier_call)[position]
+                return f"message {position + 1} was {_describe(expected_message)} and is {_describe(message)}"
     return ""
 
 
-def _shown(entry: Entry) -> str:
-    calls = "".join(f" {call.name}({call.arguments})" for call in entry.calls)
-    return f"{entry.role}: {(entry.text + calls).strip()!r:.160}"
+def _history(call: Call) -> tuple[ChatMessage, ...]:
+    return (*call.request.messages, call.reply)
+
+
+def _describe(message: ChatMessage) -> str:
+    tool_calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
+    return f"{message.role}: {(message.text + tool_calls).strip()!r}"[:_LONGEST_QUOTE]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import fields
-from .fields import as_dict, text_of
-from .protocol import Asked, Completion, Dialect, Entry, ToolCall, event
+from .fields import as_dict, read_text
+from .protocol import ChatMessage, Completion, CompletionRequest, Dialect, ToolCall, format_event
 
 
 class ChatCompletions(Dialect):
@@ -16,92 +16,131 @@ class ChatCompletions(Dialect):
 
     path = "/chat/completions"
 
-    def read(self, body: Any, path: str = "") -> Asked:
-        messages = fields.list_of(body, "messages")
-        fields.check_form(body.get("response_format"), "response_format")
-        fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
-        fields.check_offered(body, not body.get("functions"), "functions")
-        fields.check_offered(body, set(body.get("modalities") or ["text"]) <= {"text"}, "modalities")
+    def read_request(self, body: Any, path: str = "") -> CompletionRequest:
+        messages = fields.read_messages(body, "messages")
+        fields.check_reply_format(body.get("response_format"), "response_format")
+        fields.check_supported(not body.get("top_logprobs"), "top_logprobs")
+        fields.check_supported(not body.get("functions"), "functions")
+        modalities = body.get("modalities") or ["text"]
+        fields.check_supported(set(modalities) <= {"text"}, "modalities")
+
         tools: list[dict[str, Any]] = []
-        left_out: list[str] = []
+        dropped_tools: list[str] = []
         for tool in map(as_dict, body.get("tools") or ()):
             if tool.get("type") in (None, "function"):
-                tools.append(fields.tool_of(as_dict(tool.get("function"))))
+                tools.append(fields.build_tool(as_dict(tool.get("function"))))
             else:
-                left_out.append(fields.hosted(tool.get("type")))
-        return fields.asked_of(
+                dropped_tools.append(fields.read_hosted_tool(tool.get("type")))
+
+        stream_options = as_dict(body.get("stream_options"))
+        return fields.build_request(
             body,
-            [self._entry(one) for one in messages],
-            tools,
-            fields.limit_of(body, "max_tokens", "max_completion_tokens"),
-            with_usage=bool(as_dict(body.get("stream_options")).get("include_usage")),
-            left_out=left_out,
+            messages=[_read_message(message) for message in messages],
+            tools=tools,
+            max_tokens=fields.read_token_limit(body, "max_tokens", "max_completion_tokens"),
+            stream_usage=bool(stream_options.get("include_usage")),
+            dropped_tools=dropped_tools,
         )
 
-    @staticmethod
-    def _entry(message: Mapping[str, Any]) -> Entry:
-        calls = []
-        for call in map(as_dict, message.get("tool_calls") or ()):
-            one = as_dict(call.get("function"))
-            arguments = fields.arguments_of(one.get("arguments"))
-            calls.append(ToolCall(str(call.get("id") or ""), str(one.get("name")), arguments))
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        role, text = fields.role_of(message.get("role")), text_of(message.get("content"))
-        return Entry(role, text, text_of(thought), tuple(calls))
+    def write_body(self, completion: Completion) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": completion.text,
+            "refusal": completion.refusal,
+        }
+        if completion.thought:
+            message["reasoning_content"] = completion.thought
+        if completion.tool_calls:
+            message["content"] = completion.text or None
+            message["tool_calls"] = [_write_tool_call(call) for call in completion.tool_calls]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": _write_logprobs(completion),
+            "finish_reason": completion.finish_reason,
+        }
+        return {
+            **_write_head(completion, "chat.completion"),
+            "choices": [choice],
+            "usage": _write_usage(completion),
+            **completion.extra_fields,
+        }
 
-    def body(self, said: Completion) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
-        message["refusal"] = said.refusal
-        if said.thought:
-            message["reasoning_content"] = said.thought
-        if said.calls:
-            message["tool_calls"] = [_chat_call(one) for one in said.calls]
-        choice = {"index": 0, "message": message, "logprobs": _chat_logprobs(said), "finish_reason": said.finish}
-        return {**self._head(said, "chat.completion"), "choices": [choice], "usage": self._usage(said), **said.extra}
+    def write_events(
+        self, completion: Completion, request: CompletionRequest, by_word: bool = False
+    ) -> Iterator[bytes]:
+        """The reply as events; with `by_word` the text is sent word by word."""
+        head = _write_head(completion, "chat.completion.chunk")
 
-    def events(self, said: Completion, asked: Asked, by_word: bool = False) -> Iterator[bytes]:
-        """`by_word` sends the text in pieces of about a word."""
-        head = self._head(said, "chat.completion.chunk")
-
-        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": more.pop("logprobs", None), "finish_reason": finish}
-            return event({**head, "choices": [choice], **more})
+        def chunk(delta: dict[str, Any], **choice_fields: Any) -> bytes:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **choice_fields}
+            return format_event({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
-        if said.thought:
-            yield chunk({"reasoning_content": said.thought})
-        if said.refusal is not None:
-            yield chunk({"refusal": said.refusal})
-        for piece in _words(said.text) if said.text and by_word else [said.text or ""]:
-            if piece:
-                yield chunk({"content": piece}, logprobs=_chat_logprobs(said))
-        if said.calls:
-            yield chunk({"tool_calls": [{"index": i, **_chat_call(one)} for i, one in enumerate(said.calls)]})
-        yield chunk({}, said.finish, **said.extra)
-        if asked.with_usage:
-            yield event({**head, "choices": [], "usage": self._usage(said)})
+        if completion.thought:
+            yield chunk({"reasoning_content": completion.thought})
+        if completion.refusal is not None:
+            yield chunk({"refusal": completion.refusal})
+        if completion.text:
+            pieces = _split_words(completion.text) if by_word else [completion.text]
+            for piece in pieces:
+                yield chunk({"content": piece}, logprobs=_write_logprobs(completion))
+        if completion.tool_calls:
+            tool_calls = [_write_tool_call(call) for call in completion.tool_calls]
+            yield chunk({"tool_calls": [{"index": index, **call} for index, call in enumerate(tool_calls)]})
+
+        last_choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": completion.finish_reason}
+        yield format_event({**head, "choices": [last_choice], **completion.extra_fields})
+        if request.stream_usage:
+            yield format_event({**head, "choices": [], "usage": _write_usage(completion)})
         yield b"data: [DONE]\n\n"
 
-    @staticmethod
-    def _head(said: Completion, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{said.id}", "object": kind, "created": int(time.time()), "model": said.model}
 
-    @staticmethod
-    def _usage(said: Completion) -> dict[str, int]:
-        read, written = said.prompt_tokens, said.completion_tokens
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _words(text: str) -> list[str]:
-    first, *rest = text.split(" ")
-    return [first, *(f" {word}" for word in rest)]
-
-
-def _chat_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _read_message(message: Mapping[str, Any]) -> ChatMessage:
+    tool_calls = []
+    for call in map(as_dict, message.get("tool_calls") or ()):
+        function = as_dict(call.get("function"))
+        arguments = fields.arguments_text(function.get("arguments"))
+        tool_calls.append(ToolCall(str(call.get("id") or ""), str(function.get("name")), arguments))
+    return ChatMessage(
+        role=fields.read_role(message.get("role")),
+        text=read_text(message.get("content")),
+        thought=read_text(message.get("reasoning_content") or message.get("reasoning")),
+        tool_calls=tuple(tool_calls),
+    )
 
 
-def _chat_logprobs(said: Completion) -> dict[str, Any] | None:
-    if said.logprobs is None:
+def _write_head(completion: Completion, object_type: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{completion.id}",
+        "object": object_type,
+        "created": int(time.time()),
+        "model": completion.model,
+    }
+
+
+def _write_usage(completion: Completion) -> dict[str, int]:
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "total_tokens": completion.total_tokens,
+    }
+
+
+def _write_tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _write_logprobs(completion: Completion) -> dict[str, Any] | None:
+    if completion.logprobs is None:
         return None
-    return {"content": [fields.logprob_of(text, value) for text, value in said.logprobs], "refusal": None}
+    items = [fields.logprob_item(token, logprob) for token, logprob in completion.logprobs]
+    return {"content": items, "refusal": None}
+
+
+def _split_words(text: str) -> list[str]:
+    """The words of a text, each but the first with the space in front of it."""
+    first_word, *other_words = text.split(" ")
+    words = [first_word, *(f" {word}" for word in other_words)]
+    return [word for word in words if word]

@@ -1,22 +1,36 @@
-"""Google's `generateContent`, and its streamed form. Model and form of the reply are in the path, not in the body."""
+"""Google's `generateContent` and its streamed form. The path, not the body, names the model."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import fields
-from .fields import EntryParts, as_dict, text_of
-from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
+from .fields import MessageBuilder, as_dict, read_text
+from .protocol import (
+    ChatMessage,
+    Completion,
+    CompletionRequest,
+    Dialect,
+    Refusal,
+    Role,
+    ToolCall,
+    format_event,
+)
 
-_HOSTED = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
-_STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
-_SAMPLING = {
-    "temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed",
-    "presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty",
-}  # fmt: skip
+_HOSTED_TOOLS = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
+_ERROR_STATUSES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
+_ROLES: dict[str, Role] = {"user": "user", "model": "assistant", "function": "user"}
+_SAMPLING_SETTINGS = {
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "seed": "seed",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+}
 
 
 class Google(Dialect):
@@ -25,138 +39,220 @@ class Google(Dialect):
     path = "/models/{model:.+}:{verb:(?:g|streamG)enerateContent}"
     count_path = "/models/{model:.+}:countTokens"
 
-    def read(self, body: Any, path: str = "") -> Asked:
-        body = _with_capitals(as_dict(body).get("generateContentRequest", body))
-        given, config = fields.list_of(body, "contents"), _with_capitals(body.get("generationConfig"))
-        streams = ":streamGenerateContent" in path
-        if streams and "alt=sse" not in path:
-            raise Refusal(400, "A stream is sent as events alone: add `?alt=sse`.", "unsupported_value", "alt")
-        fields.check_offered(body, not body.get("cachedContent"), "cachedContent")
-        fields.check_offered(body, config.get("candidateCount") in (None, 1), "candidateCount")
-        fields.check_offered(body, set(config.get("responseModalities") or ["TEXT"]) <= {"TEXT"}, "responseModalities")
-        fields.check_offered(body, not config.get("responseLogprobs"), "responseLogprobs")
-        if config.get("responseMimeType", "text/plain") != "text/plain":
-            fields.check_form({"type": config["responseMimeType"]}, "responseMimeType")
-        system = body.get("systemInstruction")
-        system = _text(_parts(system)) if isinstance(system, dict) else text_of(system)
-        entries = [Entry("system", system)] if system else []
-        entries += [entry for content in given for entry in _entries(content)]
-        tools, left_out = [], []
-        for tool in map(_with_capitals, body.get("tools") or ()):
-            tools += [_tool(one) for one in map(_with_capitals, tool.pop("functionDeclarations", None) or ())]
+    def read_request(self, body: Any, path: str = "") -> CompletionRequest:
+        # `countTokens` wraps the request.
+        body = _camel_case(as_dict(body).get("generateContentRequest", body))
+        contents = fields.read_messages(body, "contents")
+        config = _camel_case(body.get("generationConfig"))
+        is_stream = ":streamGenerateContent" in path
+        if is_stream and "alt=sse" not in path:
+            message = "A stream is sent as events only: add `?alt=sse`."
+            raise Refusal(400, message, "unsupported_value", "alt")
+        _check_config(body, config)
+
+        messages: list[ChatMessage] = []
+        system_text = _read_system_text(body.get("systemInstruction"))
+        if system_text:
+            messages.append(ChatMessage("system", system_text))
+        for content in contents:
+            messages += _read_content(content)
+
+        tools: list[dict[str, Any]] = []
+        dropped_tools: list[str] = []
+        for tool in map(_camel_case, body.get("tools") or ()):
+            declarations = tool.pop("functionDeclarations", None) or ()
+            tools += [_build_tool(_camel_case(declaration)) for declaration in declarations]
             for name in tool:
-                fields.check_offered(body, name.startswith(_HOSTED), f"tools.{name}")
-            left_out += [*tool]
-        calling = _with_capitals(_with_capitals(body.get("toolConfig")).get("functionCallingConfig"))
-        mode = str(calling.get("mode") or "AUTO").lower()
-        found = re.search(r"/models/([^:?]+)", path)
-        shared = {
-            "model": found[1] if found else "", "stream": streams, "stop": config.get("stopSequences"),
-            "tool_choice": "auto" if mode == "mode_unspecified" else mode,
-            **{ours: config[theirs] for theirs, ours in _SAMPLING.items() if theirs in config},
-        }  # fmt: skip
-        return fields.asked_of(shared, entries, tools, fields.limit_of(config, "maxOutputTokens"), left_out=left_out)
+                fields.check_supported(name.startswith(_HOSTED_TOOLS), f"tools.{name}")
+                dropped_tools.append(name)
 
-    def body(self, said: Completion) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = [{"text": said.thought, "thought": True}] if said.thought else []
-        parts += [{"text": said.text or ""}] if said.text or not said.calls else []
-        for call in said.calls:
-            shown = {"id": call.id, "name": call.name, "args": fields.object_of(call.arguments)}
-            parts.append({"functionCall": shown})
-        parts[-max(1, len(said.calls))]["thoughtSignature"] = said.id  # twice twelve hex digits are base64, too
-        read, written = said.prompt_tokens, said.completion_tokens
-        finish = "MAX_TOKENS" if said.finish == "length" else "STOP"
+        # The other fields, by OpenAI's names.
+        shared_fields: dict[str, Any] = {
+            "model": _read_model(path),
+            "stream": is_stream,
+            "stop": config.get("stopSequences"),
+            "tool_choice": _read_tool_choice(body),
+        }
+        for google_name, name in _SAMPLING_SETTINGS.items():
+            shared_fields[name] = config.get(google_name)
+        return fields.build_request(
+            shared_fields,
+            messages=messages,
+            tools=tools,
+            max_tokens=fields.read_token_limit(config, "maxOutputTokens"),
+            dropped_tools=dropped_tools,
+        )
+
+    def write_body(self, completion: Completion) -> dict[str, Any]:
+        parts: list[dict[str, Any]] = []
+        if completion.thought:
+            parts.append({"text": completion.thought, "thought": True})
+        if completion.text or not completion.tool_calls:
+            parts.append({"text": completion.text or ""})
+        call_parts = [_write_tool_call(call) for call in completion.tool_calls]
+        parts += call_parts
+
+        # The signature is the handle of the reply. Hexadecimal digits are also valid base64.
+        signed_part = call_parts[0] if call_parts else parts[-1]
+        signed_part["thoughtSignature"] = completion.id
+
+        candidate = {
+            "content": {"role": "model", "parts": parts},
+            "finishReason": "MAX_TOKENS" if completion.finish_reason == "length" else "STOP",
+            "index": 0,
+        }
         return {
-            "candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": finish, "index": 0}],
+            "candidates": [candidate],
             "usageMetadata": {
-                "promptTokenCount": read, "candidatesTokenCount": written, "totalTokenCount": read + written,
+                "promptTokenCount": completion.prompt_tokens,
+                "candidatesTokenCount": completion.completion_tokens,
+                "totalTokenCount": completion.total_tokens,
             },
-            "modelVersion": said.model, "responseId": said.id,
-        }  # fmt: skip
-
-    def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
-        yield event(self.body(said))
-
-    def error(self, refusal: Refusal) -> dict[str, Any]:
-        status = _STATUS.get(refusal.status, "INTERNAL")
-        details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": refusal.code}]
-        return {
-            "error": {"code": refusal.status, "message": refusal.message, "status": status, "details": details},
+            "modelVersion": completion.model,
+            "responseId": completion.id,
         }
 
-    def counted(self, tokens: int) -> dict[str, Any]:
+    def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
+        yield format_event(self.write_body(completion))
+
+    def write_error(self, refusal: Refusal) -> dict[str, Any]:
+        detail = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": refusal.code}
+        error = {
+            "code": refusal.status,
+            "message": refusal.message,
+            "status": _ERROR_STATUSES.get(refusal.status, "INTERNAL"),
+            "details": [detail],
+        }
+        return {"error": error}
+
+    def write_token_count(self, tokens: int) -> dict[str, Any]:
         return {"totalTokens": tokens}
 
 
-def _with_capitals(given: Any) -> dict[str, Any]:
-    """The object with names as `maxOutputTokens`; some clients write `max_output_tokens`."""
-    names = {name: re.sub(r"_([a-z])", lambda found: found[1].upper(), name) for name in as_dict(given)}
-    return {new: given[name] for name, new in names.items() if given[name] is not None}
+def _write_tool_call(call: ToolCall) -> dict[str, Any]:
+    arguments = fields.arguments_object(call.arguments)
+    return {"functionCall": {"id": call.id, "name": call.name, "args": arguments}}
 
 
-def _parts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+# ---- requests ----
+
+
+def _camel_case(value: Any) -> dict[str, Any]:
+    """An object with names like `maxOutputTokens`, without nulls. Some clients write `max_output_tokens`."""
+    renamed: dict[str, Any] = {}
+    for name, item in as_dict(value).items():
+        if item is not None:
+            camel_name = re.sub(r"_([a-z])", lambda match: match[1].upper(), name)
+            renamed[camel_name] = item
+    return renamed
+
+
+def _read_model(path: str) -> str:
+    _, _, model = path.partition("/models/")
+    return re.split("[:?]", model, maxsplit=1)[0]
+
+
+def _check_config(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse what is not supported."""
+    fields.check_supported(not body.get("cachedContent"), "cachedContent")
+    fields.check_supported(config.get("candidateCount") in (None, 1), "candidateCount")
+    modalities = config.get("responseModalities") or ["TEXT"]
+    fields.check_supported(set(modalities) <= {"TEXT"}, "responseModalities")
+    fields.check_supported(not config.get("responseLogprobs"), "responseLogprobs")
+    reply_type = config.get("responseMimeType")
+    if reply_type not in (None, "text/plain"):
+        fields.check_reply_format({"type": reply_type}, "responseMimeType")
+
+
+def _read_system_text(instruction: Any) -> str:
+    if isinstance(instruction, dict):
+        return _read_text_parts(_read_parts(instruction))
+    return read_text(instruction)
+
+
+def _read_tool_choice(body: Mapping[str, Any]) -> str:
+    calling_config = _camel_case(_camel_case(body.get("toolConfig")).get("functionCallingConfig"))
+    mode = str(calling_config.get("mode") or "MODE_UNSPECIFIED").lower()
+    return mode.replace("mode_unspecified", "auto")
+
+
+def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
+    """The messages in one content: each result of a tool is one of its own."""
+    role_name = content.get("role") or "user"
+    if role_name not in _ROLES:
+        message = f"A content has the role {fields.quote(role_name)}; the roles are user and model."
+        raise Refusal(400, message, "invalid_value", "contents")
+
+    builder = MessageBuilder(_ROLES[role_name])
+    has_results = False
+    for part in _read_parts(content):
+        signature = str(part.get("thoughtSignature") or "")
+        if "functionCall" in part:
+            call = part["functionCall"]
+            arguments = fields.arguments_text(call.get("args"))
+            builder.tool_calls.append(ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments))
+            builder.handle = builder.handle or signature
+        elif "functionResponse" in part:
+            if builder.has_text:
+                yield builder.build()
+            yield ChatMessage("tool", _read_result(part["functionResponse"]))
+            builder = MessageBuilder("user")
+            has_results = True
+        else:
+            texts = builder.thoughts if part.get("thought") else builder.texts
+            texts.append(_read_text_parts([part]))
+            builder.handle = signature or builder.handle
+    if builder.has_text or not has_results:
+        yield builder.build()
+
+
+def _read_parts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts = content.get("parts") or []
-    return [_with_capitals(part) for part in (parts if isinstance(parts, list) else [parts])]
+    if not isinstance(parts, list):
+        parts = [parts]
+    return [_camel_case(part) for part in parts]
 
 
-def _text(parts: list[dict[str, Any]]) -> str:
+def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
     for part in parts:
-        if named := set(part) - {"text", "thought", "thoughtSignature"}:
-            what = f"A message holds {fields.shown(min(named), 80, repr)}, and the policy reads text alone."
-            raise Refusal(400, what, "invalid_value", "contents")
+        other_fields = part.keys() - {"text", "thought", "thoughtSignature"}
+        if other_fields:
+            message = f"A message contains {fields.quote(min(other_fields))}: the policy reads only text."
+            raise Refusal(400, message, "invalid_value", "contents")
     return "".join(str(part.get("text") or "") for part in parts)
 
 
-def _entries(content: Mapping[str, Any]) -> Iterator[Entry]:
-    """A content's parts: each result of a tool is a message of its own."""
-    role = content.get("role") or "user"
-    if role not in ("user", "model", "function"):
-        what = f"A content has the role {fields.shown(role, 80, repr)}; there are user and model."
-        raise Refusal(400, what, "invalid_value", "contents")
-    parts, is_open = EntryParts("assistant" if role == "model" else "user"), True
-    for part in _parts(content):
-        handle = str(part.get("thoughtSignature") or parts.handle)
-        if (call := part.get("functionCall")) is not None:
-            arguments = fields.arguments_of(call.get("args"))
-            parts.calls.append(ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments))
-            parts.handle = parts.handle or handle
-        elif (result := part.get("functionResponse")) is not None:
-            if parts.has_text:
-                yield parts.entry()
-            yield Entry("tool", _result(result))
-            parts, is_open = EntryParts("user"), False
-        else:
-            (parts.thoughts if part.get("thought") else parts.texts).append(_text([part]))
-            parts.handle = handle
-    if is_open or parts.has_text:
-        yield parts.entry()
-
-
-def _result(result: Mapping[str, Any]) -> str:
+def _read_result(result: Mapping[str, Any]) -> str:
     """A tool's result as the text that other dialects send."""
     if result.get("parts"):
-        raise Refusal(400, "A tool's result holds 'parts', and the policy reads text alone.", "invalid_value")
-    said = result.get("response")
-    if isinstance(said, dict):
-        keys = set(said) - {"name"}
-        if len(keys) == 1 and isinstance(text := said[(key := keys.pop())], str):
-            return text if key in ("output", "result", "content") else json.dumps(said, ensure_ascii=False)
-    return json.dumps(said, ensure_ascii=False)
+        message = "A tool's result contains 'parts': the policy reads only text."
+        raise Refusal(400, message, "invalid_value")
+
+    # Many clients wrap a text: {"output": "..."}.
+    response = result.get("response")
+    if isinstance(response, dict):
+        names = response.keys() - {"name"}
+        if len(names) == 1:
+            name = names.pop()
+            text = response[name]
+            if name in ("output", "result", "content") and isinstance(text, str):
+                return text
+    return json.dumps(response, ensure_ascii=False)
 
 
-def _tool(declared: Mapping[str, Any]) -> dict[str, Any]:
-    return fields.tool_of(
-        {**declared, "parameters": declared.get("parametersJsonSchema") or _lowered(declared.get("parameters"))}
-    )
+def _build_tool(declaration: Mapping[str, Any]) -> dict[str, Any]:
+    schema = declaration.get("parametersJsonSchema") or _lower_case_types(declaration.get("parameters"))
+    return fields.build_tool({**declaration, "parameters": schema})
 
 
-def _lowered(schema: Any) -> Any:
-    """A schema with its types as JSON Schema writes them: `object`, not `OBJECT`."""
+def _lower_case_types(schema: Any) -> Any:
+    """A schema with types as JSON Schema writes them: `object` instead of `OBJECT`."""
     if isinstance(schema, list):
-        return [_lowered(one) for one in schema]
+        return [_lower_case_types(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: value.lower() if key == "type" and isinstance(value, str) else _lowered(value)
-        for key, value in schema.items()
-    }
+    lowered: dict[str, Any] = {}
+    for name, value in schema.items():
+        is_type = name == "type" and isinstance(value, str)
+        lowered[name] = value.lower() if is_type else _lower_case_types(value)
+    return lowered

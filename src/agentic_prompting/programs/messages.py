@@ -6,10 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import fields
-from .fields import EntryParts, as_dict, text_of
-from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
+from .fields import MessageBuilder, as_dict, read_text
+from .protocol import (
+    ChatMessage,
+    Completion,
+    CompletionRequest,
+    Dialect,
+    Refusal,
+    ToolCall,
+    format_event,
+)
 
-_FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class Messages(Dialect):
@@ -18,116 +26,158 @@ class Messages(Dialect):
     path = "/messages"
     count_path = "/messages/count_tokens"
 
-    def read(self, body: Any, path: str = "") -> Asked:
-        given = fields.list_of(body, "messages")
+    def read_request(self, body: Any, path: str = "") -> CompletionRequest:
+        message_bodies = fields.read_messages(body, "messages")
         for name in ("container", "mcp_servers", "context_management"):
-            fields.check_offered(body, not body.get(name), name)
-        fields.check_form(body.get("output_format"), "output_format")
-        fields.check_form(as_dict(body.get("output_config")).get("format"), "output_config.format")
-        entries = [Entry("system", text_of(body["system"]))] if body.get("system") else []
-        entries += [entry for message in given for entry in _entries(message)]
-        if entries[-1].role == "assistant":
-            what = "The last message is the assistant's: replies that go on from a given text are not supported here."
-            raise Refusal(400, what, "unsupported_value", "messages")
-        tools, left_out = [], []
+            fields.check_supported(not body.get(name), name)
+        fields.check_reply_format(body.get("output_format"), "output_format")
+        fields.check_reply_format(as_dict(body.get("output_config")).get("format"), "output_config.format")
+
+        messages: list[ChatMessage] = []
+        if body.get("system"):
+            messages.append(ChatMessage("system", read_text(body["system"])))
+        for message_body in message_bodies:
+            messages += _read_message(message_body)
+        if messages[-1].role == "assistant":
+            message = "The last message is the assistant's: continuing a given text is not supported."
+            raise Refusal(400, message, "unsupported_value", "messages")
+
+        tools: list[dict[str, Any]] = []
+        dropped_tools: list[str] = []
         for tool in map(as_dict, body.get("tools") or ()):
             if tool.get("type") in (None, "custom"):
-                tools.append(fields.tool_of({**tool, "parameters": tool.get("input_schema")}))
+                tools.append(fields.build_tool({**tool, "parameters": tool.get("input_schema")}))
             else:
-                left_out.append(fields.hosted(tool["type"]))
-        choice = as_dict(body.get("tool_choice"))
-        shared = {
-            **body,
-            "stop": body.get("stop_sequences"),
-            "tool_choice": choice["type"] if [*choice] == ["type"] and choice["type"] in ("auto", "none") else choice,
-        }
-        return fields.asked_of(shared, entries, tools, fields.limit_of(body, "max_tokens"), left_out=left_out)
+                dropped_tools.append(fields.read_hosted_tool(tool["type"]))
 
-    def body(self, said: Completion) -> dict[str, Any]:
-        content: list[dict[str, Any]] = []
-        if said.thought:
-            content.append({"type": "thinking", "thinking": said.thought, "signature": said.id})
-        if said.text:
-            content.append({"type": "text", "text": said.text})
-        for call in said.calls:
-            content.append(
-                {"type": "tool_use", "id": call.id, "name": call.name, "input": fields.object_of(call.arguments)}
-            )
-        return {
-            "id": f"msg_{said.id}", "type": "message", "role": "assistant", "model": said.model, "content": content,
-            "stop_reason": _FINISH[said.finish], "stop_sequence": None,
-            "usage": {
-                "input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens,
-                "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+        # The plain choices have the same names in OpenAI's form.
+        tool_choice = as_dict(body.get("tool_choice"))
+        is_plain_choice = tool_choice in ({"type": "auto"}, {"type": "none"})
+        return fields.build_request(
+            {
+                **body,
+                "stop": body.get("stop_sequences"),
+                "tool_choice": tool_choice["type"] if is_plain_choice else tool_choice,
             },
-        }  # fmt: skip
+            messages=messages,
+            tools=tools,
+            max_tokens=fields.read_token_limit(body, "max_tokens"),
+            dropped_tools=dropped_tools,
+        )
 
-    def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
-        whole = self.body(said)
-        blocks, ended = whole["content"], {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-        begun = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
-        yield _named("message_start", message=begun)
-        yield _named("ping")
-        arguments = iter(said.calls)
-        for index, block in enumerate(blocks):
-            empty: dict[str, Any]
+    def write_body(self, completion: Completion) -> dict[str, Any]:
+        blocks: list[dict[str, Any]] = []
+        if completion.thought:
+            blocks.append({"type": "thinking", "thinking": completion.thought, "signature": completion.id})
+        if completion.text:
+            blocks.append({"type": "text", "text": completion.text})
+        for call in completion.tool_calls:
+            arguments = fields.arguments_object(call.arguments)
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        return {
+            "id": f"msg_{completion.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": completion.model,
+            "content": blocks,
+            "stop_reason": _STOP_REASONS[completion.finish_reason],
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": completion.prompt_tokens,
+                "output_tokens": completion.completion_tokens,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+            },
+        }
+
+    def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
+        message = self.write_body(completion)
+        usage = message["usage"]
+        started_usage = {**usage, "output_tokens": 0}
+        started_message = {**message, "content": [], "stop_reason": None, "usage": started_usage}
+        yield _format_named_event("message_start", message=started_message)
+        yield _format_named_event("ping")
+
+        tool_calls = iter(completion.tool_calls)
+        for index, block in enumerate(message["content"]):
+            empty_block: dict[str, Any]
             if block["type"] == "thinking":
-                empty = {"thinking": "", "signature": ""}
-                deltas = [{"type": f"{kind}_delta", kind: block[kind]} for kind in ("thinking", "signature")]
+                empty_block = {"type": "thinking", "thinking": "", "signature": ""}
+                deltas = [
+                    {"type": "thinking_delta", "thinking": block["thinking"]},
+                    {"type": "signature_delta", "signature": block["signature"]},
+                ]
             elif block["type"] == "text":
-                empty, deltas = {"text": ""}, [{"type": "text_delta", "text": block["text"]}]
-            else:  # as the policy wrote them, also where that is no JSON
-                empty = {"input": {}}
-                deltas = [{"type": "input_json_delta", "partial_json": next(arguments).arguments}]
-            yield _named("content_block_start", index=index, content_block={**block, **empty})
-            yield from (_named("content_block_delta", index=index, delta=delta) for delta in deltas)
-            yield _named("content_block_stop", index=index)
-        yield _named("message_delta", delta=ended, usage=whole["usage"])
-        yield _named("message_stop")
+                empty_block = {"type": "text", "text": ""}
+                deltas = [{"type": "text_delta", "text": block["text"]}]
+            else:
+                # The arguments as the policy wrote them, even if they are not JSON.
+                empty_block = {**block, "input": {}}
+                deltas = [{"type": "input_json_delta", "partial_json": next(tool_calls).arguments}]
 
-    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
-        yield _named(**self.error(refusal))
+            yield _format_named_event("content_block_start", index=index, content_block=empty_block)
+            for delta in deltas:
+                yield _format_named_event("content_block_delta", index=index, delta=delta)
+            yield _format_named_event("content_block_stop", index=index)
 
-    def error(self, refusal: Refusal) -> dict[str, Any]:
-        error = refusal.body["error"]
-        kind = "api_error" if error["type"] == "server_error" else error["type"]
-        return {"type": "error", "error": {"type": kind, "message": refusal.message, "code": refusal.code}}
+        message_delta = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+        yield _format_named_event("message_delta", delta=message_delta, usage=usage)
+        yield _format_named_event("message_stop")
 
-    def counted(self, tokens: int) -> dict[str, Any]:
+    def write_failure(self, refusal: Refusal, request: CompletionRequest) -> Iterator[bytes]:
+        error = self.write_error(refusal)
+        yield _format_named_event("error", error=error["error"])
+
+    def write_error(self, refusal: Refusal) -> dict[str, Any]:
+        error_type = refusal.body["error"]["type"]
+        if error_type == "server_error":
+            error_type = "api_error"
+        error = {"type": error_type, "message": refusal.message, "code": refusal.code}
+        return {"type": "error", "error": error}
+
+    def write_token_count(self, tokens: int) -> dict[str, Any]:
         return {"input_tokens": tokens}
 
 
-def _named(type: str, **more: Any) -> bytes:
-    return f"event: {type}\n".encode() + event({"type": type, **more})
+def _format_named_event(event_type: str, **data: Any) -> bytes:
+    return f"event: {event_type}\n".encode() + format_event({"type": event_type, **data})
 
 
-def _entries(message: Mapping[str, Any]) -> Iterator[Entry]:
-    """A message's blocks: each result of a tool is a message of its own."""
-    role, content = fields.role_of(message.get("role")), message.get("content")
-    parts, is_open = EntryParts(role), True
-    for block in _blocks(content):
-        kind = block.get("type")
-        if kind == "tool_result":
-            if parts.has_text:
-                yield parts.entry()
-            is_error = bool(block.get("is_error")) and not block.get("content")
-            yield Entry("tool", "Error" if is_error else text_of(block.get("content")))
-            parts, is_open = EntryParts(role), False
-        elif kind == "thinking":
-            parts.thoughts.append(str(block.get("thinking") or ""))
-            parts.handle = str(block.get("signature") or "") or parts.handle
-        elif kind == "tool_use":
-            arguments = fields.arguments_of(block.get("input"))
-            parts.calls.append(ToolCall(str(block.get("id") or ""), str(block.get("name")), arguments))
+def _read_message(message: Mapping[str, Any]) -> Iterator[ChatMessage]:
+    """The messages in one message: each result of a tool is one of its own."""
+    role = fields.read_role(message.get("role"))
+    builder = MessageBuilder(role)
+    has_results = False
+    for block in _read_blocks(message.get("content")):
+        block_type = block.get("type")
+        if block_type == "tool_result":
+            if builder.has_text:
+                yield builder.build()
+            yield ChatMessage("tool", _read_result(block))
+            builder = MessageBuilder(role)
+            has_results = True
+        elif block_type == "thinking":
+            builder.thoughts.append(str(block.get("thinking") or ""))
+            builder.handle = str(block.get("signature") or "") or builder.handle
+        elif block_type == "tool_use":
+            arguments = fields.arguments_text(block.get("input"))
+            call = ToolCall(str(block.get("id") or ""), str(block.get("name")), arguments)
+            builder.tool_calls.append(call)
         else:
-            parts.texts.append(text_of([block]))
-    if is_open or parts.has_text:
-        yield parts.entry()
+            builder.texts.append(read_text([block]))
+    if builder.has_text or not has_results:
+        yield builder.build()
 
 
-def _blocks(content: Any) -> Sequence[dict[str, Any]]:
+def _read_blocks(content: Any) -> Sequence[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
-    if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
-        raise Refusal(400, f"`content` must be a text or a list of blocks, not {fields.shown(content, 80, repr)}.")
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise Refusal(400, f"`content` must be a text or a list of blocks, not {fields.quote(content)}.")
     return content
+
+
+def _read_result(block: Mapping[str, Any]) -> str:
+    if block.get("is_error") and not block.get("content"):
+        return "Error"
+    return read_text(block.get("content"))

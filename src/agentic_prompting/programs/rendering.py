@@ -16,7 +16,7 @@ from typing import Any
 
 from ..llm import Misconfigured
 from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, load_json, read_call, split_turn
-from .protocol import Entry, Refusal, ToolCall
+from .protocol import ChatMessage, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Renderer:
             self._warned.add(str(problem))
             logger.warning("requests of the agent are refused: %s", problem)
 
-    def whole_ids(self, entries: Sequence[Entry], tools: Sequence[Any]) -> list[int]:
+    def whole_ids(self, entries: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
         """The ids of a conversation, up to where the policy's turn begins.
 
         Raises:
@@ -76,21 +76,26 @@ class Renderer:
         return self._ids(self._render(_folded(entries), tools))
 
     def ids_after(
-        self, ids: Sequence[int], reply: Entry, new: Sequence[Entry], entries: Sequence[Entry], tools: Sequence[Any]
+        self,
+        ids: Sequence[int],
+        reply: ChatMessage,
+        new: Sequence[ChatMessage],
+        entries: Sequence[ChatMessage],
+        tools: Sequence[Any],
     ) -> list[int] | None:
         """The ids between a reply and the next turn of the policy.
 
         Args:
             ids (`Sequence[int]`): The sampled ids of the reply.
-            reply ([`Entry`]): The reply, with its calls.
-            new (`Sequence[Entry]`): The messages since, at least one.
-            entries (`Sequence[Entry]`): The whole conversation, for the comparison.
+            reply ([`ChatMessage`]): The reply, with its calls.
+            new (`Sequence[ChatMessage]`): The messages since, at least one.
+            entries (`Sequence[ChatMessage]`): The whole conversation, for the comparison.
             tools (`Sequence[dict]`): The tools of the request.
 
         Returns:
             `list[int]`: `None` if the template writes them in another way than behind the reply.
         """
-        kind = (len(reply.calls), tuple(dict.fromkeys(one.role for one in new)), bool(tools))
+        kind = (len(reply.tool_calls), tuple(dict.fromkeys(one.role for one in new)), bool(tools))
         if self._seams.get(kind) is False:
             return None
         try:
@@ -115,14 +120,17 @@ class Renderer:
             closing = closing.removeprefix(next(filter(closing.startswith, self._ends), ""))
         return self._ids(closing + behind)
 
-    def _seam(self, reply: Entry, new: Sequence[Entry], tools: Sequence[Any]) -> tuple[str, str] | None:
+    def _seam(self, reply: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]) -> tuple[str, str] | None:
         """What the template writes to end the reply, and what behind it; `None` if it changes the reply.
 
         Raises:
             [`Refusal`]: The template cannot render them.
         """
-        base = [Entry("user", _USER), Entry("assistant", _AGENT, calls=reply.calls)]
-        if reply.calls or tools:
+        base = [
+            ChatMessage("user", _USER),
+            ChatMessage("assistant", _AGENT, tool_calls=reply.tool_calls),
+        ]
+        if reply.tool_calls or tools:
             before = self._render(base, tools, generation_prompt=False)
         else:
             before = self._closing = self._closing or self._render(base, (), generation_prompt=False)
@@ -134,13 +142,13 @@ class Renderer:
             return None
         return (before[end:] if end >= 0 else ""), after[len(before) :]
 
-    def _seam_without_tools(self, reply: Entry, new: Sequence[Entry]) -> tuple[str, str] | None:
+    def _seam_without_tools(self, reply: ChatMessage, new: Sequence[ChatMessage]) -> tuple[str, str] | None:
         try:
             return self._seam(reply, new, ())
         except Refusal:
             return None
 
-    def _render(self, entries: Sequence[Entry], tools: Sequence[Any], generation_prompt: bool = True) -> str:
+    def _render(self, entries: Sequence[ChatMessage], tools: Sequence[Any], generation_prompt: bool = True) -> str:
         messages = self._text.marked(self._to_messages(entries))
         options = {**self.form.chat_template_kwargs, **({"tools": list(tools)} if tools else {})}
         try:
@@ -155,9 +163,9 @@ class Renderer:
     def _find_problem(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
         """Render one message of each kind and look for it."""
         calls = (_PROBE,) if with_tools else ()
-        probe = [*[Entry("system", _SYSTEM)] * with_system, Entry("user", _USER)]
-        probe += [Entry("assistant", calls=calls), Entry("tool", _RESULT)] if calls else []
-        probe += [Entry("assistant", _AGENT), Entry("user", _MORE)]
+        probe = [*[ChatMessage("system", _SYSTEM)] * with_system, ChatMessage("user", _USER)]
+        probe += [ChatMessage("assistant", tool_calls=calls), ChatMessage("tool", _RESULT)] if calls else []
+        probe += [ChatMessage("assistant", _AGENT), ChatMessage("user", _MORE)]
         try:
             rendered = self._render(probe, [_PROBE_TOOL] if calls else ())
         except Refusal as error:
@@ -176,7 +184,7 @@ class Renderer:
         options = {**self.form.chat_template_kwargs, "tools": list(tools)}
         return self._text.render(messages, **options)
 
-    def _to_messages(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    def _to_messages(self, entries: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """The messages as chat templates take them. Results belong to calls by their place, as ids may have been
         dropped; the ids shown are numbers, so that rollouts of a group read the same tokens."""
         messages: list[dict[str, Any]] = []
@@ -186,10 +194,10 @@ class Renderer:
             message: dict[str, Any] = {"role": entry.role, "content": entry.text}
             if entry.thought:
                 message["reasoning_content"] = entry.thought
-            if entry.calls:
+            if entry.tool_calls:
                 pending_results = []
                 message["tool_calls"] = []
-                for call in entry.calls:
+                for call in entry.tool_calls:
                     id = f"call_{number}"
                     number += 1
                     pending_results.append((id, call.name))
@@ -227,7 +235,7 @@ def _read_calls(text: str) -> list[FunctionCall]:
     return [read_call(call.body) for call in split_turn(text).calls]
 
 
-def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozenset()) -> Entry:
+def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozenset()) -> ChatMessage:
     """A turn of the policy: its thought, its text, the tools that it calls.
 
     Args:
@@ -239,10 +247,10 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
     thought = turn.thought or ""
     calls = [read_call(call.body, tools) for call in turn.calls]
     if not calls or not all(call.name for call in calls):
-        return Entry("assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought)
+        return ChatMessage("assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought)
     text_before_calls = turn.visible[: turn.calls[0].start].strip()
     tool_calls = tuple(_to_tool_call(call, call.name in custom) for call in calls)
-    return Entry("assistant", text_before_calls, thought, tool_calls)
+    return ChatMessage("assistant", text_before_calls, thought, tool_calls)
 
 
 def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
@@ -253,18 +261,18 @@ def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
     return ToolCall(f"call_{secrets.token_hex(12)}", call.name, arguments, is_custom)
 
 
-def _folded(entries: Sequence[Entry], leads: bool = True) -> list[Entry]:
+def _folded(entries: Sequence[ChatMessage], leads: bool = True) -> list[ChatMessage]:
     """The conversation as every template can hold it: one system message at its head, a later one as the user's.
 
     Several system messages are dropped without a word by some templates and refused by others.
     """
     system: list[str] = []
-    shown: list[Entry] = []
+    shown: list[ChatMessage] = []
     for entry in entries:
         if entry.role != "system":
             shown.append(entry)
         elif leads and not shown:
             system.append(entry.text)
         else:
-            shown.append(Entry("user", entry.text))
-    return [Entry("system", "\n\n".join(system)), *shown] if system else shown
+            shown.append(ChatMessage("user", entry.text))
+    return [ChatMessage("system", "\n\n".join(system)), *shown] if system else shown

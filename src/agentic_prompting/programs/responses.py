@@ -1,16 +1,27 @@
-"""OpenAI's Responses, without state on our side: every request brings its whole conversation."""
+"""OpenAI's Responses. No state is kept: every request brings its whole conversation."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import fields
-from .fields import EntryParts, as_dict, text_of
-from .protocol import MAX_MESSAGES, Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
+from .fields import MessageBuilder, as_dict, read_text
+from .protocol import (
+    MAX_MESSAGES,
+    ChatMessage,
+    Completion,
+    CompletionRequest,
+    Dialect,
+    Refusal,
+    ToolCall,
+    format_event,
+)
+
+_STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
 
 
 class Responses(Dialect):
@@ -18,165 +29,245 @@ class Responses(Dialect):
 
     path = "/responses"
 
-    def read(self, body: Any, path: str = "") -> Asked:
-        given = body.get("input") if isinstance(body, dict) else None
-        if not isinstance(given, str | list) or not given:
+    def read_request(self, body: Any, path: str = "") -> CompletionRequest:
+        items = as_dict(body).get("input")
+        if not isinstance(items, str | list) or not items:
             raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
-        for name in ("previous_response_id", "conversation", "background", "prompt"):
-            fields.check_offered(body, not body.get(name), name)
-        fields.check_form(as_dict(body.get("text")).get("format"), "text.format")
-        fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
-        instructions = body.get("instructions")
-        entries = [Entry("system", text_of(instructions))] if instructions else []
-        entries += [Entry("user", given)] if isinstance(given, str) else _entries(given)
-        logprobs = "message.output_text.logprobs" in (body.get("include") or ())
-        left_out: list[str] = []
-        tools = list(_response_tools(body.get("tools") or (), left_out))
-        limit = fields.limit_of(body, "max_output_tokens")
-        asked = fields.asked_of({**body, "logprobs": logprobs}, entries, tools, limit, left_out=left_out)
-        return replace(asked, custom=frozenset(tool["function"]["name"] for tool in tools if tool.pop("custom", False)))
+        for name in _STATEFUL_FIELDS:
+            fields.check_supported(not body.get(name), name)
+        fields.check_reply_format(as_dict(body.get("text")).get("format"), "text.format")
+        fields.check_supported(not body.get("top_logprobs"), "top_logprobs")
 
-    def body(self, said: Completion) -> dict[str, Any]:
-        return self._response(said, self._items(said))
+        messages = [ChatMessage("user", items)] if isinstance(items, str) else _read_messages(items)
+        instructions = read_text(body.get("instructions"))
+        if instructions:
+            messages.insert(0, ChatMessage("system", instructions))
 
-    def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
-        items, number = self._items(said), 0
+        tools = _Tools()
+        tools.add(body.get("tools") or ())
+        includes_logprobs = "message.output_text.logprobs" in (body.get("include") or ())
+        request = fields.build_request(
+            {**body, "logprobs": includes_logprobs},
+            messages=messages,
+            tools=tools.functions,
+            max_tokens=fields.read_token_limit(body, "max_output_tokens"),
+            dropped_tools=tools.dropped,
+        )
+        return replace(request, custom_tools=frozenset(tools.custom_names))
 
-        def named(kind: str, **more: Any) -> bytes:
-            nonlocal number
-            data, number = {"type": kind, "sequence_number": number, **more}, number + 1
-            return f"event: {kind}\n".encode() + event(data)
+    def write_body(self, completion: Completion) -> dict[str, Any]:
+        return _write_response(completion, _write_items(completion))
 
-        begun = {**self._response(said, []), "status": "in_progress", "usage": None}
-        yield named("response.created", response=begun)
-        yield named("response.in_progress", response=begun)
+    def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
+        items = _write_items(completion)
+        started_response = {**_write_response(completion, []), "status": "in_progress", "usage": None}
+        finished_response = _write_response(completion, items)
+
+        events: list[tuple[str, dict[str, Any]]] = [
+            ("response.created", {"response": started_response}),
+            ("response.in_progress", {"response": started_response}),
+        ]
         for index, item in enumerate(items):
-            yield from (named(kind, output_index=index, **more) for kind, more in _life_of(item))
-        whole = self._response(said, items)
-        yield named(f"response.{whole['status']}", response=whole)
+            for event_type, data in _item_events(item):
+                events.append((event_type, {"output_index": index, **data}))
+        events.append((f"response.{finished_response['status']}", {"response": finished_response}))
 
-    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
-        error = {"code": refusal.code, "message": refusal.message}
-        response = {**self._response(Completion(asked.model), []), "status": "failed", "error": error}
-        data = {"type": "response.failed", "sequence_number": 0, "response": response}
-        yield b"event: response.failed\n" + event(data)
+        for number, (event_type, data) in enumerate(events):
+            yield _format_named_event(event_type, number, data)
 
-    @staticmethod
-    def _items(said: Completion) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        if said.thought:
-            summary = [{"type": "summary_text", "text": said.thought}]
-            items.append({"type": "reasoning", "id": f"rs_{said.id}", "summary": summary, "encrypted_content": said.id})
-        if said.text or not said.calls:
-            logprobs = [fields.logprob_of(text, value) for text, value in said.logprobs or ()]
-            part = {"type": "output_text", "text": said.text or "", "annotations": [], "logprobs": logprobs}
-            head = {"type": "message", "id": f"msg_{said.id}", "role": "assistant", "status": "completed"}
-            items.append({**head, "content": [part]})
-        for call in said.calls:
-            head = {"call_id": call.id, "name": call.name, "status": "completed"}
-            if call.custom:
-                text = as_dict(_value(call.arguments)).get("input", call.arguments)
-                items.append({"type": "custom_tool_call", "id": f"ctc_{call.id}", **head, "input": text})
+    def write_failure(self, refusal: Refusal, request: CompletionRequest) -> Iterator[bytes]:
+        response = _write_response(Completion(request.model), [])
+        response["status"] = "failed"
+        response["error"] = {"code": refusal.code, "message": refusal.message}
+        yield _format_named_event("response.failed", 0, {"response": response})
+
+
+@dataclass
+class _Tools:
+    """The tools of a request.
+
+    Args:
+        functions (`list[dict]`, *optional*): Tools that the policy can call, for the chat template.
+        custom_names (`set[str]`, *optional*): Names of those that take free text.
+        dropped (`list[str]`, *optional*): Tools that the policy is not offered, and what else is lost.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    custom_names: set[str] = field(default_factory=set)
+    dropped: list[str] = field(default_factory=list)
+
+    def add(self, tools: Sequence[Any]) -> None:
+        """Add functions and custom tools, also those inside of namespaces."""
+        for tool in map(as_dict, tools):
+            tool_type = tool.get("type")
+            if tool_type == "function":
+                self.functions.append(fields.build_tool(tool))
+            elif tool_type == "custom":
+                schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+                self.functions.append(fields.build_tool({**tool, "parameters": schema}))
+                self.custom_names.add(tool["name"])
+            elif tool_type == "namespace":
+                self.dropped.append(f"namespace {tool.get('name')}, without its name")
+                self.add(tool.get("tools") or ())
             else:
-                items.append({"type": "function_call", "id": f"fc_{call.id}", **head, "arguments": call.arguments})
-        return items
-
-    @staticmethod
-    def _response(said: Completion, items: list[dict[str, Any]]) -> dict[str, Any]:
-        read, written, cut = said.prompt_tokens, said.completion_tokens, said.finish == "length"
-        return {
-            "id": f"resp_{said.id}", "object": "response", "created_at": int(time.time()), "model": said.model,
-            "status": "incomplete" if cut else "completed", "output": items, "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": None,
-            "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None,
-            "top_p": None,
-            "usage": {
-                "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": written,
-                "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written,
-            },
-        }  # fmt: skip
+                self.dropped.append(fields.read_hosted_tool(tool_type))
 
 
-def _response_tools(tools: Sequence[Any], left_out: list[str]) -> Iterator[dict[str, Any]]:
-    """Functions and custom tools, those inside of namespaces as well. Tools that OpenAI itself runs are left out."""
-    for tool in map(as_dict, tools):
-        if tool.get("type") == "function":
-            yield fields.tool_of(tool)
-        elif tool.get("type") == "custom":
-            text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-            yield {**fields.tool_of({**tool, "parameters": text}), "custom": True}
-        elif tool.get("type") == "namespace":
-            left_out.append(f"namespace {tool.get('name')}, without its name")
-            yield from _response_tools(tool.get("tools") or (), left_out)
-        else:
-            left_out.append(fields.hosted(tool.get("type")))
+# ---- input items ----
 
 
-def _entries(items: Sequence[Any]) -> list[Entry]:
-    """Input items as messages: reasoning, text and calls of one reply are one message."""
+def _read_messages(items: Sequence[Any]) -> list[ChatMessage]:
+    """Input items as messages. Reasoning, text and calls of one reply are one message."""
     fields.check_count(items, MAX_MESSAGES, "input")
-    messages: list[EntryParts] = []
+    builders: list[MessageBuilder] = []
     for item in items:
         if not isinstance(item, dict):
-            raise Refusal(400, "An item of `input` is no object.", "invalid_value", "input")
-        new, last = _entry(item), messages[-1] if messages else EntryParts("user")
-        begins = item.get("type") == "reasoning" or (last.calls and not new.calls)
-        if begins or not new.role == last.role == "assistant":
-            messages.append(EntryParts(new.role, new.thought, new.handle))
-        messages[-1].add(new)
-    return [message.entry() for message in messages]
+            raise Refusal(400, "An item of `input` is not an object.", "invalid_value", "input")
+        part = _read_item(item)
+        if not builders or not _belongs_to(builders[-1], item, part):
+            builders.append(MessageBuilder(part.role, part.thought, part.handle))
+        builders[-1].texts.append(part.text)
+        builders[-1].tool_calls += part.tool_calls
+    return [builder.build() for builder in builders]
 
 
-def _entry(item: dict[str, Any]) -> Entry:
+def _belongs_to(builder: MessageBuilder, item: dict[str, Any], part: ChatMessage) -> bool:
+    """Whether an item is a part of the reply before it: a reply has reasoning, then text, then calls."""
+    is_same_reply = builder.role == part.role == "assistant" and item.get("type") != "reasoning"
+    is_text_after_calls = bool(builder.tool_calls) and not part.tool_calls
+    return is_same_reply and not is_text_after_calls
+
+
+def _read_item(item: dict[str, Any]) -> ChatMessage:
     """One item as a message, or as a part of one."""
-    kind = item.get("type") or "message"
-    if kind == "message":
-        return Entry(fields.role_of(item.get("role")), text_of(item.get("content")))
-    if kind == "reasoning":
-        thought = text_of(item.get("content")) or text_of(item.get("summary"))
-        return Entry("assistant", thought=thought, handle=str(item.get("encrypted_content") or ""))
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    item_type = item.get("type") or "message"
+    if item_type == "message":
+        return ChatMessage(fields.read_role(item.get("role")), read_text(item.get("content")))
+    if item_type == "reasoning":
+        thought = read_text(item.get("content")) or read_text(item.get("summary"))
+        handle = str(item.get("encrypted_content") or "")
+        return ChatMessage("assistant", thought=thought, handle=handle)
+    if item_type in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
-        return Entry("tool", text_of(output) if isinstance(output, str | list) else json.dumps(output))
-    if kind in ("function_call", "custom_tool_call"):
-        custom = kind == "custom_tool_call"
-        arguments = json.dumps({"input": item.get("input")}) if custom else fields.arguments_of(item.get("arguments"))
-        call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
-        return Entry("assistant", calls=(call,))
-    what = f"`input` holds an item {fields.shown(kind, 80, repr)}, which is not supported here."
-    raise Refusal(400, what, "unsupported_value")
+        text = read_text(output) if isinstance(output, str | list) else json.dumps(output)
+        return ChatMessage("tool", text)
+    if item_type == "function_call":
+        arguments = fields.arguments_text(item.get("arguments"))
+    elif item_type == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input")})
+    else:
+        message = f"`input` contains an item {fields.quote(item_type)}, which is not supported."
+        raise Refusal(400, message, "unsupported_value")
+    call = ToolCall(
+        id=str(item.get("call_id") or ""),
+        name=str(item.get("name")),
+        arguments=arguments,
+        is_custom=item_type == "custom_tool_call",
+    )
+    return ChatMessage("assistant", tool_calls=(call,))
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+# ---- output items ----
 
 
-def _life_of(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of one output item: added, its text, done."""
-    at: dict[str, Any] = {"item_id": item["id"]}
+def _write_response(completion: Completion, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    is_cut = completion.finish_reason == "length"
+    return {
+        "id": f"resp_{completion.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": completion.model,
+        "status": "incomplete" if is_cut else "completed",
+        "output": list(items),
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "temperature": None,
+        "top_p": None,
+        "usage": {
+            "input_tokens": completion.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": completion.total_tokens,
+        },
+    }
+
+
+def _write_items(completion: Completion) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if completion.thought:
+        reasoning = {
+            "type": "reasoning",
+            "id": f"rs_{completion.id}",
+            "summary": [{"type": "summary_text", "text": completion.thought}],
+            "encrypted_content": completion.id,
+        }
+        items.append(reasoning)
+    if completion.text or not completion.tool_calls:
+        items.append(_write_message(completion))
+    items += [_write_tool_call(call) for call in completion.tool_calls]
+    return items
+
+
+def _write_message(completion: Completion) -> dict[str, Any]:
+    logprobs = [fields.logprob_item(token, logprob) for token, logprob in completion.logprobs or ()]
+    part = {"type": "output_text", "text": completion.text or "", "annotations": [], "logprobs": logprobs}
+    return {
+        "type": "message",
+        "id": f"msg_{completion.id}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
+
+
+def _write_tool_call(call: ToolCall) -> dict[str, Any]:
+    item = {"call_id": call.id, "name": call.name, "status": "completed"}
+    if call.is_custom:
+        text = fields.arguments_object(call.arguments).get("input", call.arguments)
+        return {"type": "custom_tool_call", "id": f"ctc_{call.id}", **item, "input": text}
+    return {"type": "function_call", "id": f"fc_{call.id}", **item, "arguments": call.arguments}
+
+
+# ---- events ----
+
+
+def _format_named_event(event_type: str, number: int, data: dict[str, Any]) -> bytes:
+    event = format_event({"type": event_type, "sequence_number": number, **data})
+    return f"event: {event_type}\n".encode() + event
+
+
+def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of one output item: it is added, its text follows, it is done."""
+    item_id = {"item_id": item["id"]}
     if item["type"] == "message":
         part = item["content"][0]
+        location = {**item_id, "content_index": 0}
         yield "response.output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
-        at["content_index"] = 0
-        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
-        yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": part["logprobs"]}
-        yield "response.output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
-        yield "response.content_part.done", {**at, "part": part}
+        yield "response.content_part.added", {**location, "part": {**part, "text": ""}}
+        logprobs = part["logprobs"]
+        yield "response.output_text.delta", {**location, "delta": part["text"], "logprobs": logprobs}
+        yield "response.output_text.done", {**location, "text": part["text"], "logprobs": logprobs}
+        yield "response.content_part.done", {**location, "part": part}
     elif item["type"] == "reasoning":
         part = item["summary"][0]
+        location = {**item_id, "summary_index": 0}
         yield "response.output_item.added", {"item": {**item, "summary": []}}
-        at["summary_index"] = 0
-        yield "response.reasoning_summary_part.added", {**at, "part": {**part, "text": ""}}
-        yield "response.reasoning_summary_text.delta", {**at, "delta": part["text"]}
-        yield "response.reasoning_summary_text.done", {**at, "text": part["text"]}
-        yield "response.reasoning_summary_part.done", {**at, "part": part}
+        yield "response.reasoning_summary_part.added", {**location, "part": {**part, "text": ""}}
+        yield "response.reasoning_summary_text.delta", {**location, "delta": part["text"]}
+        yield "response.reasoning_summary_text.done", {**location, "text": part["text"]}
+        yield "response.reasoning_summary_part.done", {**location, "part": part}
     else:
-        custom = item["type"] == "custom_tool_call"
-        name, kind = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
-        yield "response.output_item.added", {"item": {**item, "status": "in_progress", name: ""}}
-        yield f"response.{kind}.delta", {**at, "delta": item[name]}
-        yield f"response.{kind}.done", {**at, name: item[name], "name": item["name"]}
+        is_custom = item["type"] == "custom_tool_call"
+        field_name = "input" if is_custom else "arguments"
+        event_type = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        text = item[field_name]
+        yield "response.output_item.added", {"item": {**item, "status": "in_progress", field_name: ""}}
+        yield f"response.{event_type}.delta", {**item_id, "delta": text}
+        yield f"response.{event_type}.done", {**item_id, field_name: text, "name": item["name"]}
     yield "response.output_item.done", {"item": item}

@@ -1,11 +1,9 @@
-"""One rollout's calls, and the token sequences that they make.
+"""The session of one rollout: answers the calls of its program until the rollout ends.
 
-A call whose conversation goes on from an earlier reply of ours continues the ids of that reply; any other begins a
-sequence. A reply is recognised by its place in the conversation: everything before it is the same, and it has the same
-words, or calls the same tools with the same values, however a client's framework has copied it. Thoughts and white
-space do not count, and ids of calls only decide between replies that are the same otherwise.
-
-A reply that was not delivered to its client leaves the loss, and nothing goes on from it.
+A call of the policy takes three steps. `accept` checks the limits and finds the reply that the
+call continues (see `call_tree.py`). `sample_reply` samples the policy's turn. Then the gateway
+sends it to the client. If that fails, `mark_undelivered` takes the reply back: it is not in the
+loss, and no later call continues it.
 """
 
 from __future__ import annotations
@@ -13,108 +11,66 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
 import zlib
-from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ..llm import ChatModel, Message, Reply, as_chat
-from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed, sample_turn
-from .fields import is_json
-from .matching import contains_words, key_of, keys_of, plain
-from .protocol import Asked, Completion, Entry, Refusal
+from ..rollout import ChatFormat, Limits, Policy, Rollout, Sample, SampleRequest, Status, rollout_seed, sample_turn
+from .call_tree import Call, CallTree, MalformedArguments, conversation_keys, share_messages
+from .protocol import ChatMessage, Completion, CompletionRequest, Refusal
 from .rendering import Renderer, read_turn
+from .request_threads import run_in_request_thread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LONG = 20_000  # characters and a hundred times the messages, from which on a conversation is rendered on a thread
-_PATIENCE = 3  # prompts that do not fit, without a call that goes on in between, before the rollout is over
+# The rollout is over at this number of calls without room for a reply. Calls before that get an
+# error upon which clients shorten their conversation.
+MAX_CONTEXT_ERRORS = 3
 
+# Conversations with more characters than this are rendered in a thread. Each message counts as some
+# more characters, because templates take time for each.
+LONG_CONVERSATION = 20_000
+CHARACTERS_OF_MESSAGE = 100
 
-@dataclass(eq=False)
-class Call:
-    """A call of the policy by a program.
-
-    Args:
-        asked ([`Asked`]): The request: `model`, `entries` (the whole conversation), `tools`, ...
-        number (`int`): Its number in the rollout, in the order in which requests came.
-        new (`tuple[Entry, ...]`): The messages since the reply that it goes on from; all of them if there is none.
-
-    Attributes:
-        context (`list[int]`): The ids that the policy read.
-        reply ([`Entry`]): The policy's turn, read.
-        role (`str`): `agent`, or `auxiliary` for a call beside the agent's work, such as a title.
-        trains (`bool`): Whether its tokens are in the loss.
-    """
-
-    asked: Asked
-    number: int
-    new: tuple[Entry, ...] = ()
-    reply: Entry = Entry("assistant")
-    role: str = "agent"
-    trains: bool = True
-    text: str = ""
-    sample: Sample = field(default_factory=lambda: Sample([]), repr=False)
-    replies: tuple[Reply, ...] = ()  # of large LLMs, asked since the call before
-    _max_tokens: int = 1
-    _parent: Call | None = None
-    _root: Call | None = None
-    _children: list[Call] = field(default_factory=list, repr=False)
-    _continuations: int = 0  # calls that go on from it and are rendered at the moment
-    # The ids behind the parent's reply. A whole context for each call would make the memory of a rollout quadratic.
-    _ids: list[int] = field(default_factory=list, repr=False)
-    _length: int = 0  # of the context
-    _key: bytes = b""  # of the conversation
-    _end: bytes = b""  # of the conversation with the reply
-    _conversation: int = 0
-    _place: int = 0  # a hash of the context
-    _repeat: int = 0  # tells calls with the same context apart
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it goes on from an earlier reply, instead of beginning a token sequence."""
-        return self._parent is not None
-
-    @property
-    def context(self) -> list[int]:
-        parts, call = [self._ids], self
-        while call._parent is not None:
-            call = call._parent
-            parts += [call.sample.ids, call._ids]
-        ids: list[int] = []
-        for part in reversed(parts):
-            ids += part
-        return ids
+MAX_PARALLEL_LARGE_REQUESTS = 2  # of one rollout, while they are read and rendered
 
 
 class Session:
-    """The calls of one rollout. Lives on the background loop.
+    """Answers the calls of one rollout. Lives on the background event loop.
 
     Args:
-        rollout ([`Rollout`]): Whose calls these are.
+        rollout ([`Rollout`]): The rollout.
         policy ([`Policy`]): Samples the replies.
-        renderer ([`Renderer`]): Conversations to tokens.
-        limits ([`Limits`]): `max_turn_tokens` for a reply, `max_tokens` and `max_context` for a sequence.
-        llms (`dict[str, ChatModel]`, *optional*): Large LLMs, by the name that a request has as its model.
-        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy, refused ones among them.
-        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of large LLMs.
-        max_sequences (`int`, *optional*, defaults to `16`): Token sequences.
-        system (`str`, *optional*): Stands in front of each conversation.
-        model (`str`, *optional*, defaults to `"agent"`): The policy's name.
-        conversations (`Iterator[int]`, *optional*): Gives numbers for [`SampleRequest.conversation`].
+        renderer ([`Renderer`]): Turns conversations into token ids.
+        limits ([`Limits`]): `max_turn_tokens` of a reply; `max_tokens` and `max_context` of a token
+            sequence.
+        llms (`dict[str, ChatModel]`, *optional*): Large LLMs by their names as models.
+        max_calls (`int`, *optional*, defaults to `64`): Maximum number of calls of the policy,
+            including refused ones.
+        max_llm_calls (`int`, *optional*, defaults to `64`): Maximum number of calls of large LLMs.
+        max_sequences (`int`, *optional*, defaults to `16`): Maximum number of token sequences.
+        system_prompt (`str`, *optional*): Prepended to each conversation.
+        model (`str`, *optional*, defaults to `"agent"`): The policy's name as a model.
+        conversation_ids (`Iterator[int]`, *optional*): Values of [`SampleRequest.conversation`].
+        grace_period (`float`, *optional*): Seconds between the first call that is refused for good
+            and the end of the session. By default the session waits for the program.
 
     Attributes:
-        calls (`list[Call]`): Those whose replies were delivered, in the order in which they were sampled.
-        stopped (`str`): Which limit the program ran into: `truncated`, `out_of_turns` or empty.
-        broken (`Future`): Gets the exception that ends the rollout: the policy's own, or a large LLM's error.
+        tree ([`CallTree`]): The calls of the policy.
+        llm_replies (`list[Reply]`): Replies of large LLMs since the last call of the policy.
+        ignored_settings (`dict`): Settings in requests that have no effect here.
+        limit_reached (`str`, *optional*): The first limit that a call exceeded: `truncated` or
+            `out_of_turns`. Not an end: the program may continue with a shorter conversation.
+        end (`asyncio.Future[str]`): Pending while calls are answered. Its result is the reason of
+            the end; its exception is the error of the policy or a large LLM that fails the rollout.
+        large_requests (`asyncio.Semaphore`): Held while a large request is read and rendered.
     """
 
     def __init__(
@@ -125,451 +81,523 @@ class Session:
         limits: Limits,
         llms: Mapping[str, ChatModel] | None = None,
         max_calls: int = 64,
-        max_sequences: int = 16,
-        system: str | None = None,
-        model: str = "agent",
-        conversations: Iterator[int] | None = None,
         max_llm_calls: int = 64,
+        max_sequences: int = 16,
+        system_prompt: str | None = None,
+        model: str = "agent",
+        conversation_ids: Iterator[int] | None = None,
+        grace_period: float | None = None,
     ):
-        self.rollout, self.policy, self.renderer, self.limits = rollout, policy, renderer, limits
-        self.llms, self.max_calls, self.max_sequences = dict(llms or {}), max_calls, max_sequences
-        self.system, self.model, self.max_llm_calls = system, model, max_llm_calls
-        # Of any kind: also those that are refused, count tokens or list models.
-        self.max_requests = 64 + 4 * (max_calls + (max_llm_calls if llms else 0))
-        self.calls: list[Call] = []
-        self.replies: list[Reply] = []  # of large LLMs, since the last call of the policy
-        self.stopped: Status | None = None
-        self.spent = asyncio.Event()  # a call was refused for good
-        self.over = ""  # why no call is answered any more
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.undelivered = 0  # tokens of replies that reached no client
-        self.ignored: dict[str, Any] = {}
-        # The seed of a call, by what is asked and not by when: parallel calls arrive in any order.
-        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(rollout.seed, call._place, times)
-        self._conversations = conversations or iter(range(2**40, 2**62))
-        self._ends: dict[bytes, list[Call]] = {}
-        self._by_handle: dict[str, Entry] = {}
-        self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
-        self._repeats: dict[int, set[int]] = {}  # of calls, by their place
-        self._asked_large: Counter[int] = Counter()
-        self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
-        self._working: set[asyncio.Future[Any]] = set()
-        self._number = self._too_long = self._begun = 0  # calls asked, without room of late, beginning a sequence
-        self._requests = self._llm_calls = 0
-        self.large_requests = asyncio.Semaphore(2)
+        self.rollout = rollout
+        self.policy = policy
+        self.renderer = renderer
+        self.limits = limits
+        self.llms = dict(llms or {})
+        self.max_calls = max_calls
+        self.max_llm_calls = max_llm_calls if self.llms else 0
+        self.max_sequences = max_sequences
+        self.system_prompt = system_prompt
+        self.model = model
+        self.grace_period = grace_period
 
-    # --- a call ------------------------------------------------------------------------------------------------------
+        # Requests of all kinds, including token counts and requests that are refused unread.
+        self.max_requests = 64 + 4 * (max_calls + self.max_llm_calls)
+
+        # State that the gateway and the program read.
+        self.tree = CallTree()
+        self.llm_replies: list[Reply] = []
+        self.ignored_settings: dict[str, Any] = {}
+        self.limit_reached: Status | None = None
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.large_requests = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
+
+        self._conversation_ids = conversation_ids or iter(range(2**40, 2**62))
+        self._malformed_arguments = MalformedArguments()
+        self._running: set[asyncio.Future[Any]] = set()  # calls in progress, for `close` to cancel
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._request_count = 0
+        self._call_count = 0
+        self._llm_call_count = 0
+        self._context_errors = 0  # since the last call that continued a conversation
+        self._undelivered_attempts: Counter[bytes] = Counter()  # by conversation, until a retry
+        self._llm_request_counts: Counter[int] = Counter()  # by hash of the request
+
+    # ---- before the body of a request is read ----
 
     def count_request(self) -> None:
-        """Count a request of any kind, before its body is read.
+        """Count a request of any kind.
 
         Raises:
-            [`Refusal`]: The rollout is over, or has sent too many requests.
+            [`Refusal`]: The session has ended, or the rollout has sent too many requests.
         """
-        self._refuse_if_over()
-        self._requests += 1
-        if self._requests > self.max_requests:
-            raise self._spent(f"it may send {self.max_requests} requests")
+        self._refuse_if_ended()
+        self._request_count += 1
+        if self._request_count > self.max_requests:
+            raise self._limit_exceeded(f"{self.max_requests} requests")
 
     def check_calls_left(self) -> None:
-        """Refuse a request before its body is read, where all calls are made.
+        """Check that a call can still be made, of the policy or a large LLM.
 
         Raises:
             [`Refusal`]: The rollout has made all its calls.
         """
-        if self._number >= self.max_calls and (not self.llms or self._llm_calls >= self.max_llm_calls):
-            raise self._spent(f"it may make {self.max_calls} calls")
+        if self._call_count >= self.max_calls and self._llm_call_count >= self.max_llm_calls:
+            raise self._limit_exceeded(f"{self.max_calls} calls")
 
-    def count_unreadable(self) -> None:
-        """Count a request that could not be read as a call of the policy."""
-        self._number += 1
+    def count_unreadable_request(self) -> None:
+        """Count a request that cannot be read as a call of the policy."""
+        self._call_count += 1
 
-    async def ask(self, asked: Asked, is_retry: bool = False) -> Call:
-        """Take a request. A request that is refused is refused here, before anything is sent to the client.
+    # ---- calls of the policy ----
+
+    async def accept(self, request: CompletionRequest, is_retry: bool = False) -> Call:
+        """Accept a call of the policy, or refuse it before anything is sent to the client.
 
         Args:
-            asked ([`Asked`]): The request, of the policy.
-            is_retry (`bool`, *optional*, defaults to `False`): The client says that it sends the same request again.
+            request ([`CompletionRequest`]): The request.
+            is_retry (`bool`, *optional*, defaults to `False`): Whether the client says that it
+                repeats a request.
 
         Returns:
-            [`Call`]: Has to be given to `reply`, or to `lost`.
+            [`Call`]: The call. `sample_reply` or `mark_undelivered` has to follow.
 
         Raises:
-            [`Refusal`]: In its place.
+            [`Refusal`]: The session has ended, a limit is reached, or the template cannot render
+                the conversation.
         """
-        self._refuse_if_over()
-        if self._number >= self.max_calls:
-            raise self._spent(f"it may make {self.max_calls} calls")
-        self._number += 1
-        self._check_template(asked)
-        self.ignored |= asked.ignored
-        entries = self._conversation_of(asked)
-        call = Call(asked, self._number, entries)
-        keys = [*keys_of(asked.tools, entries)]
-        call._key = keys[-1]
-        if is_retry:
-            self._forget_first_attempt(call._key)
-        await self._find_parent(call, entries, keys)
-        if call._parent is None:
-            call._ids = await _rendered(entries, self.renderer.whole_ids, entries, asked.tools)
-            call._length = len(call._ids)
-        self._refuse_if_over()
-        self._check_room(call)
-        self._add(call)
+        self._refuse_if_ended()
+        if self._call_count >= self.max_calls:
+            raise self._limit_exceeded(f"{self.max_calls} calls")
+        self._call_count += 1
+        self._check_template(request)
+        self.ignored_settings |= request.ignored_settings
+
+        # Find the place of the call in the tree, which renders its messages.
+        call = await self._build_call(request, is_retry)
+        self._refuse_if_ended()  # the session may have ended while the conversation was rendered
+        self._check_limits(call)
+
+        # The calls of a sequence share a conversation: the policy may keep its keys and values.
+        if call.parent is None or call.starts_sequence:
+            call.conversation_id = next(self._conversation_ids)
+        else:
+            call.conversation_id = call.parent.conversation_id
+
+        # Add the call now, so that parallel calls get other seeds and respect the limits together.
+        self.tree.add(call)
         return call
 
-    async def count(self, asked: Asked) -> int:
-        """How many tokens a request has, without an answer by the policy.
+    async def count_tokens(self, request: CompletionRequest) -> int:
+        """Count the tokens of a request without sampling a reply.
 
         Raises:
-            [`Refusal`]: The rollout is over, or the template cannot render it.
+            [`Refusal`]: The session has ended, or the template cannot render the conversation.
         """
-        self._refuse_if_over()
-        entries = self._conversation_of(asked)
-        return len(await _rendered(entries, self.renderer.whole_ids, entries, asked.tools))
+        self._refuse_if_ended()
+        messages = self._restore_conversation(request)
+        return len(await self._render_whole(messages, request))
 
-    async def reply(self, call: Call) -> Completion:
-        """The policy's reply.
+    async def sample_reply(self, call: Call) -> Completion:
+        """Sample the policy's reply to a call.
 
         Raises:
-            [`Refusal`]: The rollout has ended meanwhile.
+            [`Refusal`]: The session has ended.
         """
-        self._refuse_if_over()  # since `ask`: the client had to be told that a stream begins
-        seed = self.seed_of(call, call._repeat)
-        request = SampleRequest(call.context, call._max_tokens, seed, call._conversation)
-        work = asyncio.ensure_future(sample_turn(self.policy, request, call.number - 1, self.renderer.form))
-        self._working.add(work)
+        self._refuse_if_ended()  # it may have ended while the client was told that a stream begins
+        sample_request = SampleRequest(
+            context=call.context,
+            max_new_tokens=call.max_tokens,
+            seed=self.compute_seed(call, call.repeat),
+            conversation=call.conversation_id,
+        )
+        turn_number = call.number - 1
+        turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.form)
         try:
-            sample = await work
-            self._refuse_if_over()
+            sample = await self._run_cancellable(turn)
+            self._refuse_if_ended()
         except BaseException as error:
-            work.cancel()
-            self.lost(call)
-            self._refuse_if_over()
-            if isinstance(error, Exception) and not isinstance(error, Refusal):
+            # The policy failed, the client hung up, or the session ended.
+            self.mark_undelivered(call)
+            if isinstance(error, Exception):
                 self.fail(error)
-                self._refuse_if_over()
+            self._refuse_if_ended()
             raise
-        finally:
-            self._working.discard(work)
-        return self._read(call, sample)
+        return self._record_reply(call, sample)
 
-    def lost(self, call: Call) -> None:
-        """The client did not get the reply."""
-        if not call._children and not call._continuations:  # a client that goes on from it has got it
-            self._forget(call)
-            self._lost[call._key] += 1
+    def compute_seed(self, call: Call, repeat: int) -> int:
+        """The seed of a call, from its context and its number among the calls with that context.
 
-    def fail(self, error: BaseException) -> None:
-        """End the rollout with this error."""
-        self.over = self.over or "failed"
-        if not self.broken.done():
-            self.broken.set_exception(error)
+        Its number in the rollout is not used, because parallel calls arrive in any order.
+        """
+        return rollout_seed(self.rollout.seed, call.context_hash, repeat)
 
-    def close(self, why: str) -> None:
-        """Answer no call any more, and end those in progress."""
-        self.over = self.over or why
-        for work in self._working:
-            work.cancel()
-        for call in [call for call in self.calls if not call._end]:
-            self._forget(call)
-        if self.broken.done():
-            self.broken.exception()  # so that asyncio does not report it
-        else:
-            self.broken.cancel()
+    def mark_undelivered(self, call: Call) -> None:
+        """Take back a reply that its client did not get, unless another call continues it."""
+        if not call.is_continued:
+            self.tree.remove(call)
+            self._undelivered_attempts[call.key] += 1
 
-    # --- the parts of a call ---------------------------------------------------------------------------------------
+    # ---- calls of large LLMs ----
 
-    def _refuse_if_over(self) -> None:
-        # 400, because clients try other statuses again; and no word that smells of a context that could be shortened.
-        if self.over:
-            raise Refusal(400, f"This rollout is over ({self.over}): no call is answered any more.", "rollout_ended")
-
-    def _check_template(self, asked: Asked) -> None:
-        """Refuse a request that the chat template would lose a part of. Where it loses parts of every conversation of
-        this run, the run's own system prompt included, the rollout fails."""
-        problem = self.renderer.problem(with_tools=False, with_system=bool(self.system))
-        if problem is not None:
-            self.fail(problem)
-            self._refuse_if_over()
-        has_system = bool(self.system) or any(entry.role == "system" for entry in asked.entries)
-        has_tools = bool(asked.tools) or any(entry.calls or entry.role == "tool" for entry in asked.entries)
-        problem = self.renderer.problem(has_tools, has_system)
-        if problem is not None:
-            self.renderer.warn_of(problem)
-            raise Refusal(400, f"This request cannot be answered: {problem}", "unsupported_value", "messages")
-
-    def _spent(self, why: str) -> Refusal:
-        if self.stopped is None:
-            logger.info("a rollout has reached a limit: %s", why)
-        self.stopped = self.stopped or "out_of_turns"
-        self.spent.set()
-        # Without the number: opencode asks again for half a minute where a text holds 429, 500 or 502.
-        return Refusal(400, "This rollout is over: it has made all its calls.", "rollout_ended")
-
-    def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
-        entries = tuple(map(self._as_issued, asked.entries)) if self._broken else asked.entries
-        return (Entry("system", self.system), *entries) if self.system else entries
-
-    def _as_issued(self, entry: Entry) -> Entry:
-        """With those arguments of ours that are no JSON: some clients send them back as a value of their own. They are
-        known by the handle of the reply, also where a client drops the ids of calls, or by those ids."""
-        ours = self._by_handle.get(entry.handle, Entry("assistant")).calls
-        is_same = [one.name for one in ours] == [one.name for one in entry.calls]
-        if is_same and any(one.id in self._broken for one in ours):
-            return replace(entry, calls=ours)
-        if not any(call.id in self._broken for call in entry.calls):
-            return entry
-        return replace(
-            entry, calls=tuple(replace(c, arguments=self._broken.get(c.id, c.arguments)) for c in entry.calls)
-        )
-
-    async def _find_parent(self, call: Call, entries: Sequence[Entry], keys: Sequence[bytes]) -> None:
-        """Find the latest reply in the conversation that the call goes on from."""
-        for i in reversed(range(len(entries) - 1)):
-            found = self._ends.get(keys[i])
-            if not found:
-                continue
-            parent, new = _likeliest(found, entries[i]), entries[i + 1 :]
-            seam = parent.sample.ids, parent.reply, new, entries, call.asked.tools
-            parent._continuations += 1
-            try:
-                between = await _rendered(new, self.renderer.ids_after, *seam)
-            finally:
-                parent._continuations -= 1
-            if between is not None:
-                call._parent, call._root, call.new = parent, parent._root or parent, tuple(new)
-                call._ids, call._length = between, parent._length + len(parent.sample.ids) + len(between)
-                call.asked = _sharing(call.asked, parent.asked)
-            return
-
-    def _check_room(self, call: Call) -> None:
-        if (call._parent is None or call._parent._children) and self._begun >= self.max_sequences:
-            raise self._spent(f"its calls may make {self.max_sequences} token sequences")
-        limits, length = self.limits, call._length
-        used = length - call._root._length if call._root else 0
-        room = [limits.max_tokens - used]
-        if limits.max_context is not None:
-            room.append(limits.max_context - length)
-        if min(room) < 1:
-            self._too_long += 1
-            self.stopped = self.stopped or "truncated"
-            if self._too_long >= _PATIENCE:
-                self.spent.set()
-                raise Refusal(400, "This rollout is over: it has no room left.", "rollout_ended")
-            most = length + min(room)  # in the words of all vendors, by which their clients know this error
-            what = f"This model's maximum context length is {most} tokens. Your messages have {length}: "
-            what += f"prompt is too long: {length} tokens > {most} maximum; it exceeds the maximum number of tokens."
-            raise Refusal(400, what, "context_length_exceeded", "messages")
-        if call._parent is not None:  # summaries fit, and may lead to the same for ever (opencode)
-            self._too_long = 0
-        call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
-
-    def _add(self, call: Call) -> None:
-        """Give a call its place in the tree, before it is sampled: calls at the same moment have other seeds, and the
-        limit for sequences holds for them together."""
-        parent = call._parent
-        new, before = ([*parent.sample.ids, *call._ids], parent._place) if parent else (call._ids, 0)
-        call._place = zlib.crc32(array("q", new).tobytes(), before)  # what is new costs, not the history
-        repeats = self._repeats.setdefault(call._place, set())
-        call._repeat = len(repeats)
-        if call._repeat in repeats:  # one of them was taken back
-            call._repeat = next(number for number in range(len(repeats)) if number not in repeats)
-        repeats.add(call._repeat)
-        goes_on = parent is not None and not parent._children
-        self._begun += not goes_on
-        call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
-        if parent is not None:
-            parent._children.append(call)
-        self.calls.append(call)
-
-    def _forget_first_attempt(self, key: bytes) -> None:
-        """A client asks the same again. If no attempt is known to have been lost, the last reply was, unless something
-        went on from it."""
-        if self._lost[key]:
-            self._lost[key] -= 1
-            return
-        for earlier in reversed(self.calls):
-            if earlier._key == key and earlier._end and not earlier._children and not earlier._continuations:
-                self._forget(earlier)
-                return
-
-    def _forget(self, call: Call) -> None:
-        """Take a call back: no client has read its reply."""
-        if call in self.calls:
-            self.calls.remove(call)
-            self._repeats[call._place].discard(call._repeat)
-            self._begun -= call._parent is None or len(call._parent._children) > 1
-            self.undelivered += len(call.sample.ids)
-        if call._parent is not None and call in call._parent._children:
-            call._parent._children.remove(call)
-        if call in self._ends.get(call._end, ()):
-            self._ends[call._end].remove(call)
-
-    def _read(self, call: Call, sample: Sample) -> Completion:
-        asked, form = call.asked, self.renderer.form
-        call.sample, text = _cut(sample, asked.stops, form)
-        call.text = self.renderer.turn_prefix + text
-        turn = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
-        call.reply = reply = replace(turn, handle=secrets.token_hex(12))
-        self._broken |= {one.id: one.arguments for one in reply.calls if not is_json(one.arguments)}
-        call._end = key_of(call._key, reply)
-        self._ends.setdefault(call._end, []).append(call)
-        call.replies = tuple(self.replies)
-        self.replies.clear()
-        finish = "length" if not call.sample.finished else "tool_calls" if reply.calls else "stop"
-        logprobs = None
-        if asked.logprobs and call.sample.logprobs is not None:
-            pairs = zip(call.sample.ids, call.sample.logprobs, strict=True)
-            logprobs = [(form.tokenizer.decode([token]), value) for token, value in pairs]
-        self._by_handle[reply.handle] = reply
-        return Completion(
-            asked.model, reply.text, reply.thought, reply.calls, finish, call._length, len(call.sample.ids),
-            logprobs, id=reply.handle,
-        )  # fmt: skip
-
-    async def ask_large(self, asked: Asked) -> Completion:
-        """A large LLM's reply. Its failure ends the rollout, whatever the program would have made of it.
+    async def call_llm(self, request: CompletionRequest) -> Completion:
+        """Get a large LLM's reply. If it fails, the rollout fails, even if the program recovers.
 
         Raises:
-            [`Refusal`]: The rollout is over, or has made all its calls of large LLMs; or the request has tools.
+            [`Refusal`]: The session has ended, the limit is reached, or the request has tools.
         """
-        self._refuse_if_over()
-        if self._llm_calls >= self.max_llm_calls:
-            raise self._spent(f"it may make {self.max_llm_calls} calls of large LLMs")
-        self._llm_calls += 1
-        if asked.tools:
-            raise Refusal(400, f"{asked.model} has no tools at this address.", "unsupported_value", "tools")
-        sampling = {name: asked.ignored[name] for name in ("temperature", "top_p") if name in asked.ignored}
-        defaults = getattr(self.llms[asked.model], "sampling", None)
-        limits = [asked.max_tokens, defaults.get("max_tokens") if isinstance(defaults, Mapping) else None]
-        if limits := [limit for limit in limits if limit]:  # a request may lower the model's own limit, not raise it
-            sampling["max_tokens"] = min(limits)
-        sampling |= {"stop": list(asked.stops)} if asked.stops else {}
-        messages = [Message(role="user" if e.role == "tool" else e.role, content=e.text) for e in asked.entries]
-        # As in [`LLMEnvironment`] the seed finds a recorded reply again; asked once more, it is another sample.
-        request = zlib.crc32(json.dumps([asked.model, messages], sort_keys=True).encode())
-        self._asked_large[request] += 1
-        times, seed = self._asked_large[request], self.rollout.seed
-        repeat = seed if times == 1 else rollout_seed(seed, times)
-        work = asyncio.ensure_future(
-            as_chat(self.llms[asked.model])(messages, repeat=repeat, session=str(seed), **sampling)
+        self._refuse_if_ended()
+        if self._llm_call_count >= self.max_llm_calls:
+            raise self._limit_exceeded(f"{self.max_llm_calls} calls of large LLMs")
+        self._llm_call_count += 1
+        if request.tools:
+            message = f"{request.model} has no tools at this address."
+            raise Refusal(400, message, "unsupported_value", "tools")
+
+        # A large LLM has no tools here, so results of tools are sent as the user's messages.
+        messages: list[Message] = []
+        for chat_message in request.messages:
+            role = "user" if chat_message.role == "tool" else chat_message.role
+            messages.append({"role": role, "content": chat_message.text})
+
+        pending_reply = as_chat(self.llms[request.model])(
+            messages,
+            repeat=self._count_llm_request(request.model, messages),
+            session=str(self.rollout.seed),
+            **self._llm_sampling(request),
         )
-        self._working.add(work)
         try:
-            reply = await work
+            reply = await self._run_cancellable(pending_reply)
         except BaseException:
-            work.cancel()
-            self._refuse_if_over()
+            # The client hung up, or the session ended.
+            self._refuse_if_ended()
             raise
-        finally:
-            self._working.discard(work)
-        self.replies.append(reply)
+        self.llm_replies.append(reply)
         if reply.error is not None:
             self.fail(reply.error)
-            self._refuse_if_over()
-        counts = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
-        return Completion(asked.model, reply.text, "", (), reply.finish_reason, *counts)
+            self._refuse_if_ended()
+        return Completion(
+            model=request.model,
+            text=reply.text,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.usage.prompt_tokens,
+            completion_tokens=reply.usage.completion_tokens,
+        )
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    def _llm_sampling(self, request: CompletionRequest) -> dict[str, Any]:
+        """The sampling parameters of a request: the policy ignores most of them, a large LLM does not."""
+        sampling: dict[str, Any] = {}
+        for name in ("temperature", "top_p"):
+            if name in request.ignored_settings:
+                sampling[name] = request.ignored_settings[name]
+        if request.stops:
+            sampling["stop"] = list(request.stops)
 
-    def assign_roles(self, trains: Callable[[Call], bool] | None = None) -> None:
-        """Decide which calls are the agent's, and which of them are in the loss.
+        # A request can lower the model's own token limit, and not raise it.
+        defaults = getattr(self.llms[request.model], "sampling", None)
+        default_limit = defaults.get("max_tokens") if isinstance(defaults, Mapping) else None
+        limits = [limit for limit in (request.max_tokens, default_limit) if limit]
+        if limits:
+            sampling["max_tokens"] = min(limits)
+        return sampling
 
-        A call is auxiliary if it has another model's name than the policy's, in a rollout that uses that name; or if it
-        has no tools, in a rollout that has calls with tools, and its reply is in no later request and is not the last.
+    def _count_llm_request(self, model: str, messages: Sequence[Message]) -> int:
+        """Count a request to a large LLM, and return the seed of its reply.
+
+        The seed finds a recorded reply again. A request has the rollout's seed, as in
+        [`LLMEnvironment`]; the same request once more has another, so that it gets another sample.
         """
-        named = any(call.asked.model == self.model for call in self.calls)
-        with_tools = any(call.asked.tools for call in self.calls)
-        texts = [[plain(entry.text) for entry in call.new] for call in self.calls] if with_tools else []
-        for i, call in enumerate(self.calls):
-            last = i + 1 == len(self.calls)
-            beside = with_tools and not call.asked.tools and not last and not self._is_used(call, texts[i + 1 :])
-            other = named and call.asked.model != self.model
-            call.role = "auxiliary" if beside or other else "agent"
-            call.trains = call.role == "agent" if trains is None else bool(trains(call))
+        request_hash = zlib.crc32(json.dumps([model, messages], sort_keys=True).encode())
+        self._llm_request_counts[request_hash] += 1
+        count = self._llm_request_counts[request_hash]
+        if count == 1:
+            return self.rollout.seed
+        return rollout_seed(self.rollout.seed, count)
 
-    @staticmethod
-    def _is_used(call: Call, later: Sequence[Sequence[str]]) -> bool:
-        said = plain(call.reply.text)
-        return bool(call._children) or any(contains_words(text, said) for texts in later for text in texts)
+    # ---- the end ----
 
-    def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
-        """The token sequences of the calls, each with its calls, in an order that does not depend on timing.
+    @property
+    def end_reason(self) -> str:
+        """Why no call is answered any more; empty while calls are answered."""
+        if not self.end.done():
+            return ""
+        return "failed" if self.end.exception() is not None else self.end.result()
 
-        Each sampled token is in one sequence, once. Of several calls that go on from one reply the first stays in its
-        sequence; the contexts of the others are their prompts.
+    def fail(self, error: Exception) -> None:
+        """End the session with an error, which fails the rollout. The first end counts."""
+        if not self.end.done():
+            self.end.set_exception(error)
+
+    def close(self, reason: str) -> None:
+        """Answer no further call, and cancel the calls in progress. The first end counts."""
+        if not self.end.done():
+            self.end.set_result(reason)
+        self.end.exception()  # mark it as retrieved; asyncio would report it otherwise
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+
+        # Cancel the calls in progress, and take them out of the tree at once.
+        for task in self._running:
+            task.cancel()
+        unanswered_calls = [call for call in self.tree.calls if not call.has_reply]
+        for call in unanswered_calls:
+            self.tree.remove(call)
+
+    async def _run_cancellable(self, call: Awaitable[T]) -> T:
+        """Await a call in such a way that `close` can cancel it."""
+        task = asyncio.ensure_future(call)
+        self._running.add(task)
+        try:
+            return await task
+        except BaseException:
+            task.cancel()
+            raise
+        finally:
+            self._running.discard(task)
+
+    def _refuse_if_ended(self) -> None:
+        if self.end.done():
+            # Status 400, because clients retry after others. The text must not suggest that a
+            # shorter conversation would help.
+            message = f"This rollout is over ({self.end_reason}): no call is answered any more."
+            raise Refusal(400, message, "rollout_ended")
+
+    def _refuse_for_good(self, message: str) -> Refusal:
+        """A refusal after which the program should end: close the session after a grace period."""
+        if self.grace_period is not None and self._grace_timer is None:
+            loop = asyncio.get_running_loop()
+            reason = "the program has ended"
+            self._grace_timer = loop.call_later(self.grace_period, self.close, reason)
+        return Refusal(400, message, "rollout_ended")
+
+    # ---- limits ----
+
+    def _check_template(self, request: CompletionRequest) -> None:
+        """Refuse a request if the chat template would drop a part of its conversation.
+
+        If it drops a part of every conversation of this run, the rollout fails.
         """
-        found: list[tuple[TokenSequence, list[Call]]] = []
-        begins = [call for call in self.calls if call._parent is None]
-        while begins:
-            call = begins.pop()
-            sequence, calls = TokenSequence(call.context), list[Call]()
-            while True:
-                if calls:
-                    sequence.add_observed(call._ids)
-                sequence.add_sampled(call.sample, in_loss=call.trains)
-                calls.append(call)
-                if not call._children:
-                    break
-                call, *others = sorted(call._children, key=_by_content)
-                begins += others
-            sequence.role = "agent" if any(one.role == "agent" for one in calls) else "auxiliary"
-            found.append((sequence, calls))
-        return sorted(found, key=lambda pair: (pair[0].role, pair[0].prompt_ids, pair[0].ids))
+        has_system_prompt = bool(self.system_prompt)
+        problem = self.renderer.problem(with_tools=False, with_system=has_system_prompt)
+        if problem is not None:
+            self.fail(problem)
+            self._refuse_if_ended()
+
+        has_system = has_system_prompt or any(message.role == "system" for message in request.messages)
+        has_results = any(message.tool_calls or message.role == "tool" for message in request.messages)
+        problem = self.renderer.problem(bool(request.tools) or has_results, has_system)
+        if problem is not None:
+            self.renderer.warn_of(problem)
+            message = f"This request cannot be answered: {problem}"
+            raise Refusal(400, message, "unsupported_value", "messages")
+
+    def _check_limits(self, call: Call) -> None:
+        """Refuse a call that starts too many sequences or leaves no room for a reply.
+
+        Otherwise set the `max_tokens` of the call.
+        """
+        if call.starts_sequence and self.tree.sequence_count >= self.max_sequences:
+            raise self._limit_exceeded(f"{self.max_sequences} token sequences")
+
+        # Tokens in the sequence so far, without the prompt of its first call.
+        sequence_length = call.context_length - call.root.context_length
+        remaining = self.limits.max_tokens - sequence_length
+        if self.limits.max_context is not None:
+            remaining = min(remaining, self.limits.max_context - call.context_length)
+        if remaining < 1:
+            raise self._context_exceeded(call.context_length, call.context_length + remaining)
+
+        # Only a continuation resets the count. A new conversation does not, because opencode would
+        # write summaries that fit, and exceed the context after each of them, for ever.
+        if call.is_continuation:
+            self._context_errors = 0
+        max_turn_tokens = self.limits.max_turn_tokens
+        requested = call.request.max_tokens or max_turn_tokens
+        call.max_tokens = min(remaining, max_turn_tokens, requested)
+
+    def _limit_exceeded(self, limit: str) -> Refusal:
+        if self.limit_reached is None:
+            logger.info("a rollout has reached its limit of %s", limit)
+            self.limit_reached = "out_of_turns"
+        # Without the number: opencode retries for half a minute if it reads 429, 500 or 502.
+        return self._refuse_for_good("This rollout is over: it has made all its calls.")
+
+    def _context_exceeded(self, length: int, max_length: int) -> Refusal:
+        self.limit_reached = self.limit_reached or "truncated"
+        self._context_errors += 1
+        if self._context_errors >= MAX_CONTEXT_ERRORS:
+            return self._refuse_for_good("This rollout is over: it has no room left.")
+        message = context_exceeded_message(length, max_length)
+        return Refusal(400, message, "context_length_exceeded", "messages")
+
+    # ---- from a request to a call ----
+
+    def _restore_conversation(self, request: CompletionRequest) -> tuple[ChatMessage, ...]:
+        """The conversation with the system prompt, and tool arguments as the policy wrote them."""
+        messages = map(self._malformed_arguments.restore, request.messages)
+        if self.system_prompt:
+            return (ChatMessage("system", self.system_prompt), *messages)
+        return tuple(messages)
+
+    async def _build_call(self, request: CompletionRequest, is_retry: bool) -> Call:
+        """Find the reply that a request continues, and render the messages after it."""
+        number = self._call_count  # now, because other calls may arrive during rendering
+        messages = self._restore_conversation(request)
+        keys = list(conversation_keys(request.tools, messages))
+        if is_retry:
+            self._take_back_first_attempt(keys[-1])
+
+        # Continue the latest reply in the conversation, if the template can append to it. The client
+        # has received it, so it must not be taken back during rendering.
+        parent, new_messages = self.tree.find_parent(messages, keys)
+        if parent is not None:
+            with parent.keep():
+                new_ids = await self._render_after(parent, new_messages, messages, request)
+            if new_ids is not None:
+                return Call(
+                    request=share_messages(request, parent.request),
+                    number=number,
+                    new_messages=tuple(new_messages),
+                    new_ids=new_ids,
+                    parent=parent,
+                    key=keys[-1],
+                )
+
+        # Otherwise start a token sequence.
+        whole_ids = await self._render_whole(messages, request)
+        return Call(request, number, new_messages=messages, new_ids=whole_ids, key=keys[-1])
+
+    async def _render_whole(self, messages: Sequence[ChatMessage], request: CompletionRequest) -> list[int]:
+        """The ids of a whole conversation."""
+        render = partial(self.renderer.whole_ids, messages, request.tools)
+        return await _render(render, messages)
+
+    async def _render_after(
+        self,
+        parent: Call,
+        new_messages: Sequence[ChatMessage],
+        messages: Sequence[ChatMessage],
+        request: CompletionRequest,
+    ) -> list[int] | None:
+        """The ids of the messages after a reply; `None` if the template cannot append them."""
+        render = partial(
+            self.renderer.ids_after,
+            parent.sample.ids,
+            parent.reply,
+            new_messages,
+            messages,
+            request.tools,
+        )
+        return await _render(render, new_messages)
+
+    def _take_back_first_attempt(self, key: bytes) -> None:
+        """A client repeats a request: take back the reply to its first attempt.
+
+        If an attempt is known to be undelivered, it was that one, and its reply is gone already.
+        Otherwise it was the latest call with this conversation whose reply no call continues.
+        """
+        if self._undelivered_attempts[key]:
+            self._undelivered_attempts[key] -= 1
+            return
+        first_attempt = self.tree.find_uncontinued(key)
+        if first_attempt is not None:
+            self.tree.remove(first_attempt)
+
+    # ---- from a sample to a reply ----
+
+    def _record_reply(self, call: Call, sample: Sample) -> Completion:
+        """Turn a sample into the reply of its call and the completion for the client."""
+        # Parse the text in front of the stop.
+        request = call.request
+        call.sample, text = cut_at_stop(sample, request.stops, self.renderer.form)
+        call.text = self.renderer.turn_prefix + text
+        callable_tools = request.tools if request.allows_tool_calls else ()
+        turn = read_turn(call.text, callable_tools, request.custom_tools)
+        reply = replace(turn, handle=secrets.token_hex(12))
+
+        # Later requests are compared with the reply, and get its malformed arguments back.
+        self.tree.set_reply(call, reply)
+        self._malformed_arguments.record(reply)
+
+        # Replies of large LLMs belong to the next call of the policy.
+        call.llm_replies = tuple(self.llm_replies)
+        self.llm_replies.clear()
+
+        # Write the completion.
+        if not call.sample.finished:
+            finish_reason = "length"
+        elif reply.tool_calls:
+            finish_reason = "tool_calls"
+        else:
+            finish_reason = "stop"
+        return Completion(
+            model=request.model,
+            text=reply.text,
+            thought=reply.thought,
+            tool_calls=reply.tool_calls,
+            finish_reason=finish_reason,
+            prompt_tokens=call.context_length,
+            completion_tokens=len(call.sample.ids),
+            logprobs=self._token_logprobs(call.sample) if request.logprobs else None,
+            id=reply.handle,
+        )
+
+    def _token_logprobs(self, sample: Sample) -> list[tuple[str, float]] | None:
+        """The text and log-probability of each token; `None` if the policy returns none."""
+        if sample.logprobs is None:
+            return None
+        decode = self.renderer.form.tokenizer.decode
+        tokens = [decode([token_id]) for token_id in sample.ids]
+        return list(zip(tokens, sample.logprobs, strict=True))
 
 
-async def _rendered(entries: Sequence[Entry], render: Callable[..., T], *given: Any) -> T:
-    """A rendering. Where the messages are long it is done on a thread: of a megabyte it takes a second."""
-    sizes = [len(entry.text) + len(entry.thought) for entry in entries]
-    sizes += [len(call.arguments) for entry in entries for call in entry.calls]
-    if 100 * len(entries) + sum(sizes) <= _LONG:
-        return render(*given)
-    return await asyncio.get_running_loop().run_in_executor(request_threads(os.getpid()), lambda: render(*given))
+async def _render(render: Callable[[], T], messages: Sequence[ChatMessage]) -> T:
+    """Render messages, in a thread if they are long: a megabyte takes a second."""
+    length = CHARACTERS_OF_MESSAGE * len(messages)
+    for message in messages:
+        length += len(message.text) + len(message.thought)
+        length += sum(len(call.arguments) for call in message.tool_calls)
+    if length > LONG_CONVERSATION:
+        return await run_in_request_thread(render)
+    return render()
 
 
-@cache
-def request_threads(pid: int) -> ThreadPoolExecutor:
-    """Threads on which long requests of all rollouts are read and rendered. Few, as they share one interpreter."""
-    return ThreadPoolExecutor(4, "agentic-prompting-requests")
+def context_exceeded_message(length: int, max_length: int) -> str:
+    """Contains the phrases of OpenAI, Anthropic and Google, because their clients match on them."""
+    return (
+        f"This model's maximum context length is {max_length} tokens. Your messages have {length}: "
+        f"prompt is too long: {length} tokens > {max_length} maximum; "
+        "it exceeds the maximum number of tokens."
+    )
 
 
-def _by_content(call: Call) -> tuple[list[int], list[int]]:
-    return call._ids, call.sample.ids
+def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -> tuple[Sample, str]:
+    """Cut a sample after the first stop text.
 
-
-def _sharing(asked: Asked, before: Asked) -> Asked:
-    """A request that goes on from an earlier one, with its objects in place of equal ones: each brings all again."""
-    same = tuple(old if old == new else new for old, new in zip(before.entries, asked.entries, strict=False))
-    return replace(asked, entries=same + asked.entries[len(same) :], tools=before.tools)
-
-
-def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
-    """The sample up to a stop text, and its text without that."""
-    decode, ids = form.tokenizer.decode, sample.ids
-    end = next((i for i, token in enumerate(ids) if token in form.end_of_turn_ids), len(ids))
-    text = decode(ids[:end], skip_special_tokens=False)
-    place = min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)
-    if place < 0:
+    Returns:
+        `tuple[Sample, str]`: The sample up to the token that completes the stop text, and the text
+        before the stop text. The unchanged sample and its text if it contains no stop text.
+    """
+    # Decode without the tokens that end the turn.
+    length = 0
+    while length < len(sample.ids) and sample.ids[length] not in chat_format.end_of_turn_ids:
+        length += 1
+    decode = chat_format.tokenizer.decode
+    text = decode(sample.ids[:length], skip_special_tokens=False)
+    stop_positions = [text.find(stop) for stop in stops if stop in text]
+    if not stop_positions:
         return sample, text
 
-    def has_stop(count: int) -> bool:
-        prefix = decode(ids[:count])
+    def contains_stop(token_count: int) -> bool:
+        prefix = decode(sample.ids[:token_count])
         return any(stop in prefix for stop in stops)
 
-    most = bisect_left(range(end + 1), True, lo=1, key=has_stop)
-    logprobs = None if sample.logprobs is None else sample.logprobs[:most]
-    cut = replace(sample, ids=ids[:most], logprobs=logprobs, finished=True, updates=sample.updates[:most])
-    return cut, text[:place]
-
-
-def _likeliest(found: Sequence[Call], entry: Entry) -> Call:
-    """Which of several equal replies a conversation holds: the one whose handle or ids came back, else one that nothing
-    goes on from yet, else the first."""
-    ids = {entry.handle, *(call.id for call in entry.calls)}
-
-    def rank(call: Call) -> tuple[bool, bool]:
-        same = ids & {call.reply.handle, *(one.id for one in call.reply.calls)}
-        return not same, bool(call._children)
-
-    return min(found, key=rank)
+    # Bisect the number of tokens to keep: decoding the text once per token would be quadratic.
+    cut_length = bisect_left(range(length + 1), True, lo=1, key=contains_stop)
+    cut_sample = replace(
+        sample,
+        ids=sample.ids[:cut_length],
+        logprobs=None if sample.logprobs is None else sample.logprobs[:cut_length],
+        finished=True,
+        updates=sample.updates[:cut_length],
+    )
+    return cut_sample, text[: min(stop_positions)]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .fields import arguments_of, as_dict, is_json, text_of
+from .call_tree import Call, normalize_arguments, normalize_text
+from .fields import arguments_text, as_dict, is_json, read_text
 from .folders import walk
 from .harness import LARGEST_RECORD
-from .matching import canonical, plain
-from .protocol import Entry, Refusal, ToolCall
-from .session import Call
+from .protocol import ChatMessage, Refusal, ToolCall
 
 _Key = tuple[Any, ...]
 # What an agent can make of a record: another shape than any harness writes.
@@ -71,16 +70,16 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     )
 
 
-def turns_in(files: Iterable[Path]) -> list[Entry]:
+def turns_in(files: Iterable[Path]) -> list[ChatMessage]:
     """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
-    turns: dict[Any, Entry] = {}
+    turns: dict[Any, ChatMessage] = {}
     for file in files:
         with suppress(*_SPOILT):
             for number, record in enumerate(_records(file)):
                 for i, turn in enumerate(_turns_of(record)):
                     # A record that is written again, when its calls have results, has the id of the first.
                     turns[file, record.get("id") if record.get("type") == "gemini" else number, i] = turn
-    return [turn for turn in turns.values() if turn.text or turn.calls]
+    return [turn for turn in turns.values() if turn.text or turn.tool_calls]
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
@@ -118,10 +117,10 @@ def _in_database(file: Path) -> list[dict[str, Any]]:
     return list(records.values())
 
 
-def _turns_of(record: dict[str, Any]) -> Iterator[Entry]:
+def _turns_of(record: dict[str, Any]) -> Iterator[ChatMessage]:
     said = as_dict(record.get("message") or record.get("payload") or record)
     if record.get("type") == "gemini":
-        yield _turn([{"text": text_of(record.get("content"))}, *(record.get("toolCalls") or ())])
+        yield _turn([{"text": read_text(record.get("content"))}, *(record.get("toolCalls") or ())])
     elif isinstance(said.get("output"), list):  # a response, as a whole
         yield _turn([part for item in said["output"] for part in _parts_of(item)])
     elif said.get("role") in ("assistant", "model") or said.get("type") in ("function_call", "custom_tool_call"):
@@ -137,29 +136,29 @@ def _parts_of(said: dict[str, Any]) -> list[Any]:
     return parts + [as_dict(one.get("function")) for one in said.get("tool_calls") or ()]
 
 
-def _turn(parts: Sequence[Any]) -> Entry:
+def _turn(parts: Sequence[Any]) -> ChatMessage:
     text, calls = "", list[ToolCall]()
     for part in map(as_dict, parts):
         call = as_dict(part.get("functionCall") or part)
         if "name" in call:
             given = next((call[name] for name in ("arguments", "args", "input") if name in call), None)
             custom = call.get("type") == "custom_tool_call"
-            calls.append(ToolCall("", str(call["name"]), arguments_of({"input": given} if custom else given)))
+            calls.append(ToolCall("", str(call["name"]), arguments_text({"input": given} if custom else given)))
         elif not part.get("thought") and part.get("type") not in ("thinking", "reasoning"):
             text += str(part.get("text") or "")
-    return Entry("assistant", text, calls=tuple(calls))
+    return ChatMessage("assistant", text, tool_calls=tuple(calls))
 
 
-def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
+def differences(calls: Sequence[Call], turns: Sequence[ChatMessage]) -> list[str]:
     """The turns that only the calls or only the record has, in words; empty if they agree.
 
     Calls without tools may be absent from a record (titles, summaries). Broken arguments are not compared, because each
     client writes them down in a way of its own. Replies that call several tools may be recorded as several turns.
     """
     theirs = Counter(key for turn in turns for key in _keys(turn))
-    asked = Counter(key for call in calls if call.asked.tools for key in _keys(call.reply))
-    beside = Counter(key for call in calls if not call.asked.tools for key in _keys(call.reply))
-    beside += Counter((plain(call.reply.text),) for call in calls if call.reply.calls)
+    asked = Counter(key for call in calls if call.request.tools for key in _keys(call.reply))
+    beside = Counter(key for call in calls if not call.request.tools for key in _keys(call.reply))
+    beside += Counter((normalize_text(call.reply.text),) for call in calls if call.reply.tool_calls)
     only_ours, only_theirs = asked - theirs, theirs - asked - beside
     theirs_by_name: dict[Any, list[_Key]] = {}
     for key in only_theirs:
@@ -177,8 +176,8 @@ def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
     return in_words
 
 
-def _keys(turn: Entry) -> list[_Key]:
+def _keys(turn: ChatMessage) -> list[_Key]:
     """A turn by its calls; by its text only where it has none, as some clients drop that beside calls."""
-    if turn.calls:
-        return [(call.name, canonical(call.arguments)) for call in turn.calls]
-    return [(text,)] if (text := plain(turn.text)) else []
+    if turn.tool_calls:
+        return [(call.name, normalize_arguments(call.arguments)) for call in turn.tool_calls]
+    return [(text,)] if (text := normalize_text(turn.text)) else []

@@ -1,9 +1,10 @@
-"""Processes of their own for agents that are functions: one that computes, or whose client costs much processor time,
-then does not hold up the trainer's interpreter.
+"""Worker processes for agents that are functions.
 
-The agent is sent by the name of its module and function. So a worker imports that module alone, neither torch nor the
-script that trains. It plays many episodes at once, `async` ones on its event loop and plain ones on threads, and calls
-the gateway as any program does. It ends when its pipe does, also where the trainer was killed.
+An agent that computes, or whose client costs much processor time, would otherwise hold up the
+trainer's interpreter. The agent is sent by the name of its module and function, so a worker imports
+only that module: neither torch nor the script that trains. It plays many episodes at once, `async`
+ones on its event loop and plain ones in threads, and calls the gateway as any program does. It ends
+when its pipe is closed, also if the trainer was killed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,13 +32,33 @@ from .failures import ProgramFailed, raised_by
 THREADS = 1024  # plain functions at once
 
 
+@dataclass(frozen=True)
+class WorkerFailure:
+    """What an agent raised in a worker, or why the worker cannot run it.
+
+    Args:
+        message (`str`): What happened.
+        traceback (`str`, *optional*, defaults to `""`): Where.
+        is_mistake (`bool`, *optional*, defaults to `False`): Whether the policy is to blame.
+    """
+
+    message: str
+    traceback: str = ""
+    is_mistake: bool = False
+
+    def to_error(self) -> ProgramFailed:
+        error = ProgramFailed(self.message, is_mistake=self.is_mistake)
+        error.add_note(self.traceback)
+        return error
+
+
 class Workers:
-    """Plays the episodes of an agent in other processes. Lives on the background loop.
+    """Runs an agent in worker processes. Lives on the background loop.
 
     Args:
         agent (`Callable`): A function of a module, or another object that can be pickled.
         mistakes (`tuple[type, ...]`): Exceptions for which the policy is to blame.
-        count (`int`): Processes.
+        count (`int`): Number of processes.
 
     Raises:
         `TypeError`: The agent cannot be imported by another process.
@@ -44,90 +66,106 @@ class Workers:
 
     def __init__(self, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...], count: int):
         try:
-            self._pickled = pickle.dumps((agent, mistakes))
+            self._pickled_agent = pickle.dumps((agent, mistakes))
         except Exception as error:
             raise TypeError(f"an agent for workers must be a function at the top of a module: {error}") from None
-        if b"__main__" in self._pickled:
+        if b"__main__" in self._pickled_agent:
             raise TypeError("workers import the agent: put it into a module of its own, beside the script")
-        self._count, self._workers = count, list[_Worker]()
+        self._count = count
+        self._workers: list[_WorkerProcess] = []
 
     async def run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
-        """What the agent returns.
+        """Run the agent in the worker with the fewest episodes, and return its value.
 
         Raises:
             [`ProgramFailed`]: It raised, or its worker has ended.
         """
-        self._workers = [one for one in self._workers if one.is_alive]
+        self._workers = [worker for worker in self._workers if worker.is_alive]
         if len(self._workers) < self._count:
-            self._workers.append(_Worker(self._pickled))
-        return await min(self._workers, key=lambda one: len(one.waiting)).play((row, base_url, key), options)
+            self._workers.append(_WorkerProcess(self._pickled_agent))
+        worker = min(self._workers, key=lambda worker: len(worker.pending))
+        return await worker.play((row, base_url, key), options)
 
     def stop(self) -> None:
         """End the processes."""
-        for one in self._workers:
-            one.process.kill()
+        for worker in self._workers:
+            worker.process.kill()
 
 
-class _Worker:
-    """The trainer's side of one process."""
+class _WorkerProcess:
+    """The trainer's side of one worker.
 
-    def __init__(self, pickled: bytes):
-        self._loop, self._numbers = asyncio.get_running_loop(), itertools.count()
-        self.waiting: dict[int, asyncio.Future[Any]] = {}
-        self._pid, self._why = os.getpid(), ""
-        self._pipe, theirs = Pipe()
-        with theirs:
-            command = [sys.executable, "-c", _COMMAND, str(theirs.fileno()), json.dumps(sys.path)]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._pipe.send_bytes(pickled)
+    Args:
+        pickled_agent (`bytes`): The agent and its mistakes.
+
+    Attributes:
+        pending (`dict[int, asyncio.Future]`): The episodes in progress, by number.
+    """
+
+    def __init__(self, pickled_agent: bytes):
+        self.pending: dict[int, asyncio.Future[bytes]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count()
+        self._pid = os.getpid()
+        self._end_reason = ""
+        self._pipe, worker_pipe = Pipe()
+        with worker_pipe:
+            descriptor = worker_pipe.fileno()
+            command = [sys.executable, "-c", _COMMAND, str(descriptor), json.dumps(sys.path)]
+            self.process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+        self._pipe.send_bytes(pickled_agent)
         threading.Thread(target=self._listen, name="agentic-prompting-worker", daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
-        return self.process.returncode is None and self._pid == os.getpid()  # a fork has no workers yet
+        is_own_process = self._pid == os.getpid()  # a fork has no workers yet
+        return is_own_process and self.process.returncode is None
 
     async def play(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        number, played = next(self._numbers), self._loop.create_future()
-        self.waiting[number] = played
+        """Play one episode in the worker. If it is cancelled here, it is cancelled there."""
+        number = next(self._numbers)
+        outcome: asyncio.Future[bytes] = self._loop.create_future()
+        self.pending[number] = outcome
         try:
             self._pipe.send((number, pickle.dumps((arguments, options))))
-            return pickle.loads(await played)
+            return pickle.loads(await outcome)
         except OSError:
-            raise ProgramFailed(f"the worker of the program has ended{self._why}") from None
+            raise ProgramFailed(f"the worker of the program has ended{self._end_reason}") from None
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 self._pipe.send((number, None))
             raise
         finally:
-            del self.waiting[number]
+            del self.pending[number]
 
     def _listen(self) -> None:
-        """Read outcomes until the process has ended, on a thread."""
+        """Receive outcomes until the process has ended. Runs in a thread."""
         try:
             while True:
-                self._loop.call_soon_threadsafe(self._end, *self._pipe.recv())
+                number, outcome = self._pipe.recv()
+                self._loop.call_soon_threadsafe(self._receive, number, outcome)
         except (EOFError, OSError):
-            self._loop.call_soon_threadsafe(self._end_all, self.process.wait())
+            self._loop.call_soon_threadsafe(self._fail_all, self.process.wait())
 
-    def _end_all(self, code: int) -> None:
-        for number in [*self.waiting]:
-            self._end(number, None, (f"the worker of the program has ended with {code}{self._why}", "", False))
-
-    def _end(self, number: int | None, value: bytes | None, failed: tuple[str, str, bool] | None) -> None:
-        if number is None and failed is not None:  # it could not import the agent
-            self._why = f": {failed[0]}"
-        played = self.waiting.get(number) if number is not None else None
-        if played is None or played.done():
+    def _receive(self, number: int | None, outcome: bytes | WorkerFailure) -> None:
+        if number is None and isinstance(outcome, WorkerFailure):  # it could not import the agent
+            self._end_reason = f": {outcome.message}"
             return
-        if failed is None:
-            played.set_result(value)
+        pending = self.pending.get(number) if number is not None else None
+        if pending is None or pending.done():
             return
-        error = ProgramFailed(failed[0], is_mistake=failed[2])
-        error.add_note(failed[1])
-        played.set_exception(error)
+        if isinstance(outcome, WorkerFailure):
+            pending.set_exception(outcome.to_error())
+        else:
+            pending.set_result(outcome)
+
+    def _fail_all(self, code: int) -> None:
+        failure = WorkerFailure(f"the worker of the program has ended with {code}{self._end_reason}")
+        for number in list(self.pending):
+            self._receive(number, failure)
 
 
-# --- in the worker ---------------------------------------------------------------------------------------------------
+# ---- in the worker ----
 
 _COMMAND = f"""import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -136,47 +174,50 @@ main(int(sys.argv[1]))"""
 
 
 def main(descriptor: int) -> None:
-    """Play what comes through the pipe, until it ends."""
+    """Play the episodes that come through the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which closes the pipe
     pipe = Connection(descriptor)
     try:
         agent, mistakes = pickle.loads(pipe.recv_bytes())
     except Exception as error:
-        pipe.send((None, None, _outcome_of(error, ())))
+        pipe.send((None, _to_failure(error, ())))
         raise
     asyncio.run(_serve(pipe, agent, mistakes))
 
 
 async def _serve(pipe: Connection, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...]) -> None:
-    loop, threads, playing = asyncio.get_running_loop(), ThreadPoolExecutor(THREADS), dict[int, asyncio.Task[None]]()
+    loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(THREADS)
+    episodes: dict[int, asyncio.Task[None]] = {}
 
-    async def play(number: int, given: bytes) -> None:
+    async def play(number: int, pickled_arguments: bytes) -> None:
         try:
-            arguments, options = pickle.loads(given)
+            arguments, options = pickle.loads(pickled_arguments)
             value = await call_guarded_on(threads, agent, *arguments, **options)
-            pipe.send((number, pickle.dumps(value), None))
-        except Exception as error:  # of the agent, or of values that cannot be pickled
-            pipe.send((number, None, _outcome_of(error, mistakes)))
+            pipe.send((number, pickle.dumps(value)))
+        except Exception as error:  # of the agent, or because a value cannot be pickled
+            pipe.send((number, _to_failure(error, mistakes)))
         finally:
-            del playing[number]
+            del episodes[number]
 
-    def take(number: int, given: bytes | None) -> None:
-        if given is not None:
-            playing[number] = loop.create_task(play(number, given))
-        elif number in playing:
-            playing[number].cancel()
+    def receive(number: int, pickled_arguments: bytes | None) -> None:
+        if pickled_arguments is not None:
+            episodes[number] = loop.create_task(play(number, pickled_arguments))
+        elif number in episodes:
+            episodes[number].cancel()
 
     def listen() -> None:
         try:
             while True:
-                loop.call_soon_threadsafe(take, *pipe.recv())
+                number, pickled_arguments = pipe.recv()
+                loop.call_soon_threadsafe(receive, number, pickled_arguments)
         finally:
-            os._exit(0)  # the trainer has ended, or needs this process no more
+            os._exit(0)  # the trainer has ended, or has no more use for this process
 
     threading.Thread(target=listen, daemon=True).start()
     await asyncio.Event().wait()
 
 
-def _outcome_of(error: Exception, mistakes: tuple[type[BaseException], ...]) -> tuple[str, str, bool]:
+def _to_failure(error: Exception, mistakes: tuple[type[BaseException], ...]) -> WorkerFailure:
     failure = raised_by(error, mistakes)
-    return str(failure), traceback_of(failure), failure.is_mistake
+    return WorkerFailure(str(failure), traceback_of(failure), failure.is_mistake)

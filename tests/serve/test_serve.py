@@ -38,7 +38,7 @@ from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.app import server_of
-from agentic_prompting.serve.protocol import ChatMessage, ChatRequest
+from agentic_prompting.serve.protocol import ChatRequest, MessageBody
 from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
@@ -149,7 +149,7 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
         said = asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
         history = [*QUESTION, said.model_dump(), *QUESTION]
         assert asking.chat.completions.create(model="agent", messages=history).choices[0].message.refusal
-    refused = ChatMessage(**said.model_dump()).as_message()
+    refused = MessageBody(**said.model_dump()).as_message()
     assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
 
 

@@ -32,7 +32,7 @@ from ..rollout import (
 if TYPE_CHECKING:
     from ..agent import PromptAgent
 
-_FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
+_FINISH_REASONS = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
 
 
 class CostLimit(BudgetExceeded):
@@ -101,41 +101,60 @@ class AgentAnswers:
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
-        agent, limits = self.agent, self.agent.limits
+        # Begin an episode, as in training.
+        agent = self.agent
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
         (row,) = await reset_rows(agent.environment, [row])
-        if (error := row.get(RESET_ERROR)) is not None:
-            return Answer(error=error)
-        ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second
-        if limits.max_context is not None and len(ids) >= limits.max_context:
-            most = f"This model's maximum context length is {limits.max_context} tokens"
-            return Answer(error=PromptTooLong(f"{most}, and your messages result in {len(ids)} tokens."))
+        reset_error = row.get(RESET_ERROR)
+        if reset_error is not None:
+            return Answer(error=reset_error)
+
+        # Render its prompt. In a thread: a megabyte takes a second.
+        prompt_ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])
+        limits = agent.limits
+        if limits.max_context is not None and len(prompt_ids) >= limits.max_context:
+            message = (
+                f"This model's maximum context length is {limits.max_context} tokens, and your messages result in "
+                f"{len(prompt_ids)} tokens."
+            )
+            return Answer(error=PromptTooLong(message))
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
-        asked: set[int | None] = set()
+        # Play it, and let the policy forget its conversations.
+        conversations: set[int | None] = set()
 
         async def policy(request: SampleRequest) -> Sample:
-            asked.add(request.conversation)
+            conversations.add(request.conversation)
             return await agent.policy(replace(request, greedy=greedy))
 
         environment = agent.environment
         if environment is not None and environment.play_episode is None:
             environment = _MeteredEnvironment(environment, self.max_cost_usd)
-        rollout = Rollout(ids, row=row, seed=seed)
+        rollout = Rollout(prompt_ids, row=row, seed=seed)
         try:
             await play(rollout, policy, environment, agent.chat_format, limits)
         finally:
-            if end_conversation := getattr(agent.policy, "end_conversation", None):
-                for number in asked:
+            end_conversation = getattr(agent.policy, "end_conversation", None)
+            if end_conversation is not None:
+                for number in conversations:
                     end_conversation(number)
-        written = sum(sum(one.mask) for one in rollout.sequences)
-        usage, trajectory = Usage(len(ids), written, _cost(rollout)), rollout_record(rollout)
+
+        sampled_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
+        usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
+        trajectory = rollout_record(rollout)
         if rollout.error is not None:
             return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
-        no_answer = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."
-        why_none = no_answer if rollout.answer is None else None
-        return Answer(rollout.answer, why_none, None, _FINISH[rollout.status], usage, trajectory)
+        why_none = None
+        if rollout.answer is None:
+            why_none = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."
+        return Answer(
+            text=rollout.answer,
+            why_none=why_none,
+            finish_reason=_FINISH_REASONS[rollout.status],
+            usage=usage,
+            trajectory=trajectory,
+        )
 
 
 @dataclass
@@ -154,18 +173,25 @@ class ChatAnswers:
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
-        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-        sampling: dict[str, Any] = {**limit, "temperature": 0.0} if greedy else limit
-        chat, spent = self.chat, _Spent(self.max_cost_usd)
+        sampling: dict[str, Any] = {}
+        if max_tokens is not None:
+            sampling["max_tokens"] = max_tokens
+        if greedy:
+            sampling["temperature"] = 0.0
+
+        # Meter each model of a refiner: all of their calls count towards the limit.
+        chat = self.chat
+        account = _RequestAccount(self.max_cost_usd)
         if isinstance(chat, RefinedChat):
             models = chat.refiner.models
             if not isinstance(chat.refiner.verifier, ChatModel):  # a function, which costs nothing, or none
                 del models["verifier"]
-            roles: dict[str, Any] = {role: _MeteredChat(one, spent) for role, one in models.items()}
-            chat = RefinedChat(replace(chat.refiner, **roles), chat.prompt)
+            metered: dict[str, Any] = {role: _MeteredChat(model, account) for role, model in models.items()}
+            chat = RefinedChat(replace(chat.refiner, **metered), chat.prompt)
+
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:
-            return Answer(error=spent.ended or reply.error, usage=reply.usage)
+            return Answer(error=account.limit_error or reply.error, usage=reply.usage)
         return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
 
 
@@ -177,18 +203,19 @@ class _MeteredEnvironment(Environment):
     limit: float | None
 
     async def step(self, rollout: Rollout) -> Observation | None:
-        if error := over_limit(_cost(rollout), self.limit):
+        error = over_limit(_cost(rollout), self.limit)
+        if error is not None:
             return Observation(error=error)
         return await observe(self.environment, rollout)
 
 
 @dataclass
-class _Spent:
-    """What one request has cost, and the end of it. Its calls come one after another."""
+class _RequestAccount:
+    """What one request has cost. Its calls come one after another."""
 
     limit: float | None
     usd: float = 0.0
-    ended: CostLimit | None = None
+    limit_error: CostLimit | None = None
 
 
 @dataclass
@@ -196,14 +223,14 @@ class _MeteredChat:
     """A [`ChatModel`] whose calls count towards the limit of one request."""
 
     chat: ChatModel
-    spent: _Spent
+    account: _RequestAccount
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
-        self.spent.ended = over_limit(self.spent.usd, self.spent.limit)
-        if self.spent.ended:
-            return Reply(error=self.spent.ended, attempts=0)
+        self.account.limit_error = over_limit(self.account.usd, self.account.limit)
+        if self.account.limit_error is not None:
+            return Reply(error=self.account.limit_error, attempts=0)
         reply = await as_chat(self.chat)(messages, **options)
-        self.spent.usd += reply.usage.cost_usd
+        self.account.usd += reply.usage.cost_usd
         return reply
 
 
@@ -224,15 +251,23 @@ def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
     The agent's own system prompt, which training may have evolved, comes first, as in training; the client's follows.
     If a client sends the agent's own system prompt or template, it is not repeated.
     """
-    *earlier, last = messages
-    # An evolved prompt is in one or the other of these: `prompt_place`.
-    own = f"\n\n{spec.system_prompt or ''}\n\n{spec.prompt_template}\n\n"
-    system = [message["content"] for message in earlier if message["role"] == "system"]
-    system = [text for text in system if f"\n\n{text.strip()}\n\n" not in own]
-    head: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    said = [message for message in earlier if message["role"] != "system"]
-    question: Message = {"role": "user", "content": _in_template(spec.prompt_template, last["content"])}
-    return SystemPrompt(spec.system_prompt or "").messages([*head, *said, question])
+    *earlier_messages, last_message = messages
+
+    # Drop the agent's own prompts, which come back. An evolved one is in either of them.
+    agent_prompts = f"\n\n{spec.system_prompt or ''}\n\n{spec.prompt_template}\n\n"
+    system_texts = []
+    other_messages: list[Message] = []
+    for message in earlier_messages:
+        if message["role"] != "system":
+            other_messages.append(message)
+        elif f"\n\n{message['content'].strip()}\n\n" not in agent_prompts:
+            system_texts.append(message["content"])
+
+    system_messages: list[Message] = []
+    if system_texts:
+        system_messages.append({"role": "system", "content": "\n\n".join(system_texts)})
+    question: Message = {"role": "user", "content": _in_template(spec.prompt_template, last_message["content"])}
+    return SystemPrompt(spec.system_prompt or "").messages([*system_messages, *other_messages, question])
 
 
 def _in_template(template: str, question: str) -> str:

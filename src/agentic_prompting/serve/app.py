@@ -6,8 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -17,11 +16,22 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
+from ..llm import (
+    Budget,
+    BudgetExceeded,
+    ChatModel,
+    Closed,
+    LLMError,
+    Message,
+    Misconfigured,
+    RateLimited,
+    Unreachable,
+    charge,
+)
 from ..llm.loop import LoopEnded, loop_error, start
 from ..llm.spans import under
 from ..llm.wire import visible
-from ..programs import Asked, ChatCompletions, Refusal, error_body
+from ..programs import ChatCompletions, CompletionRequest, Refusal, error_body
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
 from .protocol import (
@@ -77,61 +87,69 @@ class Service:
     """
 
     def __init__(self, models: Mapping[str, Answers], config: ServeConfig, metrics: Metrics | None = None):
-        self.models, self.config, self.metrics = models, config, metrics or Metrics()
+        self.models = models
+        self.config = config
+        self.metrics = metrics or Metrics()
         self.started = int(time.time())
         self._in_flight = 0
 
-    async def answer(self, request: Request, asked: ChatRequest) -> Answer:
+    async def answer(self, request: Request, chat_request: ChatRequest) -> Answer:
         """The answer to one request.
 
         Raises:
-            [`Refusal`]: In its place, with the status and the error for the client.
+            [`Refusal`]: There is none. It has the status and the error for the client.
         """
-        if asked.model not in self.models:
-            raise Refusal(404, f"The model {asked.model!r} does not exist.", "model_not_found", "model")
-        outcome, spent = "error", ""
+        model = chat_request.model
+        if model not in self.models:
+            raise Refusal(404, f"The model {model[:80]!r} does not exist.", "model_not_found", "model")
+        outcome = "error"
+        details = ""
         try:
-            messages = asked.conversation()
+            messages = chat_request.conversation()
             if self._in_flight >= self.config.max_concurrency:
                 raise Refusal(429, "Too many requests at once; try again soon.", "rate_limit_exceeded")
             self._count(+1)
             try:
-                with self.metrics.seconds.labels(asked.model).time():
-                    seed = secrets.randbits(63) if asked.seed is None else asked.seed
-                    greedy = self.config.greedy or asked.temperature == 0
-                    answering = self.models[asked.model](messages, seed, asked.token_limit, greedy)
-                    with under(request.headers):
-                        work = start(answering)
-                    answer = await self._wait(request, work)
+                with self.metrics.seconds.labels(model).time():
+                    answer = await self._play(request, chat_request, messages)
             except LoopEnded as error:
                 raise Refusal(503, "The service has failed and must be started again.", "service_failed") from error
             finally:
                 self._count(-1)
-            self.metrics.answered(asked.model, answer)
+            self.metrics.answered(model, answer)
             if answer.error is not None:
                 raise _refusal(answer.error)
             outcome = "answered" if answer.text is not None else "no_answer"
-            turns = f", {len(answer.trajectory['turns'])} turns" if answer.trajectory else ""
-            spent = f"{turns}, ${answer.usage.cost_usd:.4f}"
+            if answer.trajectory:
+                details = f", {len(answer.trajectory['turns'])} turns"
+            details += f", ${answer.usage.cost_usd:.4f}"
             return answer
         except Refusal as refusal:
             outcome = str(refusal.status)
             raise
         finally:
-            self.metrics.requests.labels(asked.model, outcome).inc()
-            request.state.about = f"{asked.model[:80]} {outcome}{spent}"
+            self.metrics.requests.labels(model, outcome).inc()
+            request.state.about = f"{model[:80]} {outcome}{details}"
 
-    async def _wait(self, request: Request, work: Future[Answer]) -> Answer:
-        """Wait for the answer, but no longer than the client does and than a request may take."""
-        done = asyncio.wrap_future(work)  # cancelled, it cancels the work
-        gone = asyncio.create_task(_disconnected(request))
-        either: set[asyncio.Future[Any]] = {done, gone}
+    async def _play(self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]) -> Answer:
+        """Play the episode of a request, but no longer than its client waits and than a request may take."""
+        seed = chat_request.seed
+        if seed is None:
+            seed = secrets.randbits(63)
+        greedy = self.config.greedy or chat_request.temperature == 0
+        answering = self.models[chat_request.model](messages, seed, chat_request.token_limit, greedy)
+        with under(request.headers):
+            episode = start(answering)
+
+        done = asyncio.wrap_future(episode)  # cancels the episode if it is cancelled
+        disconnected = asyncio.create_task(_disconnected(request))
+        pending: set[asyncio.Future[Any]] = {done, disconnected}
         try:
-            left = max(request.state.deadline - asyncio.get_running_loop().time(), 0)
-            await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            remaining = max(request.state.deadline - asyncio.get_running_loop().time(), 0)
+            await asyncio.wait(pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             if done.done():
                 return done.result()
-            if gone.done():
+            if disconnected.done():
                 raise Refusal(CLOSED_REQUEST, "The client closed the connection.")
             raise Refusal(504, f"No answer within {self.config.timeout:g} seconds.", "timeout")
         except Refusal:
@@ -141,7 +159,7 @@ class Service:
             failed = Closed(f"the request ended with {type(error).__name__}")
             return Answer(error=error if isinstance(error, LLMError) else failed)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             done.cancel()
 
     def _count(self, change: int) -> None:
@@ -236,12 +254,15 @@ class RequestLog:
     for an answer that were refused before their model was known."""
 
     def __init__(self, app: Any, metrics: Metrics):
-        self.app, self.metrics = app, metrics
+        self.app = app
+        self.metrics = metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        started, status, state = time.perf_counter(), 0, scope.setdefault("state", {})
+        started = time.perf_counter()
+        status = 0
+        state = scope.setdefault("state", {})
 
         async def sending(message: Any) -> None:
             nonlocal status
@@ -281,14 +302,19 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions", responses=_ERRORS, openapi_extra={"requestBody": _BODY})
     async def chat_completions(request: Request) -> Any:
         """An answer to a conversation, in OpenAI's format."""
-        asked = await read_request(request)
-        answer = await service.answer(request, asked)
-        said = completion(answer, asked.model, asked.trajectory)
-        headers = {"X-Ignored-Parameters": ", ".join(ignored)} if (ignored := asked.ignored()) else {}
-        if not asked.stream:
-            return JSONResponse(_CHAT.body(said), headers=headers)
-        with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        stream = _CHAT.events(said, Asked(asked.model, (), with_usage=with_usage), by_word=True)
+        chat_request = await read_request(request)
+        answer = await service.answer(request, chat_request)
+        reply = completion(answer, chat_request.model, chat_request.trajectory)
+        headers = {}
+        ignored_fields = chat_request.ignored()
+        if ignored_fields:
+            headers["X-Ignored-Parameters"] = ", ".join(ignored_fields)
+        if not chat_request.stream:
+            return JSONResponse(_CHAT.write_body(reply), headers=headers)
+        options = chat_request.stream_options
+        stream_usage = options is not None and bool(options.include_usage)
+        completion_request = CompletionRequest(chat_request.model, (), stream_usage=stream_usage)
+        stream = _CHAT.write_events(reply, completion_request, by_word=True)
         headers["Cache-Control"] = "no-cache"
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -301,8 +327,9 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/health", responses={503: {"description": "The service has failed: start it again"}})
     async def health() -> JSONResponse:
         """Whether the service can answer. Asks nothing of the models behind it."""
-        ended = loop_error() is not None  # why is in the log: this page needs no key
-        return JSONResponse({"status": "failed" if ended else "ok"}, 503 if ended else 200)
+        if loop_error() is not None:  # the reason is in the log: this page needs no key
+            return JSONResponse({"status": "failed"}, 503)
+        return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", responses={status: _ERRORS[status] for status in (401, 403)}, response_class=Response)
     async def metrics() -> Response:

@@ -22,7 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..llm import Message
 from ..llm.wire import is_loopback
-from ..programs import MAX_MESSAGES, Completion, Refusal, error_body, parse_json
+from ..programs import Completion, Refusal, error_body
+from ..programs.fields import parse_json
+from ..programs.protocol import MAX_MESSAGES
 from .answering import Answer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
@@ -96,12 +98,12 @@ class ServeConfig:
         """
         try:
             family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family) as one:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind(address)
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
         except OSError as error:
-            why = error.strerror or error
-            raise ValueError(f"cannot listen on {self.host}, port {self.port} ({why}): choose another one") from None
+            reason = error.strerror or error
+            raise ValueError(f"cannot listen on {self.host}, port {self.port} ({reason}): choose another one") from None
 
 
 class Guards:
@@ -120,7 +122,9 @@ class Guards:
     """
 
     def __init__(self, app: Any, config: ServeConfig, key: str | None):
-        self.app, self.config, self._expected = app, config, None if key is None else f"Bearer {key}"
+        self.app = app
+        self.config = config
+        self._expected = None if key is None else f"Bearer {key}"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -145,8 +149,8 @@ class Guards:
         except asyncio.CancelledError:
             # The server stops and sends nothing more to open requests.
             if not started:
-                gone = error_body(503, "The service is shutting down.", "shutting_down")
-                await JSONResponse(gone, 503, _CLOSE)(scope, receive, send)
+                body = error_body(503, "The service is shutting down.", "shutting_down")
+                await JSONResponse(body, 503, _CLOSE)(scope, receive, send)
 
     def _refused(self, path: str, headers: dict[bytes, bytes]) -> tuple[Any, int] | None:
         """The body and the status for a request that may not enter."""
@@ -155,8 +159,8 @@ class Guards:
             if self._expected is not None and not hmac.compare_digest(sent, self._expected.encode()):
                 return error_body(401, "Incorrect API key provided.", "invalid_api_key"), 401
             if self._expected is None and not self._is_for_us(headers):
-                what = "Without a key the service answers to loopback names only, and to no other site's pages."
-                return error_body(403, what, "host_not_allowed"), 403
+                message = "Without a key the service answers to loopback names only, and to no other site's pages."
+                return error_body(403, message, "host_not_allowed"), 403
         if _length(headers) > self.config.max_body_bytes:
             return error_body(413, self._too_large, "request_too_large"), 413
         return None
@@ -172,22 +176,23 @@ class Guards:
 
     def _counted(self, receive: Any, deadline: float) -> Any:
         """`receive`, up to the size and, while the body is coming, up to the deadline."""
-        received, coming = 0, True
+        body_size = 0
+        is_complete = False
 
-        async def counting() -> Any:
-            nonlocal received, coming
+        async def receive_within_limits() -> Any:
+            nonlocal body_size, is_complete
             try:
-                async with asyncio.timeout_at(deadline if coming else None):
+                async with asyncio.timeout_at(None if is_complete else deadline):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "The request's body did not arrive in time.", _CLOSE) from None
-            coming = coming and message.get("more_body", False)
-            received += len(message.get("body", b""))
-            if received > self.config.max_body_bytes:
+            is_complete = is_complete or not message.get("more_body", False)
+            body_size += len(message.get("body", b""))
+            if body_size > self.config.max_body_bytes:
                 raise HTTPException(413, self._too_large, _CLOSE)
             return message
 
-        return counting
+        return receive_within_limits
 
 
 def _host(url: bytes) -> str:
@@ -206,9 +211,9 @@ def _length(headers: dict[bytes, bytes]) -> int:
 # Connections ----------------------------------------------------------------------------------------------------------
 
 
-def bounded_protocol(most: int) -> type[H11Protocol]:
-    """HTTP over at most so many connections."""
-    return type("Bounded", (_Bounded,), {"max_connections": most})
+def bounded_protocol(max_connections: int) -> type[H11Protocol]:
+    """HTTP over a limited number of connections."""
+    return type("Bounded", (_Bounded,), {"max_connections": max_connections})
 
 
 class _Bounded(H11Protocol):
@@ -254,7 +259,7 @@ class TextPart(BaseModel):
     text: str
 
 
-class ChatMessage(BaseModel):
+class MessageBody(BaseModel):
     """One message of a conversation. Text only; of a reply without an answer it is the refusal."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -280,7 +285,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str = Field(description="A name from /v1/models.")
-    messages: list[ChatMessage] = Field(
+    messages: list[MessageBody] = Field(
         min_length=1, max_length=MAX_MESSAGES, description="Must end with a user's message: the question."
     )
     stream: bool | None = Field(False, description="Send the answer in pieces, once it is there.")
@@ -309,13 +314,14 @@ class ChatRequest(BaseModel):
         Raises:
             `Refusal`: If they do not, or the request wants what no answer here has.
         """
-        for name, wanted in {
+        unsupported = {
             "tools": self.tools,
             "functions": self.functions,
             "logprobs": self.logprobs,
-            "response_format": self.response_format and self.response_format.get("type") != "text",
-        }.items():
-            if wanted:
+            "response_format": self.response_format and self.response_format.get("type") not in (None, "text"),
+        }
+        for name, is_requested in unsupported.items():
+            if is_requested:
                 raise Refusal(400, f"`{name}` is not supported: leave it out.", "unsupported_parameter", name)
         messages = [message.as_message() for message in self.messages]
         if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
@@ -371,9 +377,13 @@ class ErrorBody(BaseModel):
 
 
 def completion(answer: Answer, model: str, with_trajectory: bool | None) -> Completion:
-    """An answer as the reply to a request. An agent that gave no answer has a `refusal` and no text."""
-    usage, extra = answer.usage, {"trajectory": answer.trajectory} if with_trajectory else {}
+    """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
     return Completion(
-        model, answer.text, finish=answer.finish_reason, prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens, refusal=answer.why_none, extra=extra,
-    )  # fmt: skip
+        model=model,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=answer.usage.prompt_tokens,
+        completion_tokens=answer.usage.completion_tokens,
+        refusal=answer.why_none,
+        extra_fields={"trajectory": answer.trajectory} if with_trajectory else {},
+    )

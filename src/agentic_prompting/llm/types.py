@@ -110,11 +110,14 @@ class Usage:
         prompt_tokens (`int`, *optional*, defaults to `0`): Tokens read.
         completion_tokens (`int`, *optional*, defaults to `0`): Tokens written.
         cost_usd (`float`, *optional*, defaults to `0.0`): US dollars; 0 where the price is not known.
+        estimated_tokens (`int`, *optional*, defaults to `0`): How many of these tokens are an estimate, because the
+            endpoint did not report them.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
+    estimated_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -125,6 +128,7 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cost_usd + other.cost_usd,
+            self.estimated_tokens + other.estimated_tokens,
         )
 
 

@@ -7,7 +7,7 @@ exceptions too, so that code which has to stop can `raise reply.error`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
@@ -37,6 +37,29 @@ class LLMError(Exception):
     def kind(self) -> str:
         """The class name, the short label that logs and metrics use."""
         return type(self).__name__
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; [`LLMError.from_json`] gives an equal error back, without its traceback."""
+        own_kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)  # for a user's subclass
+        return {
+            "kind": own_kind.__name__,
+            "what": self.what,
+            "where": self.where,
+            "attempts": self.attempts,
+            "status": self.status,
+        }
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> LLMError:
+        """The inverse of [`LLMError.to_json`].
+
+        Raises:
+            `KeyError`, `TypeError`, `ValueError`: It is no saved error.
+        """
+        kind = globals()[saved["kind"]]
+        if not (isinstance(kind, type) and issubclass(kind, LLMError)):
+            raise ValueError(f"{saved['kind']!r} is no error of a large LLM")
+        return kind(saved["what"], saved["where"], saved["attempts"], saved["status"])
 
     def __str__(self) -> str:
         details = [self.where] if self.where else []

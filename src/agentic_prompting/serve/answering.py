@@ -7,6 +7,7 @@ No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from ..rollout import (
     RESET_ERROR,
     AgentSpec,
     Environment,
+    Limits,
     Observation,
     Rollout,
     Sample,
@@ -103,7 +105,7 @@ class AgentAnswers:
     ) -> Answer:
         agent, limits = self.agent, self.agent.limits
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
-        (row,) = await reset_rows(agent.environment, [row])
+        (row,) = await reset_rows(agent.environment, [row], limits)
         if (error := row.get(RESET_ERROR)) is not None:
             return Answer(error=error)
         ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second
@@ -121,7 +123,7 @@ class AgentAnswers:
 
         environment = agent.environment
         if environment is not None and environment.play_episode is None:
-            environment = _MeteredEnvironment(environment, self.max_cost_usd)
+            environment = _MeteredEnvironment(environment, self.max_cost_usd, limits)
         rollout = Rollout(ids, row=row, seed=seed)
         try:
             await play(rollout, policy, environment, agent.chat_format, limits)
@@ -175,11 +177,14 @@ class _MeteredEnvironment(Environment):
 
     environment: Environment
     limit: float | None
+    limits: Limits
+
+    step_timeout = math.inf  # the environment's step has the limit
 
     async def step(self, rollout: Rollout) -> Observation | None:
         if error := over_limit(_cost(rollout), self.limit):
             return Observation(error=error)
-        return await observe(self.environment, rollout)
+        return await observe(self.environment, rollout, self.limits.step_timeout)
 
 
 @dataclass

@@ -246,7 +246,7 @@ class PromptAgent:
         if self.environment is None or not (self.environment.has_reset or self._plays_itself):
             return rows
         rows = [{**row, "prompt": self._messages(row)} for row in rows]  # a program finds the system prompt there
-        return await reset_rows(self.environment, rows)
+        return await reset_rows(self.environment, rows, self.limits)
 
     def _rollout(self, row: dict[str, Any], seed: int) -> Rollout:
         return Rollout(self.chat_format.of(row).prompt_ids(self._messages(row)), row=row, seed=seed)

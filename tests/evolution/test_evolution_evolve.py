@@ -135,6 +135,20 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, capl
     assert f"run again, it goes on from {tmp_path / 'state.json'}" in caplog.text
 
 
+def test_a_budget_holds_for_calls_at_once():
+    """A step sends 24 calls and more at once; 15 tokens a call."""
+
+    def say(request):
+        policy = request["messages"][-1]["content"].startswith("Which")
+        return "say amber <answer>no</answer>" if policy else reflect(request["messages"])
+
+    with MisbehavingServer(say=say, latency=0.01) as server, OpenAIChat("m", server.base_url) as chat:
+        budget = Budget(tokens=1000)
+        result = evolve(chat, chat, ROWS, exact_match_reward, ROOT, SETTINGS, budget=budget)
+        assert "of the budget of 1,000 tokens are spent" in result.stopped
+        assert 1000 <= budget.spent().tokens == 15 * len(server.requests) < 1000 + 15
+
+
 @pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')])
 def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
     path = tmp_path / "evolution.json"

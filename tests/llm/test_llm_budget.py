@@ -24,7 +24,7 @@ from agentic_prompting.llm import (
     charge,
     start,
 )
-from support.misbehaving import MisbehavingServer
+from support.misbehaving import MisbehavingServer, in_turn
 
 MILLION = 1_000_000
 
@@ -84,13 +84,78 @@ def test_a_roles_own_limit_stops_it_alone(server):
 
 
 def test_calls_on_their_way_end_and_are_booked(server):
+    """They were expected to cost 30 tokens together, and cost 75."""
     server.latency = 0.1
-    with chat_at(server, budget_tokens=1) as chat:
+    with chat_at(server, budget_tokens=30, max_tokens=1) as chat:
         budget = Budget()
         charge(budget, environment=chat)
         futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(5)]
         assert [future.result().error for future in futures] == [None] * 5
         assert isinstance(ask(chat).error, BudgetExceeded) and budget.spent().tokens == 75
+
+
+def test_requests_wait_for_those_in_flight(server):
+    """All five were sent at once, and the budget ended at 75."""
+    server.latency = 0.05
+    with chat_at(server, budget_tokens=30) as chat:
+        budget = Budget()
+        charge(budget, environment=chat)
+        futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(5)]
+        errors = [future.result().error for future in futures]
+        assert [type(error) for error in errors] == [type(None)] * 2 + [BudgetExceeded] * 3
+        assert len(server.requests) == 2 and budget.spent().tokens == 30
+
+
+def test_a_large_budget_holds_no_request_up(server):
+    server.latency = 0.3
+    with chat_at(server, budget_tokens=10_000_000) as chat:
+        started = time.monotonic()
+        futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(20)]
+        assert [future.result().error for future in futures] == [None] * 20
+        assert time.monotonic() - started < 20 * 0.3 / 4
+
+
+def test_one_roles_limit_holds_no_other_up(server):
+    """Its requests wait for each other, and for them nobody else."""
+    server.latency = 0.3
+    with chat_at(server, budget_tokens=40) as judge, chat_at(server) as free:
+        charge(Budget(tokens=10_000_000), judge=judge, environment=free)
+        waiting = [start(judge([{"role": "user", "content": str(i)}])) for i in range(4)]
+        started = time.monotonic()
+        futures = [start(free([{"role": "user", "content": str(i)}])) for i in range(8)]
+        assert [future.result().error for future in futures] == [None] * 8
+        assert time.monotonic() - started < 2 * 0.3
+        assert [type(future.result().error) for future in waiting] == [type(None)] * 3 + [BudgetExceeded]
+
+
+def test_a_request_that_stops_waiting_leaves_no_trace(server):
+    server.latency = 0.3
+    with chat_at(server, budget_tokens=30) as chat:
+        first, second, third = (start(chat([{"role": "user", "content": str(i)}])) for i in range(3))
+        while not server.requests:
+            time.sleep(0.005)
+        assert second.cancel()
+        assert [first.result().error, third.result().error] == [None, None]
+        assert [request["messages"][0]["content"] for request in server.requests] == ["0", "2"]
+
+
+def test_a_failed_request_gives_its_room_back():
+    plan = in_turn("400", "reset before the reply", None)
+    with MisbehavingServer(plan) as server, chat_at(server, budget_tokens=30, max_retries=0) as chat:
+        assert [ask(chat).error is None for _ in range(5)] == [False, False, True, True, False]
+        assert isinstance(ask(chat).error, BudgetExceeded)
+
+
+def test_a_book_without_estimates_goes_on(tmp_path):
+    path = tmp_path / "spending.sqlite"
+    table = "CREATE TABLE spending (account TEXT PRIMARY KEY, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER"
+    with sqlite3.connect(path) as older:
+        older.execute(f"{table} NOT NULL, cost_usd REAL NOT NULL) WITHOUT ROWID")
+        older.execute("INSERT INTO spending VALUES ('judge', 7, 3, 0.5)")
+    budget = Budget(path=path)
+    budget.add("judge", Usage(1, 1, 0.5, 2))
+    assert Budget(path=path).by_account() == {"judge": Usage(8, 4, 1.0, 2)}
+    assert str(budget) == "judge $1.0000 (12 tokens, 2 of them estimated)"
 
 
 def test_what_was_spent_before_comes_along_and_stays_spent(server, tmp_path):

@@ -98,6 +98,20 @@ def run_python(code, *args, **kwargs):
     )
 
 
+def with_error(body, code):
+    """A completion whose choice reports an error, as routers do when the server behind them fails."""
+    body["choices"][0]["error"] = {"code": code, "message": "provider disconnected"}
+    return body
+
+
+FLAGGED = {
+    "error": {
+        "code": 403,
+        "message": "Your chosen model requires moderation and your input was flagged",
+        "metadata": {"reasons": ["violence"], "flagged_input": "how did ... die"},
+    }
+}
+
 # What is sent, what comes back
 
 
@@ -174,6 +188,15 @@ def test_429_is_retried_after_the_time_the_server_asks_for(serve):
     assert chat.stats.retries == 1
 
 
+@pytest.mark.parametrize("unreadable", ["soon", "", "NaN", "-5", "inf"])
+def test_retry_after_behind_unreadable_milliseconds(serve, unreadable):
+    busy = Answer("busy", status=503, headers={"retry-after-ms": unreadable, "retry-after": "0.4"})
+    _, chat = serve(in_turn(busy, "ok"))
+    reply = complete(chat, "x")
+    assert (reply.text, reply.attempts) == ("ok", 2)
+    assert reply.seconds >= 0.4
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "status", "part"),
     [
@@ -192,7 +215,14 @@ def test_429_is_retried_after_the_time_the_server_asks_for(serve):
         (Answer(body=completion(None)), BadReply, None, "no text"),
         (Answer(body=completion("")), BadReply, None, "no text"),
         (Answer(body=completion(" \n")), BadReply, None, "no text"),
-        (Answer(body={"error": {"message": "upstream", "code": 502}}), BadReply, None, "upstream"),
+        (Answer(body={"error": {"message": "upstream", "code": 502}}), ServerFailed, 502, "upstream"),
+        (Answer(body={"error": {"message": "upstream", "code": "429"}}), RateLimited, 429, "upstream"),
+        (Answer(body={"error": {"message": "upstream"}}), BadReply, None, "upstream"),
+        (Answer(body={"object": "error", "message": "engine", "code": 500}), ServerFailed, 500, "engine"),
+        (Answer("half a sen", finish_reason="error"), BadReply, None, "broke off"),
+        (Answer("half a sen", finish_reason="abort"), BadReply, None, "broke off"),
+        (Answer(body=with_error(completion("half a sen"), code=502)), ServerFailed, 502, "disconnected"),
+        (Answer(body=with_error(completion("half a sen"), code=401)), BadReply, None, "disconnected"),
         (Answer("{}", headers={"content-encoding": "gzip"}), BadReply, None, "decoded"),
     ],
 )
@@ -262,6 +292,13 @@ def test_attempts_that_gave_no_text_are_paid_for(serve):
             Misconfigured,
             "out of credit",
         ),
+        (Answer(status=403, body=FLAGGED), Refused, "input was flagged"),
+        (Answer(status=400, body={"error": {"message": "no", "code": "content_filter"}}), Refused, "flagged"),
+        (Answer(status=403, body={"error": {"message": "Your account was flagged"}}), Misconfigured, "account"),
+        (Answer(body={"error": {"message": "bad key", "code": 401}}), Misconfigured, "OPENAI_API_KEY"),
+        (Answer(body={"error": {"message": "pay", "code": "insufficient_quota"}}), Misconfigured, "out of credit"),
+        (Answer(body={"error": {"message": "too long", "code": "400"}}), BadRequest, "too long"),
+        (Answer(body=FLAGGED), Refused, "input was flagged"),
         (Answer(body=completion(None, refusal="I will not")), Refused, "I will not"),
         (Answer(finish_reason="content_filter"), Refused, "content filter"),
         (Answer(body=completion("", finish_reason="length")), BadReply, "max_tokens"),

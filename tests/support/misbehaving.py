@@ -195,7 +195,8 @@ FAULTS = {
     "content null": Fault(lambda x: x.say(None), "BadReply"),
     "content blank": Fault(lambda x: x.say(" \n\t"), "BadReply"),
     "content of another kind": Fault(lambda x: x.say([{"type": "image_url", "image_url": "a"}]), "BadReply"),
-    "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "BadReply"),
+    "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "ServerFailed"),
+    "an error in the choice": Fault(lambda x: x.say("half a sen", finish_reason="error"), "BadReply"),
     "broken compression": Fault(lambda x: x.send(b"{}", content_encoding="gzip"), "BadReply"),
     # Final: a retry cannot help.
     "endless chunks": Fault(_endless_chunks, "BadReply", passes=False),
@@ -212,6 +213,7 @@ FAULTS = {
     "404": Fault(lambda x: x.fail(404, "no such model"), "Misconfigured", passes=False),
     "429 out of credit": Fault(lambda x: x.fail(429, code="insufficient_quota"), "Misconfigured", passes=False),
     "refusal": Fault(lambda x: x.say(None, refusal="I will not"), "Refused", passes=False),
+    "flagged input": Fault(lambda x: x.fail(403, code="content_policy_violation"), "Refused", passes=False),
     "content filter": Fault(lambda x: x.say("half", finish_reason="content_filter"), "Refused", passes=False),
     "length without text": Fault(lambda x: x.say("", finish_reason="length"), "BadReply", passes=False),
     # Unusual, but a reply.

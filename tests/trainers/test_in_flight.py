@@ -3,18 +3,24 @@
 import asyncio
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from agentic_prompting.rollout import Observation, Rollout, Sample, SampleRequest, Turn
+from agentic_prompting.llm import RateLimited, Reply, ServerFailed, Usage
+from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, SampleRequest, Turn
 from agentic_prompting.trainers.ahead import Ahead
-from agentic_prompting.trainers.in_flight import EpisodeLog, InFlightFile, policy_fingerprint
+from agentic_prompting.trainers.in_flight import EpisodeLog, InFlightFile, identity_of, policy_fingerprint
 
 IDENTITY = {"seed": 0, "num_generations": 2, "limits": {"max_turns": 5}}
 TURN = {"ids": [5, 6], "logprobs": [-0.5, -0.5], "finished": True, "drafted": 0, "updates": [0, 0], "seed": 3}
 REPLY = {"text": "Nairobi", "seconds": 0.5, "replies": []}
+
+
+class UsersError(ServerFailed):
+    """An environment may have errors of its own."""
 
 
 def write(path, groups=2, identity=IDENTITY, policy=7):
@@ -188,6 +194,48 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
     assert asyncio.run(played(1)) == first
     assert asyncio.run(played(2)) == [("turn", 1), ("reply", 1)]
     assert asyncio.run(played(2)) == []
+
+
+def test_failed_replies_are_found_again(tmp_path):
+    """Without them a resumed run counts other calls, and an environment that numbers its calls shifts."""
+    path = tmp_path / "0.jsonl"
+    file = InFlightFile(path, IDENTITY, 7, resumes=False)
+    file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}]})
+    failed = Reply(error=RateLimited("busy", "m at http://x/v1", 6, 429), usage=Usage(3, 0, 0.5), attempts=6)
+    replies = (failed, Reply("Nairobi", usage=Usage(3, 1, 0.5, 4), saved=Usage(1, 1)), Reply(error=UsersError("own")))
+    asked = []
+
+    async def policy(request):
+        return Sample([5, 3], [-1.0, -1.0])
+
+    async def environment(rollout):
+        asked.append(len(rollout.replies))
+        return Observation("Nairobi", replies=replies, seconds=0.5)
+
+    async def played():
+        kept = resumed(path)[0].groups[0]["episodes"].get(0, {})
+        log = EpisodeLog(policy, environment, int, lambda line: file.write({"group": 0, "rollout": 0, **line}), **kept)
+        rollout = Rollout([1])
+        rollout.add_turn(await log(SampleRequest([1], 4, 0)), Turn("", "act", True))
+        return await log.step(rollout)
+
+    first, again = asyncio.run(played()), asyncio.run(played())
+    assert asked == [0] and first.replies == replies
+    assert [(reply.text, reply.usage, reply.saved, reply.attempts) for reply in again.replies] == [
+        (reply.text, reply.usage, reply.saved, reply.attempts) for reply in replies
+    ]
+    assert [type(reply.error) for reply in again.replies] == [RateLimited, type(None), ServerFailed]
+    assert str(again.replies[0].error) == str(failed.error)
+
+
+def test_a_time_limit_may_change_on_resume():
+    identities = []
+    for seconds in (60, 1800):
+        limits = Limits(step_timeout=seconds, environments={"shop": {"max_turns": 3, "step_timeout": seconds}})
+        args = SimpleNamespace(seed=0, num_generations=2, generation_batch_size=4, world_size=1)
+        identities.append(identity_of(AgentSpec(), limits, None, 2, args))
+    assert identities[0] == identities[1]
+    assert identities[0]["limits"]["environments"] == {"shop": {"max_turns": 3}}
 
 
 @pytest.mark.parametrize("rollout", [1, 7])

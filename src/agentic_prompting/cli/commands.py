@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -103,6 +104,8 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
 class _Printing:
     """An environment that prints its requests and replies while the episode runs."""
 
+    step_timeout = math.inf  # the environment's step has the limit
+
     def __init__(self, environment: Environment, who: str):
         self.environment, self.who = environment, who
 
@@ -110,10 +113,10 @@ class _Printing:
         return getattr(self.environment, name)  # its grammar, where it has one
 
     async def step(self, rollout: Rollout) -> Observation | None:
-        from ..rollout import observe
+        from ..rollout import Limits, observe
 
         show_turn(rollout.turns[-1])
-        observation = await observe(self.environment, rollout)
+        observation = await observe(self.environment, rollout, Limits().step_timeout)
         if observation is not None:
             show_reply(self.who, observation)
         return observation

@@ -7,12 +7,25 @@ new request. It does not see the agent's thoughts, the question's template or th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..llm import Budget, ChatModel, LLMError, Message, Reply, RoutedChat, Usage, as_chat, charge, with_system
+from ..llm import (
+    Budget,
+    ChatModel,
+    LLMError,
+    Message,
+    OpenAIChat,
+    Reply,
+    RoutedChat,
+    Usage,
+    as_chat,
+    charge,
+    with_system,
+)
 from ..rollout import PROMPT_R1_TEMPLATE, Environment, Observation, Rollout, rollout_seed
 
 Sharing = Literal["never", "group", "step"]
@@ -71,6 +84,8 @@ class LLMEnvironment(Environment):
         defaults = getattr(chat, "sampling", None)
         temperature = {**(defaults if isinstance(defaults, Mapping) else {}), **sampling}.get("temperature")
         self.share_replies: Sharing = share_replies or ("step" if temperature == 0 else "never")
+        # A call of such a model may wait long for its turn, and ends by its own limits.
+        self.step_timeout = math.inf if _limits_its_calls(chat) else None
         self._shared = SharedReplies()
 
     async def step(self, rollout: Rollout) -> Observation:
@@ -131,6 +146,13 @@ class LLMEnvironment(Environment):
             return earlier
         turns = 0 if self.history == "last" else int(self.history)
         return earlier[len(earlier) - 2 * turns :] if turns < len(earlier) // 2 else earlier
+
+
+def _limits_its_calls(chat: Any) -> bool:
+    """Whether no call of a model can take for ever: the package's own clients have time limits."""
+    if isinstance(chat, RoutedChat):
+        return all(map(_limits_its_calls, chat.models.values()))
+    return isinstance(chat, OpenAIChat)
 
 
 class SharedReplies:

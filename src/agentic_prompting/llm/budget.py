@@ -8,10 +8,13 @@ could not do this: it knows neither the calls in flight nor those of an earlier 
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +24,24 @@ from .types import BudgetExceeded, BudgetUnavailable, Usage
 
 _BUSY_SECONDS = 1.0  # to wait while another process has locked the book
 _GRACE_SECONDS = 30.0  # without access to the book before calls are refused
+_ROUNDING = 1e-9  # share of a limit in dollars by which a sum of floats may miss it
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS spending (
-    account TEXT PRIMARY KEY, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost_usd REAL NOT NULL
+    account TEXT PRIMARY KEY, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    cost_usd REAL NOT NULL, estimated_tokens INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID
 """
-_ADD = """
-INSERT INTO spending VALUES (?, ?, ?, ?) ON CONFLICT (account) DO UPDATE SET
+_ADD_COLUMN = "ALTER TABLE spending ADD COLUMN estimated_tokens INTEGER NOT NULL DEFAULT 0"  # to an older book
+_COLUMNS = "account, prompt_tokens, completion_tokens, cost_usd, estimated_tokens"
+_ADD = f"""
+INSERT INTO spending ({_COLUMNS}) VALUES (?, ?, ?, ?, ?) ON CONFLICT (account) DO UPDATE SET
     prompt_tokens = prompt_tokens + excluded.prompt_tokens,
     completion_tokens = completion_tokens + excluded.completion_tokens,
-    cost_usd = cost_usd + excluded.cost_usd
+    cost_usd = cost_usd + excluded.cost_usd,
+    estimated_tokens = estimated_tokens + excluded.estimated_tokens
 """
+_SELECT = f"SELECT {_COLUMNS} FROM spending"
 
 Price = tuple[float, float]
 """US dollars per million prompt tokens and per million completion tokens."""
@@ -97,7 +106,7 @@ class Limit:
 
     def stop_when_reached(self, spent: Usage, whose: str) -> None:
         """Raise [`BudgetExceeded`] if `spent` has reached the limit."""
-        if self.usd is not None and spent.cost_usd >= self.usd:
+        if self.usd is not None and spent.cost_usd >= self.usd - _ROUNDING * self.usd:
             what = f"${spent.cost_usd:.4f} of the budget of ${self.usd:.4f} are spent{whose}: raise budget_usd="
         elif self.tokens is not None and spent.tokens >= self.tokens:
             what = f"{spent.tokens:,} of the budget of {self.tokens:,} tokens are spent{whose}: raise budget_tokens="
@@ -105,15 +114,68 @@ class Limit:
             return
         raise BudgetExceeded(what, attempts=0)
 
+    def has_room_for(self, tokens: int, cost_usd: float) -> bool:
+        """Whether so many tokens and dollars in total stay within the limit."""
+        within_usd = self.usd is None or cost_usd <= self.usd + _ROUNDING * self.usd
+        within_tokens = self.tokens is None or tokens <= self.tokens
+        return within_usd and within_tokens
+
+
+class _Gate:
+    """Admits requests under one limit, first come, first served. For coroutines of the background loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()  # held by the request that is next, also while it waits for others to end
+        self._request_ended = asyncio.Event()
+        # The requests on their way, and what they are expected to cost together.
+        self._requests = 0
+        self._tokens = 0
+        self._cost_usd = 0.0
+
+    async def enter(
+        self,
+        expected: Usage,
+        limit: Limit,
+        stop_when_spent: Callable[[], Awaitable[None]],
+        spent: Callable[[], Usage],
+    ) -> None:
+        """Wait until the limit has room for a request, or no other one is on its way."""
+        async with self._turn:
+            while True:
+                await stop_when_spent()
+                total = spent() + expected
+                has_room = limit.has_room_for(total.tokens + self._tokens, total.cost_usd + self._cost_usd)
+                if has_room or not self._requests:
+                    break
+                self._request_ended.clear()
+                await self._request_ended.wait()
+            self._requests += 1
+            self._tokens += expected.tokens
+            self._cost_usd += expected.cost_usd
+
+    def leave(self, expected: Usage) -> None:
+        """Note that a request has ended."""
+        self._requests -= 1
+        self._tokens -= expected.tokens
+        self._cost_usd -= expected.cost_usd
+        if not self._requests:
+            self._cost_usd = 0.0  # without the rounding errors of the sums
+        self._request_ended.set()
+
 
 class Budget(SharedFile):
     """A total limit, and the book of what each account has spent. Safe to use from several threads.
 
-    With a `path` it is also shared by several processes and survives restarts. Delete the file to start at zero. Calls
-    that are in flight when the limit is reached still finish and are booked, so the total may exceed the limit by them.
+    With a `path` it is also shared by several processes and survives restarts. Delete the file to start at zero.
 
-    Only [`Budget.stop_when_spent`] raises an error of the file. An amount that cannot be written (file locked, no
-    space) counts at once and is written with a later call; if the file cannot be read, the last values read are used.
+    A request is admitted ([`Budget.admitted`]) when the limit has room for what it may cost besides the requests in
+    flight; otherwise it waits for them. While none is in flight, a request is admitted as long as the limit is not
+    reached. So the total exceeds the limit by no more than what was in flight: in one process by one request and the
+    error of the estimates, in several by the requests of the other processes too.
+
+    Only [`Budget.stop_when_spent`] and [`Budget.admitted`] raise an error of the file. An amount that cannot be written
+    (file locked, no space) counts at once and is written with a later call; if the file cannot be read, the last values
+    read are used.
 
     Args:
         usd (`float`, *optional*): US dollars in total.
@@ -134,6 +196,7 @@ class Budget(SharedFile):
         self._lock = threading.Lock()  # for the two below; never held during disk access
         self._book: dict[str, Usage] = {}  # as last read from the file; without a path everything that was spent
         self._unwritten: list[tuple[str, Usage]] = []
+        self._reset_gates()
 
     def add(self, account: str, usage: Usage) -> None:
         """Book `usage` under `account`."""
@@ -165,8 +228,7 @@ class Budget(SharedFile):
     def by_account(self) -> dict[str, Usage]:
         """The spending of each account so far, sorted by name."""
         self.settle()
-        with self._lock:
-            return dict(sorted(_summed(self._book, self._unwritten).items()))
+        return dict(sorted(self._last_known().items()))
 
     def stop_when_spent(self, account: str | None = None, own: Limit = Limit()) -> None:
         """Raise an error if no further call may be made.
@@ -192,9 +254,54 @@ class Budget(SharedFile):
         where = f" in all (see {self.path})" if self.path else " in all"
         self.limit.stop_when_reached(sum(by_account.values(), Usage()), where)
 
+    @asynccontextmanager
+    async def admitted(self, account: str, expected: Usage, own: Limit = Limit()) -> AsyncIterator[None]:
+        """The context in which a request may be on its way. For coroutines of the background loop.
+
+        Waits, first come, first served, until the limits have room for what the request may cost, or no other request
+        is on its way. Book what it has cost inside of the context, so that the next one sees it.
+
+        Args:
+            account (`str`): The account of the request.
+            expected ([`Usage`]): What it may cost.
+            own ([`Limit`], *optional*): The limit of `account`, besides the total.
+
+        Raises:
+            [`BudgetExceeded`], [`BudgetUnavailable`]: As [`Budget.stop_when_spent`].
+        """
+
+        async def stop_when_spent() -> None:
+            if self.path is None:
+                self.stop_when_spent(account, own)
+            else:
+                await asyncio.to_thread(self.stop_when_spent, account, own)  # waits for the disk
+
+        async with AsyncExitStack() as gates:
+            if own:
+                gate = self._gates.setdefault(account, _Gate())
+                await gate.enter(expected, own, stop_when_spent, lambda: self._last_known().get(account, Usage()))
+                gates.callback(gate.leave, expected)
+            if self.limit:
+                await self._gate_of_all.enter(expected, self.limit, stop_when_spent, self._last_known_total)
+                gates.callback(self._gate_of_all.leave, expected)
+            yield
+
+    def _last_known(self) -> dict[str, Usage]:
+        """The spending of each account, without looking into the file."""
+        with self._lock:
+            return _summed(self._book, self._unwritten)
+
+    def _last_known_total(self) -> Usage:
+        return sum(self._last_known().values(), Usage())
+
+    def _reset_gates(self) -> None:
+        """Begin with no request on its way. The gates are used on the background loop only."""
+        self._gate_of_all = _Gate()
+        self._gates: dict[str, _Gate] = {}  # by account
+
     def __str__(self) -> str:
         """`environment $1.2000 (34,567 tokens), reference $0.0100 (890 tokens)`; `nothing` where nothing was spent."""
-        spent = [f"{name} ${used.cost_usd:.4f} ({used.tokens:,} tokens)" for name, used in self.by_account().items()]
+        spent = [f"{name} ${used.cost_usd:.4f} ({_tokens_of(used)})" for name, used in self.by_account().items()]
         missing = f" (the book {self.path} is out of reach: {self._fault})" if self._fault is not None else ""
         return (", ".join(spent) or "nothing") + missing
 
@@ -206,6 +313,22 @@ class Budget(SharedFile):
         self._lock = threading.Lock()
         if self.path is not None:
             self._unwritten = []  # the parent writes its own entries
+        self._reset_gates()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = super()._open()
+        try:
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(spending)")}
+            if "estimated_tokens" not in columns:
+                connection.execute(_ADD_COLUMN)
+        except sqlite3.OperationalError as error:
+            if "duplicate column" not in str(error):  # another process has added it
+                connection.close()
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _write(self) -> None:
         assert self.path is not None
@@ -216,15 +339,17 @@ class Budget(SharedFile):
         if owed:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                entries = [(name, used.prompt_tokens, used.completion_tokens, used.cost_usd) for name, used in owed]
-                connection.executemany(_ADD, entries)
+                connection.executemany(_ADD, [_entry(account, usage) for account, usage in owed])
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        rows = connection.execute("SELECT * FROM spending").fetchall()
-        book = {str(name): Usage(int(read), int(written), float(usd)) for name, read, written, usd in rows}
+        rows = connection.execute(_SELECT).fetchall()
+        book = {
+            str(account): Usage(int(prompt), int(completion), float(cost_usd), int(estimated))
+            for account, prompt, completion, cost_usd, estimated in rows
+        }
         with self._lock:
             del self._unwritten[: len(owed)]
             expected = _summed(self._book, owed)
@@ -232,6 +357,16 @@ class Budget(SharedFile):
             self._book = expected if missing else book
         if missing:  # the file was emptied or replaced while in use
             raise ValueError("spending that was in it is gone")
+
+
+def _entry(account: str, usage: Usage) -> tuple[str, int, int, float, int]:
+    """A row of the book."""
+    return (account, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd, usage.estimated_tokens)
+
+
+def _tokens_of(usage: Usage) -> str:
+    estimated = f", {usage.estimated_tokens:,} of them estimated" if usage.estimated_tokens else ""
+    return f"{usage.tokens:,} tokens{estimated}"
 
 
 def _summed(book: Mapping[str, Usage], more: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:

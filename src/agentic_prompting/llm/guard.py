@@ -18,11 +18,12 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .masking import mask_secrets
+from .threads import DaemonThreads
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -237,10 +238,10 @@ async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @functools.cache
-def _threads(process: int, depth: int) -> ThreadPoolExecutor:
+def _threads(process: int, depth: int) -> DaemonThreads:
     """The threads of plain functions: not the event loop's, which its calls need for disks and names, and for each
     depth others: a function may wait for a call that runs one of the user's functions again."""
-    return ThreadPoolExecutor(_THREADS, f"agentic-prompting-{depth}")
+    return DaemonThreads(_THREADS, f"agentic-prompting-{depth}")
 
 
 def _itself(value: T) -> T:

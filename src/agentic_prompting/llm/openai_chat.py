@@ -1,8 +1,8 @@
 """[`OpenAIChat`]: a client for any endpoint with OpenAI's chat format - OpenAI, vLLM, SGLang, Ollama, a router.
 
-This file has the settings, the counts and the steps of a call: check the cache, acquire a slot, check the budget, send
-the request, charge the budget, record and return the reply. HTTP is in `openai_http.py`. A call may come from any
-thread and any event loop; it runs on the background loop of `loop.py`.
+This file has the settings, the counts and the steps of a call: check the cache, acquire a slot, send the request,
+record and return the reply. HTTP and retries are in `openai_http.py`, the budget of each attempt in `account.py`. A
+call may come from any thread and any event loop; it runs on the background loop of `loop.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from .account import SpendingAccount
 from .budget import Budget, Limit, Price, find_price
 from .cache import ReplayCache
 from .chats import with_system
@@ -72,9 +73,11 @@ class OpenAIChat:
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
         patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in total while the endpoint is
             down. This wait uses up no retries.
-        budget_usd (`float`, *optional*): Once this client has spent this much, no new call is sent; calls in flight
-            finish. A trainer counts all processes of a job and its restarts together ([`OpenAIChat.charge_to`]);
-            otherwise each process counts for itself. Calls to an endpoint that reports no usage count as free.
+        budget_usd (`float`, *optional*): Once this client has spent this much, no new request is sent, retries
+            included; requests in flight finish. A request is sent when the budget has room for it besides those in
+            flight, so that the budget is exceeded by no more than these. A trainer counts all processes of a job and
+            its restarts together ([`OpenAIChat.charge_to`]); otherwise each process counts for itself. Where the
+            endpoint does not report the tokens of a reply, they are estimated, with one warning.
         budget_tokens (`int`, *optional*): The same in prompt and completion tokens.
         price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens. Defaults to the
             table in `budget.py`, which you should check. A model that is not in it costs 0; its tokens are counted.
@@ -87,8 +90,7 @@ class OpenAIChat:
         `ValueError`: A setting is invalid, or `budget_usd` is the only limit and the price is not known.
     """
 
-    _budget: Budget
-    _account: str
+    _account: SpendingAccount
     _answered_at: float | None  # time of the endpoint's last text
 
     def __init__(
@@ -166,10 +168,12 @@ class OpenAIChat:
         """
         self._check_price(budget.limit)
         with self._lock:
-            if budget is self._budget:
+            former = self._account.budget
+            if budget is former:
                 return
-            before = self._budget.spent(self._account) if self._budget.path is None else Usage()
-            self._budget, self._account = budget, account
+            before = former.spent(self._account.name) if former.path is None else Usage()
+            self._account.budget = budget
+            self._account.name = account
         budget.add(account, before)
 
     def check(self) -> None:
@@ -225,7 +229,7 @@ class OpenAIChat:
             closing = start(self._shut_down())
             if not on_background_thread():
                 wait([closing], _CLOSE_SECONDS)
-                self._budget.settle(at_once=True)
+                self._account.budget.settle(at_once=True)
 
     def __enter__(self) -> Self:
         return self
@@ -263,7 +267,7 @@ class OpenAIChat:
         self._lock = threading.Lock()
         self._stats = ChatStats()
         self._answered_at = None
-        self._budget, self._account = Budget(), self.model  # in memory, without a limit, until `charge_to`
+        self._account = SpendingAccount(self.model, self.limit, self.price)
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()
@@ -320,13 +324,11 @@ class OpenAIChat:
         async with self._slots:
             if self._closed:
                 raise Closed("the client is closed")
-            await self._in_thread(self._budget.stop_when_spent, self._account, self.limit)
             http = self._http or self._connect()
-            try:
-                reply = await http.ask(call)
-            finally:
-                self._budget.note(self._account, call.usage)
-            await self._in_thread(self._keep, call, reply)
+            reply = await http.ask(call)
+            if self.cache is None and self._account.budget.path is None:
+                return reply
+            await asyncio.to_thread(self._keep, call, reply)  # on the loop it would block every call of every client
             return reply
 
     def _connect(self) -> Http:
@@ -338,17 +340,10 @@ class OpenAIChat:
                 "no key: set OPENAI_API_KEY or pass api_key= (a literal key is not carried into other processes), "
                 "or base_url= for a server of your own"
             )
-        self._http = Http(self, key or "none")
+        self._http = Http(self, key or "none", self._account)
         background_loop(self)  # which closes the connections before it ends
         weakref.finalize(self, _let_go, self._http, os.getpid()).atexit = False
         return self._http
-
-    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
-        """Run disk access in a thread: on the loop it would block every call of every client."""
-        if self.cache is None and self._budget.path is None:
-            function(*args)  # no disk access
-        else:
-            await asyncio.to_thread(function, *args)
 
     def _keep(self, call: Call, reply: Reply) -> None:
         """Record the reply and write its cost."""
@@ -357,7 +352,7 @@ class OpenAIChat:
                 self.cache.put(call.key, replace(reply, usage=call.usage))
             except Exception:  # the reply has arrived and is paid for: return it all the same
                 logger.exception("a reply could not be recorded in %r", self.cache)
-        self._budget.settle()
+        self._account.budget.settle()
 
     def _ended(self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None) -> Reply:
         """The reply for the caller: with usage and seconds, counted, its error without secrets and tracebacks."""

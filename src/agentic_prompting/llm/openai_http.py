@@ -14,13 +14,14 @@ import asyncio
 import email.utils
 import io
 import json
+import math
 import os
 import random
 import re
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -28,20 +29,13 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
+from .account import SpendingAccount
+from .endpoint_errors import error_from_status
 from .guard import describe
 from .spans import carrier
-from .types import (
-    BadReply,
-    BadRequest,
-    LLMError,
-    Misconfigured,
-    RateLimited,
-    Reply,
-    ServerFailed,
-    TimedOut,
-    Unreachable,
-)
-from .wire import Call, Endpoint, read_completion, said_by, shown_url
+from .types import BadReply, BadRequest, LLMError, Misconfigured, Reply, TimedOut, Unreachable
+from .usage import estimate_prompt_tokens
+from .wire import Call, Completion, Endpoint, read_completion, shown_url
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 3.0  # of a connection: shorter than servers', because a request on one that they close is lost
@@ -144,10 +138,13 @@ class Http:
     Args:
         chat ([`Endpoint`]): The client. Its settings are copied, because a reference to it would keep it alive.
         key (`str`): The API key.
+        account ([`SpendingAccount`]): Admits requests and books what they cost.
     """
 
-    def __init__(self, chat: Endpoint, key: str):
-        self.model, self.price, self.breaker = chat.model, chat.price, Breaker()
+    def __init__(self, chat: Endpoint, key: str, account: SpendingAccount):
+        self.model = chat.model
+        self.account = account
+        self.breaker = Breaker()
         url = urlsplit(chat.base_url)
         self._url = url._replace(path=url.path.rstrip("/") + "/chat/completions").geturl()
         names = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
@@ -176,10 +173,10 @@ class Http:
     async def ask(self, call: Call) -> Reply:
         """Send a call, with retries. An error is in the reply, its secrets not yet removed."""
         # In the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
-        body = {"model": self.model, "messages": call.messages, **call.sampling}
-        body |= body.pop("extra_body", None) or {}
+        request = {"model": self.model, "messages": call.messages, **call.sampling}
+        request |= request.pop("extra_body", None) or {}
         while True:
-            reply, wait = await self._attempt(body, call)
+            reply, wait = await self._attempt(request, call)
             if wait is None or call.attempts > call.max_retries:
                 return reply
             await asyncio.sleep(wait)
@@ -187,45 +184,75 @@ class Http:
     async def close(self) -> None:
         await self.client.close()
 
-    async def _attempt(self, body: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
+    async def _attempt(self, request: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
         """One attempt: its reply, and the seconds to wait before a retry; `None` if a retry cannot help."""
         began = time.monotonic()
-        if self._renames_limit and "max_tokens" in body:
-            body["max_completion_tokens"] = body.pop("max_tokens")
+        if self._renames_limit and "max_tokens" in request:
+            request["max_completion_tokens"] = request.pop("max_tokens")
         try:
             async with self.breaker.attempt(call.patience) as probing:
                 call.patience = max(0.0, call.patience - (time.monotonic() - began))
-                await self._wait_for_turn()
-                call.attempts += 1
-                answer = await self._post(body, call.timeout)
-                dead = isinstance(answer, TimedOut | Unreachable)
-                dead = dead or (isinstance(answer, _Answer) and answer.status >= 500)
-                # With few calls in flight, too few fail to open the breaker: before a call's last retry, a refused
-                # connection opens it, if the endpoint has not answered any call meanwhile.
-                refused = isinstance(getattr(answer, "__cause__", None), aiohttp.ClientConnectorError)
-                last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
-                self.breaker.dead(probing, certainly=refused and last) if dead else self.breaker.alive()
-                call.max_retries += refused and probing  # a probe serves all calls, so it costs no retry
-        except LLMError as error:  # down for longer than the call's patience, or a request that cannot be sent
+                async with self.account.admitted(request):
+                    await self._wait_for_turn()
+                    call.attempts += 1
+                    answer = await self._post(request, call.timeout)
+                    reply = self._read(answer, request, call)
+                self._report_to_breaker(answer, reply, call, probing)
+        except LLMError as error:  # the budget is spent, the endpoint is down for too long, or nothing could be sent
             return Reply(error=error), None
+        return reply, self._wait_before_retry(answer, reply, request, call)
+
+    def _read(self, answer: _Answer | LLMError, request: dict[str, Any], call: Call) -> Reply:
+        """The reply in an answer, whose cost is booked."""
         if isinstance(answer, LLMError):
-            return Reply(error=answer), _backoff(call.attempts)
-        if answer.status == 400 and "max_tokens" in body and b"max_completion_tokens" in answer.body:
+            return Reply(error=answer)
+        if not 200 <= answer.status < 300:
+            return Reply(error=_error_of(answer, self.model))
+        if answer.cut:
+            problem = BadReply(f"the endpoint's answer has more than {_MOST_BYTES >> 20} MiB")
+            completion = Completion(Reply(error=problem, finish_reason="length"))
+        else:
+            messages = request["messages"]
+            completion = read_completion(answer.body, self.model, lambda: estimate_prompt_tokens(messages))
+        call.usage += self.account.book(request, completion)
+        return completion.reply
+
+    def _report_to_breaker(self, answer: _Answer | LLMError, reply: Reply, call: Call, probing: bool) -> None:
+        """Tell the breaker whether the endpoint is alive."""
+        status = reply.error.status if reply.error is not None else None
+        is_dead = isinstance(answer, TimedOut | Unreachable) or (status is not None and status >= 500)
+        if not is_dead:
+            self.breaker.alive()
+            return
+        # With few calls in flight, too few fail to open the breaker: before a call's last retry, a refused connection
+        # opens it, if the endpoint has not answered any call meanwhile.
+        is_refused = isinstance(getattr(answer, "__cause__", None), aiohttp.ClientConnectorError)
+        is_last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
+        self.breaker.dead(probing, certainly=is_refused and is_last)
+        call.max_retries += is_refused and probing  # a probe serves all calls, so it costs no retry
+
+    def _wait_before_retry(
+        self, answer: _Answer | LLMError, reply: Reply, request: dict[str, Any], call: Call
+    ) -> float | None:
+        """Seconds to wait before a retry; `None` if a retry cannot help."""
+        error = reply.error
+        if error is None:
+            return None
+        if isinstance(answer, LLMError):  # no answer arrived
+            return _backoff(call.attempts)
+        if error.status == 400 and "max_tokens" in request and b"max_completion_tokens" in answer.body:
             self._renames_limit = True  # OpenAI's reasoning models: the same limit by another name
             call.max_retries += 1
-            return Reply(error=_from_status(answer, self.model)), 0.0
-        if not 200 <= answer.status < 300:
-            passes = answer.status in (408, 409, 429) or answer.status >= 500
-            final = not passes or b"insufficient_quota" in answer.body  # waiting does not fill an account
-            return Reply(error=_from_status(answer, self.model)), None if final else _wait(call.attempts, answer)
-        if answer.cut:
-            return Reply(error=BadReply(f"the endpoint's answer has more than {_MOST_BYTES >> 20} MiB")), None
-        reply = read_completion(answer.body, self.price)
-        call.usage += reply.usage
-        # A retry may get a usable body. It does not help after a refusal, which is an answer, nor if the reply used up
-        # its tokens before the first word of text (a reasoning model with a small `max_tokens`).
-        passes = isinstance(reply.error, BadReply) and reply.finish_reason != "length"
-        return reply, _backoff(call.attempts) if passes else None
+            return 0.0
+        if error.status is None:
+            # A retry may get a usable body. It does not help after a refusal, which is an answer, nor if the reply used
+            # up its tokens before the first word of text (a reasoning model with a small `max_tokens`).
+            may_pass = isinstance(error, BadReply) and reply.finish_reason != "length"
+            return _backoff(call.attempts) if may_pass else None
+        may_pass = error.status in (408, 409, 429) or error.status >= 500
+        if error.fatal or not may_pass:  # waiting does not fill an account
+            return None
+        return _wait(call.attempts, answer.headers, error.status)
 
     async def _post(self, body: dict[str, Any], timeout: float) -> _Answer | LLMError:
         """The answer, whatever its status, or the error; raises [`BadRequest`] for a request that cannot be sent."""
@@ -297,53 +324,42 @@ def _backoff(attempts: int) -> float:
     return min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.0)
 
 
-def _wait(attempts: int, answer: _Answer) -> float:
-    """Seconds before the next attempt: the server's `Retry-After`, two minutes at most, or else the backoff, which is
+def _wait(attempts: int, headers: Mapping[str, str], status: int) -> float:
+    """Seconds before the next attempt: what the server asks for, two minutes at most, or else the backoff, which is
     longer after a 429.
 
     `x-should-retry` is ignored, because `max_retries` is a promise to the user.
     """
-    asked, headers = 0.0, answer.headers
-    try:
-        asked = (
-            float(headers["retry-after-ms"]) / 1000 if "retry-after-ms" in headers else float(headers["retry-after"])
-        )
-    except (KeyError, ValueError):
-        if date := email.utils.parsedate_tz(headers.get("retry-after", "")):
-            asked = email.utils.mktime_tz(date) - time.time()
-    if asked > 0:
-        return min(asked, _LONGEST_ASKED)
-    return _backoff(attempts) * (_RATE_LIMITED if answer.status == 429 else 1)
+    requested = _retry_after(headers)
+    if requested > 0:
+        return min(requested, _LONGEST_ASKED)
+    return _backoff(attempts) * (_RATE_LIMITED if status == 429 else 1)
 
 
-def _from_status(answer: _Answer, model: str) -> LLMError:
-    """The [`LLMError`] of an HTTP status, with what the user can do about it."""
-    status = answer.status
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a server asks to wait; 0 if it asks for none in a form that can be read."""
+    for name, per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            seconds = float(headers.get(name, "")) / per_second
+        except ValueError:
+            continue
+        if seconds > 0 and math.isfinite(seconds):
+            return seconds
     try:
-        said = said_by(json.loads(answer.body))
+        date = email.utils.parsedate_tz(headers.get("retry-after", ""))
+        return email.utils.mktime_tz(date) - time.time() if date else 0.0
+    except (ValueError, OverflowError):  # a date outside of the calendar
+        return 0.0
+
+
+def _error_of(answer: _Answer, model: str) -> LLMError:
+    """The error of an answer whose status is no success."""
+    if answer.status < 400:
+        target = shown_url(answer.headers.get("location", "")) or "another address"
+        hint = "which is not followed: if you want that server, set base_url= to it"
+        return Misconfigured(f"the endpoint redirects to {target}, {hint}", status=answer.status)
+    try:
+        body = json.loads(answer.body)
     except (ValueError, RecursionError):
-        said = said_by(answer.body.decode("utf-8", "replace"))
-    if status < 400:
-        to = shown_url(answer.headers.get("location", "")) or "another address"
-        what = f"the endpoint redirects to {to}, which is not followed: if you want that server, set base_url= to it"
-        return Misconfigured(what, status=status)
-    meanings: dict[int, tuple[type[LLMError], str]] = {
-        # Without the server's own message, which may quote the key.
-        401: (Misconfigured, "the key was rejected: set OPENAI_API_KEY or pass api_key="),
-        402: (Misconfigured, f"the account is out of credit: {said}"),
-        403: (
-            Misconfigured,
-            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or pass api_key= ({said})",
-        ),
-        404: (
-            Misconfigured,
-            f"unknown model {model!r} or wrong path: check model= and that base_url= is right ({said})",
-        ),
-        408: (TimedOut, f"the endpoint gave up waiting: {said}"),
-        429: (RateLimited, f"too many requests, lower max_concurrency or requests_per_minute: {said}"),
-    }
-    failed = ServerFailed, f"the endpoint failed: {said}"
-    rejected = BadRequest, f"the endpoint rejected the request: {said}"
-    unpaid = status == 429 and b"insufficient_quota" in answer.body
-    kind, what = meanings.get(402 if unpaid else status) or (failed if status >= 500 else rejected)
-    return kind(what, status=status)
+        body = answer.body.decode("utf-8", "replace")
+    return error_from_status(answer.status, body, model)

@@ -7,7 +7,7 @@ exceptions too, so that code which has to stop can `raise reply.error`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
@@ -37,6 +37,29 @@ class LLMError(Exception):
     def kind(self) -> str:
         """The class name, the short label that logs and metrics use."""
         return type(self).__name__
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; [`LLMError.from_json`] gives an equal error back, without its traceback."""
+        own_kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)  # for a user's subclass
+        return {
+            "kind": own_kind.__name__,
+            "what": self.what,
+            "where": self.where,
+            "attempts": self.attempts,
+            "status": self.status,
+        }
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> LLMError:
+        """The inverse of [`LLMError.to_json`].
+
+        Raises:
+            `KeyError`, `TypeError`, `ValueError`: It is no saved error.
+        """
+        kind = globals()[saved["kind"]]
+        if not (isinstance(kind, type) and issubclass(kind, LLMError)):
+            raise ValueError(f"{saved['kind']!r} is no error of a large LLM")
+        return kind(saved["what"], saved["where"], saved["attempts"], saved["status"])
 
     def __str__(self) -> str:
         details = [self.where] if self.where else []
@@ -110,11 +133,14 @@ class Usage:
         prompt_tokens (`int`, *optional*, defaults to `0`): Tokens read.
         completion_tokens (`int`, *optional*, defaults to `0`): Tokens written.
         cost_usd (`float`, *optional*, defaults to `0.0`): US dollars; 0 where the price is not known.
+        estimated_tokens (`int`, *optional*, defaults to `0`): How many of these tokens are an estimate, because the
+            endpoint did not report them.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
+    estimated_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -125,6 +151,7 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cost_usd + other.cost_usd,
+            self.estimated_tokens + other.estimated_tokens,
         )
 
 

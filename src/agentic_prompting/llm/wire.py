@@ -10,6 +10,7 @@ import ipaddress
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from urllib.parse import unquote, urlsplit
 
 from .budget import Price
 from .cache import CacheKey
+from .endpoint_errors import error_from_body, error_from_choice, is_filtered
 from .masking import mask_secrets
-from .types import BadReply, Message, Refused, Reply, Usage
+from .types import BadReply, LLMError, Message, Refused, Reply, Usage
+from .usage import TokenCounts, read_token_counts
 
 _KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
 # Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
@@ -27,7 +30,6 @@ _STEERING = re.compile(
 )
 _LONGEST_QUOTE = 300
 _LONGEST_REASON = 40
-_MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is invalid and would spoil every sum
 _LONGEST_READ = 5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
 
 
@@ -36,7 +38,6 @@ class Endpoint(Protocol):
 
     model: str
     base_url: str
-    price: Price | None
     requests_per_minute: float | None
 
 
@@ -55,72 +56,107 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
 
 
-def read_completion(body: bytes, price: Price | None = None) -> Reply:
-    """The reply in the body of a chat completion.
+@dataclass(frozen=True)
+class Completion:
+    """The contents of the body of a chat completion.
+
+    Args:
+        reply ([`Reply`]): With a text or an error; its usage is not set.
+        counts ([`TokenCounts`]): The tokens that the endpoint reported.
+        text (`str`, *optional*, defaults to `""`): The text of the message, also of one that is no usable reply.
+        is_billed (`bool`, *optional*, defaults to `True`): Whether the endpoint may charge for it. `False` for an error
+            and for a page that is no completion.
+    """
+
+    reply: Reply
+    counts: TokenCounts = TokenCounts()
+    text: str = ""
+    is_billed: bool = True
+
+
+def read_completion(body: bytes, model: str = "", estimate_prompt: Callable[[], int] = lambda: 0) -> Completion:
+    """The contents of the body of a chat completion.
 
     Args:
         body (`bytes`): The body of a 2xx response.
-        price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens.
+        model (`str`, *optional*): The model's name, for error messages.
+        estimate_prompt (`Callable[[], int]`, *optional*): As in [`read_token_counts`].
 
     Returns:
-        [`Reply`]: With a text, or with a [`BadReply`] or [`Refused`]; always with the usage, because an unusable answer
-        is paid for too.
+        [`Completion`]: Its reply has a text or an error: [`BadReply`], [`Refused`], or the error that the body reports.
+            The token counts are read in either case, because an unusable answer is paid for too.
     """
-    usage, reason = Usage(), "error"
-
-    def bad(what: str) -> Reply:
-        return Reply(error=BadReply(what), finish_reason=reason, usage=usage)
-
-    start = repr(body[:_LONGEST_READ].decode("utf-8", "replace"))
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
-        return bad(f"the endpoint's answer is not JSON: {start}")
+        problem = BadReply(f"the endpoint's answer is not JSON: {_shown(body)}")
+        return Completion(_failed(problem), is_billed=body.lstrip().startswith(b"{"))  # a completion that was cut
     if not isinstance(data, dict):
-        return bad(f"the endpoint's answer is not a chat completion: {start}")
-    counts = data.get("usage")
-    usage = priced(_count(counts, "prompt_tokens"), _count(counts, "completion_tokens"), price)
-    if data.get("error"):  # routers report the failure of the model behind them this way, with status 200
-        return bad(f"the endpoint answered with an error: {said_by(data)}")
+        problem = BadReply(f"the endpoint's answer is not a chat completion: {_shown(body)}")
+        return Completion(_failed(problem), is_billed=False)
+
+    counts = read_token_counts(data, estimate_prompt)
+    error = error_from_body(data, model)
+    if error is not None:
+        return Completion(_failed(error), counts, is_billed=False)
     try:
         choice = data["choices"][0]
-        message, reason = choice["message"], str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
-        text, refusal = message.get("content"), message.get("refusal")
+        message = choice["message"]
+        finish_reason = str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
+        text = _text_of(message.get("content"))
+        refusal = message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
-        return bad("the endpoint's answer has no choices")
-    if refusal or reason == "content_filter":
-        why = f"the model declined: {refusal}" if refusal else "a content filter stopped the reply"
-        return Reply(error=Refused(why), finish_reason=reason, usage=usage)
-    if isinstance(text, list):  # some servers send a reply as a list of parts, which may include thoughts
-        kinds = ("text", "output_text")
-        parts = [part.get("text") for part in text if isinstance(part, dict) and part.get("type") in kinds]
-        text = "".join(part for part in parts if isinstance(part, str))
-    if isinstance(text, str) and text.strip():
-        # A reply cut inside an emoji can hold half a surrogate pair, which tokenizers and SQLite reject.
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return Reply(text=text, finish_reason=reason, usage=usage)
-    if reason == "length":
-        return bad("the token limit was reached before any text: raise max_tokens (reasoning counts against it)")
-    return bad(f"the endpoint's answer has no text (finish_reason {reason!r})")
+        problem = BadReply("the endpoint's answer has no choices")
+        return Completion(_failed(problem), counts, is_billed="choices" in data)
+
+    error = _error_of_choice(choice, finish_reason, text, refusal, model)
+    if error is not None:
+        return Completion(_failed(error, finish_reason), counts, text)
+    return Completion(Reply(text=text, finish_reason=finish_reason), counts, text)
 
 
-def _count(counts: Any, name: str) -> int:
-    value = counts.get(name) if isinstance(counts, dict) else 0
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+def _error_of_choice(
+    choice: dict[str, Any], finish_reason: str, text: str, refusal: Any, model: str
+) -> LLMError | None:
+    """The reason why a choice is no reply; `None` if it is one."""
+    if refusal:
+        return Refused(f"the model declined: {refusal}")
+    if is_filtered(finish_reason):
+        return Refused("a content filter stopped the reply")
+    error = error_from_choice(choice, finish_reason, model)
+    if error is not None:
+        return error
+    if text.strip():
+        return None
+    if finish_reason == "length":
+        hint = "raise max_tokens (reasoning counts against it)"
+        return BadReply(f"the token limit was reached before any text: {hint}")
+    return BadReply(f"the endpoint's answer has no text (finish_reason {finish_reason!r})")
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content. Some servers send a list of parts, which may include thoughts."""
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
+        content = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+    if not isinstance(content, str):
+        return ""
+    # A reply cut inside an emoji can hold half a surrogate pair, which tokenizers and SQLite reject.
+    return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _failed(error: LLMError, finish_reason: str = "error") -> Reply:
+    return Reply(error=error, finish_reason=finish_reason)
+
+
+def _shown(body: bytes) -> str:
+    return repr(body[:_LONGEST_READ].decode("utf-8", "replace"))
 
 
 def priced(read: int, written: int, price: Price | None) -> Usage:
     """The usage of a call: tokens read and written, and their cost by US dollars per million; 0 without a price."""
     per_read, per_written = price or (0.0, 0.0)
     return Usage(read, written, (read * per_read + written * per_written) / 1e6)
-
-
-def said_by(body: Any) -> str:
-    """The error message in a decoded response body, in whichever field a server puts it. It may contain secrets."""
-    if isinstance(body, dict):
-        inner = body.get("error") or body.get("message") or body.get("detail") or body
-        body = inner.get("message", inner) if isinstance(inner, dict) else inner
-    return str(body)[:_LONGEST_READ] if body else ""
 
 
 def clean(text: str, *secrets: str | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from ..llm import Budget, LLMError, ServerFailed
 from ..llm.budget import charge_models_of
 from ..llm.guard import call_guarded, failure_of, place_of
 from .grammar import Grammar
-from .types import Observation, Rollout
+from .types import Limits, Observation, Rollout
+from .waiting import wait_for
 
 RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
 
@@ -32,6 +34,8 @@ class Environment:
         prompt_template (`str`, *optional*): The agent's user message, with `{question}` and the grammar's tag names.
             `None`: a text made of the class's name and the first paragraph of its docstring.
         chat_template_kwargs (`Mapping`): Arguments for the chat template, such as `tools`.
+        step_timeout (`float`, *optional*): Seconds that one `step` or `reset` may take; the rollout then fails. `None`:
+            the run's `step_timeout`. `math.inf`: no limit, for calls that have limits of their own.
         play_episode (`Callable`, *optional*): An environment that plays whole episodes has this method, `async`, with
             the arguments `(rollout, policy, chat_format, limits)`; `step` is then never called.
 
@@ -49,6 +53,7 @@ class Environment:
     grammar: Grammar | None = None
     prompt_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = {}
+    step_timeout: float | None = None
     play_episode: Callable[..., Awaitable[Rollout]] | None = None
 
     def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None:
@@ -233,6 +238,7 @@ def as_environment(thing: Any) -> Environment | None:
 
     Raises:
         `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
+        `ValueError`: Its `step_timeout` is not above 0.
     """
     if thing is None or isinstance(thing, Environments):
         return thing
@@ -253,12 +259,41 @@ def as_environment(thing: Any) -> Environment | None:
         raise TypeError(f"environment {name} must take one argument, the rollout: {error}") from None
     except ValueError:  # a function written in C may have no signature
         pass
+    limit = getattr(thing, "step_timeout", None)
+    if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+        raise ValueError(f"step_timeout of the environment {name} must be seconds above 0 or None, got {limit!r}")
     if isinstance(thing, Environment):
         return thing
     return _Function(thing) if step is thing else _Object(thing)
 
 
-async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+async def call_environment(
+    environment: Environment, method: Callable[[Any], Any], argument: Any, step_timeout: float | None
+) -> Any:
+    """What a method of an environment returns, within the time limit.
+
+    Args:
+        environment ([`Environment`]): Its own `step_timeout` takes precedence.
+        method (`Callable`): Its `step` or `reset`.
+        argument (`Any`): The method's argument.
+        step_timeout (`float`, *optional*): The limit in seconds.
+
+    Raises:
+        [`TimedOut`]: The method did not return in time.
+        `Exception`: Whatever the method raises.
+    """
+    limit = getattr(environment, "step_timeout", None)
+    if limit is None:
+        limit = step_timeout
+    call = call_guarded(method, argument)
+    if limit == math.inf:
+        return await call
+    return await wait_for(call, f"the environment {place_of(method)}", limit)
+
+
+async def reset_rows(
+    environment: Environment | None, rows: Sequence[dict[str, Any]], limits: Limits = Limits()
+) -> list[dict[str, Any]]:
     """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
 
     If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
@@ -266,7 +301,7 @@ async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, A
     """
     if environment is None or not environment.has_reset:
         return list(rows)
-    return same_columns(await asyncio.gather(*(_reset(environment, row) for row in rows)))
+    return same_columns(await asyncio.gather(*(_reset(environment, row, limits) for row in rows)))
 
 
 def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -275,9 +310,13 @@ def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**columns, **row} for row in rows]
 
 
-async def _reset(environment: Environment, row: dict[str, Any]) -> dict[str, Any]:
+async def _reset(environment: Environment, row: dict[str, Any], limits: Limits) -> dict[str, Any]:
     try:
-        begun = await call_guarded(environment.reset, row)
+        if isinstance(environment, Environments):
+            environment = environment.of(row)
+        if not environment.has_reset:
+            return row
+        begun = await call_environment(environment, environment.reset, row, limits.of(row).step_timeout)
         if not isinstance(begun, Mapping):
             wrong = type(begun).__name__
             raise ServerFailed(f"{place_of(environment.reset)} must return the row of the episode, a dict, not {wrong}")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from ..llm import LLMError, Message, ServerFailed, spans
-from ..llm.guard import call_guarded, failure_of, place_of
+from ..llm.guard import failure_of, place_of
 from .chat_format import TextFormat
-from .environment import RESET_ERROR, Environment, Environments
+from .environment import RESET_ERROR, Environment, Environments, call_environment
 from .types import Limits, Observation, Policy, Rollout, Sample, SampleRequest, turn_seed
+from .waiting import wait_for
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ async def _play(
             return rollout.finish("malformed" if sample.finished else "truncated")
         if len(rollout.turns) >= limits.max_turns:
             return rollout.finish("out_of_turns")  # without a further turn a reply would be paid for in vain
-        observation = await observe(environment, rollout)
+        observation = await observe(environment, rollout, limits.step_timeout)
         if observation is None:
             return rollout.finish("out_of_turns")
         if observation.error is not None:
@@ -121,10 +122,18 @@ async def sample_turn(policy: Policy, request: SampleRequest, number: int, chat_
         return sample
 
 
-async def observe(environment: Environment | None, rollout: Rollout) -> Observation | None:
+async def observe(
+    environment: Environment | None, rollout: Rollout, step_timeout: float | None = None
+) -> Observation | None:
     """The environment's observation after the rollout's last turn; `None` if the episode is over. Never raises.
 
     A plain `def step` runs in a thread, so that it may block. A `str` is an observation of that text.
+
+    Args:
+        environment ([`Environment`], *optional*): Answers the turn.
+        rollout ([`Rollout`]): The rollout.
+        step_timeout (`float`, *optional*): Seconds that the step may take, unless the environment has a limit of its
+            own.
     """
     if environment is None:
         return None
@@ -132,12 +141,19 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         environment = environment.of(rollout.row)
     # An environment that only forwards the step to another one is private, and has no span.
     name = getattr(getattr(environment, "described_by", None), "__name__", "_")
-    work, asked = _observe(environment, rollout), rollout.turns[-1].request if rollout.turns else None
-    return await (work if name.startswith("_") else run_tool(name, asked or "", work))
+    work = _observe(environment, rollout, step_timeout)
+    if name.startswith("_"):
+        return await work
+    request = rollout.turns[-1].request if rollout.turns else None
+    return await _in_span(name, request or "", work)
 
 
-async def run_tool(name: str, arguments: str, work: Awaitable[T]) -> T:
-    """Await an observation, in a span if traces are on."""
+async def run_tool(name: str, arguments: str, work: Coroutine[Any, Any, T]) -> T:
+    """Await a tool's observation, in a span if traces are on. A tool that takes long is named in a warning."""
+    return await _in_span(name, arguments, wait_for(work, f"the environment's tool {name}"))
+
+
+async def _in_span(name: str, arguments: str, work: Awaitable[T]) -> T:
     if not spans.is_on():
         return await work
     with spans.span(f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}) as tool:
@@ -150,10 +166,10 @@ async def run_tool(name: str, arguments: str, work: Awaitable[T]) -> T:
         return observation
 
 
-async def _observe(environment: Environment, rollout: Rollout) -> Observation | None:
+async def _observe(environment: Environment, rollout: Rollout, step_timeout: float | None) -> Observation | None:
     started = time.perf_counter()
     try:
-        returned: Any = await call_guarded(environment.step, rollout)
+        returned: Any = await call_environment(environment, environment.step, rollout, step_timeout)
         if not (returned is None or isinstance(returned, str | Observation)):
             wrong = type(returned).__name__
             raise ServerFailed(f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}")

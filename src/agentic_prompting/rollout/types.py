@@ -6,6 +6,7 @@ A [`Rollout`] keeps token ids, mask and log-probabilities in step by constructio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -242,23 +243,28 @@ class Limits:
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn (Table 6).
         max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, observations included (Table 6).
         max_context (`int`, *optional*): Tokens of prompt and response together; the model's own limit.
+        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may take for one step or
+            reset; the rollout then fails. `None`: no limit.
         environments (`Mapping`, *optional*): With several environments, by name, the limits that differ:
             `{"shop": {"max_turns": 3}}`.
 
     Raises:
-        `ValueError`: If a limit is below 1, or an environment has one of an unknown name.
+        `ValueError`: If a limit is below 1, `step_timeout` is not above 0, or an environment has an unknown limit.
     """
 
     max_turns: int = 5
     max_turn_tokens: int = 1024
     max_tokens: int = 8192
     max_context: int | None = None
-    environments: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    step_timeout: float | None = 1800.0
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if name != "environments" and value is not None and value < 1:
+            if name not in ("environments", "step_timeout") and value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.step_timeout is not None and not 0 < self.step_timeout < math.inf:
+            raise ValueError(f"step_timeout must be above 0 seconds, or None for no limit, got {self.step_timeout}")
         known = [name for name in vars(self) if name != "environments"]
         for name, own in self.environments.items():
             if unknown := [limit for limit in own if limit not in known]:

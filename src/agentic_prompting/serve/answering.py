@@ -7,6 +7,7 @@ No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from ..rollout import (
     RESET_ERROR,
     AgentSpec,
     Environment,
+    Limits,
     Observation,
     Rollout,
     Sample,
@@ -104,14 +106,14 @@ class AgentAnswers:
         # Begin an episode, as in training.
         agent = self.agent
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
-        (row,) = await reset_rows(agent.environment, [row])
+        limits = agent.limits
+        (row,) = await reset_rows(agent.environment, [row], limits)
         reset_error = row.get(RESET_ERROR)
         if reset_error is not None:
             return Answer(error=reset_error)
 
         # Render its prompt. In a thread: a megabyte takes a second.
         prompt_ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])
-        limits = agent.limits
         if limits.max_context is not None and len(prompt_ids) >= limits.max_context:
             message = (
                 f"This model's maximum context length is {limits.max_context} tokens, and your messages result in "
@@ -130,7 +132,7 @@ class AgentAnswers:
 
         environment = agent.environment
         if environment is not None and environment.play_episode is None:
-            environment = _MeteredEnvironment(environment, self.max_cost_usd)
+            environment = _MeteredEnvironment(environment, self.max_cost_usd, limits)
         rollout = Rollout(prompt_ids, row=row, seed=seed)
         try:
             await play(rollout, policy, environment, agent.chat_format, limits)
@@ -201,12 +203,15 @@ class _MeteredEnvironment(Environment):
 
     environment: Environment
     limit: float | None
+    limits: Limits
+
+    step_timeout = math.inf  # the environment's step has the limit
 
     async def step(self, rollout: Rollout) -> Observation | None:
         error = over_limit(_cost(rollout), self.limit)
         if error is not None:
             return Observation(error=error)
-        return await observe(self.environment, rollout)
+        return await observe(self.environment, rollout, self.limits.step_timeout)
 
 
 @dataclass

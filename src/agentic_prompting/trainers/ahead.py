@@ -247,7 +247,8 @@ class Ahead:
         task = asyncio.current_task()
         self._asking.add(task)
         try:
-            return await observe(self.player.environment, rollout)
+            limits = self.player.limits.of(rollout.row)
+            return await observe(self.player.environment, rollout, limits.step_timeout)
         finally:
             self._asking.discard(task)
 

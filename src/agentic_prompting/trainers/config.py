@@ -27,6 +27,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
         max_context (`int`, *optional*): Tokens of prompt and response together. The limit of the model or its server
             holds if it is lower.
+        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may take for one step or
+            one reset; the rollout then counts as failed. A warning names a method that takes longer than half a minute.
+            `None`: no limit. An [`Environment`] may have its own `step_timeout`; a large LLM behind an [`OpenAIChat`]
+            has the time limits of that client instead.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
@@ -57,7 +61,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is left out. By default each row is used
             once an epoch.
         environment_limits (`dict`, *optional*): With several environments, their own values of `max_turns`,
-            `max_turn_tokens` and `max_tokens` (the completion's): `{"shop": {"max_turns": 3}}`.
+            `max_turn_tokens`, `max_tokens` (the completion's) and `step_timeout`: `{"shop": {"max_turns": 3}}`.
         traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps, rollouts, turns, tools and
             calls of large LLMs to the back end that its environment variables name; see [`start_traces`]. Needs the
             extra `otel`.
@@ -78,6 +82,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     max_turns: int = setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = setting(1024, "Tokens of one turn.")
     max_context: int | None = setting(None, "Tokens of prompt and response together.")
+    step_timeout: float | None = setting(1800.0, "Seconds for one step or reset of the environment.")
     stop_at_tags: bool = setting(True, "End a turn right after a closing request or answer tag.")
     max_failed_share: float = setting(0.5, "Stop when more than this share of recent rollouts failed.")
     failure_window: int = setting(3, "Batches that max_failed_share looks at.")
@@ -88,7 +93,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     async_lead: float = setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
     max_staleness: int | None = setting(None, "Updates between a group's start and its use at most.")
     environment_ratio: dict[str, float] | str | None = setting(None, "Several environments: the share of rows of each.")
-    environment_limits: dict[str, dict[str, int]] | str | None = setting(None, "Several environments: own limits.")
+    environment_limits: dict[str, dict[str, float]] | str | None = setting(None, "Several environments: own limits.")
     traces: bool = setting(False, "Send OpenTelemetry spans.")
     trace_content: bool = setting(False, "Put texts into the spans, too.")
     check_environment: bool = setting(True, "Ask the environment once before training.")
@@ -170,7 +175,9 @@ class MultiTurnGRPOConfig(GRPOConfig):
         """
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
         own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
-        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context, own)  # raises for 0
+        limits = Limits(  # raises for 0
+            self.max_turns, self.max_turn_tokens, whole, self.max_context, own, step_timeout=self.step_timeout
+        )
         return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 

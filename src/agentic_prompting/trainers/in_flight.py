@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..llm import Reply, Usage
+from ..llm import LLMError, Reply, Usage
 from ..records import RecordFile, atomic_write
 from ..rollout import AgentSpec, Environment, Limits, Observation, Rollout, Sample, SampleRequest
 from .config import MultiTurnGRPOConfig
@@ -53,6 +54,7 @@ class EpisodeLog(Environment):
     """
 
     described_by = None  # it forwards to the environment, whose call is the tool in traces
+    step_timeout = math.inf  # the environment's step has the limit
 
     def __init__(
         self,
@@ -262,13 +264,21 @@ def identity_of(
         "rollouts_per_row": rollouts_per_row,
         "generation_batch_size": args.generation_batch_size,
         "processes": args.world_size,
-        "limits": asdict(limits),
+        "limits": _limits_on_tokens(limits),
         "grammar": ", ".join(f"{type(one).__name__} {one}" for one in grammars),
         "sampling": dict(spec.sampling),
         "chat_template_kwargs": json.dumps(spec.chat_template_kwargs, sort_keys=True, default=str),
         "environment": ", ".join(one.described_by.__qualname__ for one in parts),
         "model": ", ".join(str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None),
     }
+
+
+def _limits_on_tokens(limits: Limits) -> dict[str, Any]:
+    """The limits without those on time, which may change between two starts of a run."""
+    saved = asdict(limits)
+    for own in (saved, *saved["environments"].values()):
+        own.pop("step_timeout", None)
+    return saved
 
 
 def policy_fingerprint(model: torch.nn.Module) -> int:
@@ -337,14 +347,25 @@ def _plain(observation: Observation | None) -> dict[str, Any]:
     """A reply as plain JSON; empty where the environment ended the episode."""
     if observation is None:
         return {}
-    paid = [asdict(reply) for reply in observation.replies if reply.error is None]
-    return {"text": observation.text, "seconds": observation.seconds, "replies": paid}
+    # Failed replies too: rewards and environments count them, and a resumed run must count the same.
+    replies = [_saved_reply(reply) for reply in observation.replies]
+    return {"text": observation.text, "seconds": observation.seconds, "replies": replies}
 
 
 def _observation(entry: Mapping[str, Any]) -> Observation | None:
     if "text" not in entry:
         return None
-    replies = tuple(
-        Reply(**{**reply, **{name: Usage(**reply[name]) for name in ("usage", "saved")}}) for reply in entry["replies"]
-    )
+    replies = tuple(_loaded_reply(saved) for saved in entry["replies"])
     return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]))
+
+
+def _saved_reply(reply: Reply) -> dict[str, Any]:
+    """A reply as plain JSON."""
+    error = None if reply.error is None else reply.error.to_json()
+    return {**asdict(replace(reply, error=None)), "error": error}
+
+
+def _loaded_reply(saved: Mapping[str, Any]) -> Reply:
+    error = None if saved["error"] is None else LLMError.from_json(saved["error"])
+    usage, saved_usage = Usage(**saved["usage"]), Usage(**saved["saved"])
+    return Reply(**{**saved, "error": error, "usage": usage, "saved": saved_usage})

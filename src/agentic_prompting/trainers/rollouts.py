@@ -296,7 +296,7 @@ class RolloutPlayer:
 
     def reset_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Let the environment start an episode for each row, and return the episodes' rows."""
-        return run(reset_rows(self.environment, rows))
+        return run(reset_rows(self.environment, rows, self.limits))
 
     def play(self, rollouts: Sequence[Rollout], description: str) -> None:
         """Play all rollouts concurrently to their ends, in place.

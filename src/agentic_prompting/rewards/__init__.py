@@ -1,5 +1,7 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
+from .answer_checks import check_answers
+from .answers import read_answer
 from .cost import CostReward
 from .judges import GroupJudge, RubricJudge
 from .math import math_equal, math_match, math_reward
@@ -31,6 +33,7 @@ __all__ = [
     "PromptR1Reward",
     "PromptR1Score",
     "RubricJudge",
+    "check_answers",
     "exact_match",
     "exact_match_reward",
     "integer_match",
@@ -42,6 +45,7 @@ __all__ = [
     "parse_integer",
     "prompt_r1_reward",
     "prompt_r1_score",
+    "read_answer",
     "read_verdict",
     "scorable",
     "search_reward",

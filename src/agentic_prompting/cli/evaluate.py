@@ -218,7 +218,6 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     first = copy(agent)
     text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
     first.spec = replace(agent.spec, system_prompt=text or None)
-    first.chat_format.trust(text)
     return {"first": first, "final": agent}
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import trl
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent, PromptR1Config, PromptR1Trainer
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -29,6 +30,8 @@ from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
     AgentSpec,
     ChatFormat,
+    Environment,
+    FreeText,
     Limits,
     Observation,
     Rollout,
@@ -37,6 +40,7 @@ from agentic_prompting.rollout import (
     play,
 )
 from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
+from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from support.tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -474,6 +478,105 @@ def test_an_outage_is_no_score_for_gepa():
     adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
     with pytest.raises(ServerFailed):
         adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
+
+
+class Named(Environment):
+    """Adds a column when an episode starts, and ends it at the first request."""
+
+    def reset(self, row):
+        return {**row, "episode": row["question"].upper()}
+
+    def step(self, rollout):
+        return None
+
+
+def test_gepas_rows_need_not_be_alike():
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    got = {}
+
+    async def reward(prompts, completions, rollout, **columns):
+        got.update(columns, prompts=prompts)
+        return [1.0] * len(completions)
+
+    rows = [{"question": "a"}, {"question": "b", "answers": ["x"], "rollout": 1, "prompts": 2, "completions": 3}]
+    adapter = AgentAdapter(Obedient(), reward)
+    assert adapter.evaluate(rows, {"system_prompt": "Say x"}, capture_traces=True).scores == [1.0, 1.0]
+    assert got["answers"] == [None, ["x"]] and [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_gepa_may_evaluate_nothing(traces):
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    adapter = AgentAdapter(Obedient(), lambda **columns: 1 / 0)
+    batch = adapter.evaluate([], {"system_prompt": "Say x"}, capture_traces=traces)
+    assert batch.outputs == batch.scores == [] and batch.trajectories == ([] if traces else None)
+    assert adapter.make_reflective_dataset({}, batch, ["system_prompt"]) == {"system_prompt": []}
+
+
+@pytest.mark.parametrize("candidate", ["go to Kenya", ""])
+@pytest.mark.parametrize("join", [False, True])
+def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    limits = Limits(max_turns=1, max_turn_tokens=2)
+    spec = AgentSpec(system_prompt="find the country", grammar=FreeText(), limits=limits, join_system_prompt=join)
+    tokenizer = world_tokenizer()
+    agent = PromptAgent(build_policy(tokenizer), tokenizer, Named(), spec)
+    rewarded = []
+
+    def reward(completions, **columns):
+        rewarded.append(columns)
+        return [0.0] * len(completions)
+
+    rules = [{"role": "system", "content": "the rules"}, {"role": "user", "content": "which country ?"}]
+    rows = [{"question": "which country ?"}, {"question": "which country ?", "prompt": rules}]
+    batch = AgentAdapter(agent, reward).evaluate(rows, {"system_prompt": candidate}, capture_traces=True)
+    expected = replace(spec, system_prompt=candidate)
+    assert [one.prompt_ids for one in batch.trajectories] == [
+        agent.chat_format.prompt_ids(expected.messages(row)) for row in rows
+    ]
+    assert rewarded[0]["episode"] == ["WHICH COUNTRY ?"] * 2, "the columns of a reset reach the reward"
+    assert agent.spec is spec
+
+
+def test_gepa_goes_on_after_an_outage_where_told_to():
+    """As the page says: GEPA ends with the error by default, and skips the iteration where it is told to."""
+    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
+
+    class FailsOnce(Obedient):
+        """Its second batch fails, which is the first minibatch."""
+
+        def __init__(self, batches):
+            self.batches = batches
+
+        def answer_all(self, rows, progress=True):
+            self.batches.append(len(rows))
+            self.error = ServerFailed("down") if len(self.batches) == 2 else None
+            return super().answer_all(rows, progress)
+
+    def improved(**options):
+        return gepa.optimize(
+            {"system_prompt": "Always say Lima"},
+            trainset=rows[:2],
+            valset=rows[2:],
+            adapter=AgentAdapter(FailsOnce([]), exact_match_reward),
+            reflection_lm=lambda prompt: "```\nAlways say Nairobi\n```",
+            reflection_minibatch_size=2,
+            max_metric_calls=12,
+            **options,
+        )
+
+    with pytest.raises(ServerFailed):
+        improved()
+    assert improved(raise_on_exception=False).best_candidate["system_prompt"] == "Always say Nairobi"
 
 
 # --- in a trainer ------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import random
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent, PromptR1Config, PromptR1Trainer
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -24,23 +23,25 @@ from agentic_prompting.interop import (
     UserSimulator,
     ask_tool,
 )
-from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
+from agentic_prompting.llm import (
+    Budget,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    Unreachable,
+    charge,
+)
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
-    AgentSpec,
     ChatFormat,
-    Environment,
-    FreeText,
     Limits,
-    Observation,
     Rollout,
     Sample,
     parse_turn,
     play,
 )
 from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
-from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from support.tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -369,214 +370,6 @@ def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
     ]
     whole = tokenizer.apply_chat_template(messages, tokenize=False, **environment.chat_template_kwargs)
     assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(rollout.context)] == rollout.context
-
-
-# --- DSPy --------------------------------------------------------------------------------------------------------
-
-
-class Agent:
-    """What a [`PromptAgent`] is to DSPy: it answers, or its environment fails."""
-
-    def __init__(self, error=None):
-        self.error, self.asked = error, []
-
-    def answer(self, question, seed=0):
-        self.asked.append((question, seed))
-        rollout = Rollout([1])
-        if self.error:
-            return rollout.fail(Observation(error=self.error))
-        rollout.add_turn(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
-        return rollout.finish("answered")
-
-
-def test_an_agent_is_a_language_model_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import AgentModule, Engine
-
-    agent = Agent()
-    with dspy.context(lm=dspy.LM("agent", engine=Engine(agent), cache=False)):
-        assert dspy.Predict("question -> answer")(question="Kenya's capital?").answer == "Nairobi"
-    assert "Kenya's capital?" in agent.asked[0][0]
-    assert AgentModule(Agent())(question="Kenya's capital?").rollout.status == "answered"
-
-
-def test_an_outage_is_an_error_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import AgentModule, Engine
-
-    down = Agent(ServerFailed("down"))
-    with (
-        dspy.context(lm=dspy.LM("agent", engine=Engine(down), cache=False, num_retries=0)),
-        pytest.raises(Exception, match="down"),
-    ):
-        dspy.Predict("question -> answer")(question="Kenya's capital?")
-    with pytest.raises(ServerFailed):
-        AgentModule(down)(question="Kenya's capital?")
-
-
-def test_a_chat_model_is_a_language_model_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import Engine
-
-    chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
-    with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
-        assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
-
-
-# --- GEPA --------------------------------------------------------------------------------------------------------
-
-
-class Obedient:
-    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`] does."""
-
-    spec = AgentSpec(prompt_template="{question}")
-
-    def __init__(self, error=None):
-        self.error = error
-
-    def answer_all(self, rows, progress=True):
-        rollouts = [Rollout([1], row=dict(row)) for row in rows]
-        for rollout in rollouts:
-            if self.error:
-                rollout.fail(Observation(error=self.error))
-                continue
-            word = rollout.row["prompt"][0]["content"].split()[-1]
-            rollout.add_turn(Sample([1]), ToolGrammar().parse(word))
-            rollout.finish("answered")
-        return rollouts
-
-
-def test_gepa_improves_the_prompt_of_an_agent():
-    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
-    seen = []
-
-    def reflect(prompt):
-        seen.append(prompt)
-        return "```\nAlways say Nairobi\n```"
-
-    result = gepa.optimize(
-        {"system_prompt": "Always say Lima"},
-        trainset=rows[:2],
-        valset=rows[2:],
-        adapter=AgentAdapter(Obedient(), exact_match_reward),
-        reflection_lm=reflect,
-        reflection_minibatch_size=2,
-        max_metric_calls=12,
-        raise_on_exception=True,
-    )
-    assert result.best_candidate["system_prompt"] == "Always say Nairobi"
-    assert "Capital 0?" in seen[0] and "Lima" in seen[0]
-
-
-def test_an_outage_is_no_score_for_gepa():
-    pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
-    with pytest.raises(ServerFailed):
-        adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
-
-
-class Named(Environment):
-    """Adds a column when an episode starts, and ends it at the first request."""
-
-    def reset(self, row):
-        return {**row, "episode": row["question"].upper()}
-
-    def step(self, rollout):
-        return None
-
-
-def test_gepas_rows_need_not_be_alike():
-    pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    got = {}
-
-    async def reward(prompts, completions, rollout, **columns):
-        got.update(columns, prompts=prompts)
-        return [1.0] * len(completions)
-
-    rows = [{"question": "a"}, {"question": "b", "answers": ["x"], "rollout": 1, "prompts": 2, "completions": 3}]
-    adapter = AgentAdapter(Obedient(), reward)
-    assert adapter.evaluate(rows, {"system_prompt": "Say x"}, capture_traces=True).scores == [1.0, 1.0]
-    assert got["answers"] == [None, ["x"]] and [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
-
-
-@pytest.mark.parametrize("traces", [False, True])
-def test_gepa_may_evaluate_nothing(traces):
-    pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    adapter = AgentAdapter(Obedient(), lambda **columns: 1 / 0)
-    batch = adapter.evaluate([], {"system_prompt": "Say x"}, capture_traces=traces)
-    assert batch.outputs == batch.scores == [] and batch.trajectories == ([] if traces else None)
-    assert adapter.make_reflective_dataset({}, batch, ["system_prompt"]) == {"system_prompt": []}
-
-
-@pytest.mark.parametrize("candidate", ["go to Kenya", ""])
-@pytest.mark.parametrize("join", [False, True])
-def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
-    pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    limits = Limits(max_turns=1, max_turn_tokens=2)
-    spec = AgentSpec(system_prompt="find the country", grammar=FreeText(), limits=limits, join_system_prompt=join)
-    tokenizer = world_tokenizer()
-    agent = PromptAgent(build_policy(tokenizer), tokenizer, Named(), spec)
-    rewarded = []
-
-    def reward(completions, **columns):
-        rewarded.append(columns)
-        return [0.0] * len(completions)
-
-    rules = [{"role": "system", "content": "the rules"}, {"role": "user", "content": "which country ?"}]
-    rows = [{"question": "which country ?"}, {"question": "which country ?", "prompt": rules}]
-    batch = AgentAdapter(agent, reward).evaluate(rows, {"system_prompt": candidate}, capture_traces=True)
-    expected = replace(spec, system_prompt=candidate)
-    assert [one.prompt_ids for one in batch.trajectories] == [
-        agent.chat_format.prompt_ids(expected.messages(row)) for row in rows
-    ]
-    assert rewarded[0]["episode"] == ["WHICH COUNTRY ?"] * 2, "the columns of a reset reach the reward"
-    assert agent.spec is spec
-
-
-def test_gepa_goes_on_after_an_outage_where_told_to():
-    """As the page says: GEPA ends with the error by default, and skips the iteration where it is told to."""
-    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
-
-    class FailsOnce(Obedient):
-        """Its second batch fails, which is the first minibatch."""
-
-        def __init__(self, batches):
-            self.batches = batches
-
-        def answer_all(self, rows, progress=True):
-            self.batches.append(len(rows))
-            self.error = ServerFailed("down") if len(self.batches) == 2 else None
-            return super().answer_all(rows, progress)
-
-    def improved(**options):
-        return gepa.optimize(
-            {"system_prompt": "Always say Lima"},
-            trainset=rows[:2],
-            valset=rows[2:],
-            adapter=AgentAdapter(FailsOnce([]), exact_match_reward),
-            reflection_lm=lambda prompt: "```\nAlways say Nairobi\n```",
-            reflection_minibatch_size=2,
-            max_metric_calls=12,
-            **options,
-        )
-
-    with pytest.raises(ServerFailed):
-        improved()
-    assert improved(raise_on_exception=False).best_candidate["system_prompt"] == "Always say Nairobi"
 
 
 # --- in a trainer ------------------------------------------------------------------------------------------------

@@ -339,6 +339,30 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
     assert [message["content"] for message in heard[1][1:]] == ["How can I help?", observation.text, "In Nairobi."]
 
 
+@pytest.mark.parametrize(
+    ("text", "request_", "well_formed"),
+    [
+        ("How can I help?", "How can I help?", True),
+        ("<think>easy</think>In Nairobi.", "In Nairobi.", True),
+        ("easy</think>In Nairobi.", "In Nairobi.", True),
+        ("In Nairobi. <think>or is it", "In Nairobi.", False),
+        ("<think>I should say", None, False),
+        ("<think>a</think> <think>b", None, False),
+        ("<think>a</think>", None, False),
+    ],
+)
+def test_a_user_reads_no_thought(text, request_, well_formed):
+    turn = Dialogue().parse(text)
+    assert (turn.request, turn.well_formed) == (request_, well_formed)
+    assert turn.kind == ("malformed" if request_ is None else "act")
+
+
+def test_a_users_template_may_hold_braces():
+    environment = UserSimulator(ScriptedChat(["ok"]), template='Reply with {"goal": "{goal}"} or {done}.')
+    rollout = asked(environment, "?", row={"goal": "{x}"})
+    assert environment.messages(rollout)[0]["content"] == 'Reply with {"goal": "{x}"} or [DONE].'
+
+
 # --- token in, token out -----------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..environments import LLMEnvironment
-from ..llm import ChatModel, Message
+from ..llm import ChatModel, Message, fill
 from ..rollout import Observation, Rollout, Turn
 
 DONE = "[DONE]"
@@ -31,10 +31,14 @@ class Dialogue:
 
     def parse(self, text: str) -> Turn:
         thought, _, message = text.rpartition("</think>")
-        thought = thought.strip().removeprefix("<think>").strip() or None  # type: ignore[assignment]
-        if not message.strip():
-            return Turn(text, "malformed", False, thought=thought, problem="empty request")
-        return Turn(text, "act", "<think>" not in message, thought=thought, request=message.strip())
+        # What follows a thought that was never closed is the thought: the user does not read it.
+        message, opened, _ = message.partition("<think>")
+        message = message.strip()
+        thought = thought.strip().removeprefix("<think>").strip()
+        if not message:
+            problem = "unclosed tag" if opened else "empty request"
+            return Turn(text, "malformed", False, thought=thought or None, problem=problem)
+        return Turn(text, "act", not opened, thought=thought or None, request=message)
 
     def escape(self, text: str) -> str:
         return text
@@ -67,7 +71,7 @@ class UserSimulator(LLMEnvironment):
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """The messages to the large LLM: its system prompt with the goal, then the dialogue."""
-        system = self.template.format(goal=self.goal(rollout.row), done=DONE)
+        system = fill(self.template, goal=self.goal(rollout.row), done=DONE)
         return [{"role": "system", "content": system}, *super().messages(rollout)]
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]

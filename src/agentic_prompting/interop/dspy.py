@@ -224,7 +224,7 @@ def read_messages(request: lm15.Request) -> list[Message]:
     messages: list[Message] = []
     for number, message in enumerate(request.messages):
         texts = [_text_of(part, f"messages[{number}].parts[{place}]") for place, part in enumerate(message.parts)]
-        role = "system" if message.role == "developer" else message.role
+        role: Any = "system" if message.role == "developer" else message.role
         messages.append(Message(role=role, content="\n".join(text for text in texts if text)))
     return with_system(system or None, messages, join=True)
 

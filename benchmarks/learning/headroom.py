@@ -182,13 +182,14 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
         further.append(expected.low <= expected_best - means[0] <= expected.high)
 
     truth_of = np.array(truths)
+    gaining = truth_of >= 0.10 - 1e-9
     cell: dict[str, Any] = {
         "coverage": float(np.mean(covered)),
         "bias": float(np.mean(np.array(gains) - truth_of)),
         "width": float(np.mean(widths)),
         "f_test": float(np.mean(f_tests)),
         "further_coverage": float(np.mean(further)),
-        "gaining": int((truth_of >= 0.10).sum()),
+        "gaining": int(gaining.sum()),
     }
     best = np.array(best_of_all)
     for delta, of_delta in verdicts.items():
@@ -202,7 +203,7 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
                 "false worth it": float((worth & (truth_of <= 0)).mean()),
                 "false not worth it": float((not_worth & (truth_of >= delta)).mean()),
                 "not worth it, best of all is": float((not_worth & (best >= delta)).mean()),
-                "power": float(worth[truth_of >= 0.10].mean()) if (truth_of >= 0.10).any() else None,
+                "power": float(worth[gaining].mean()) if gaining.any() else None,
             }
         cell[f"{delta:.2f} after top-up"]["coverage"] = float(covered_last.mean())
     return cell
@@ -361,7 +362,9 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     for delta in DELTAS:
         name = f"{delta:.2f} after top-up"
-        powers = [cell[f"{delta:.2f}"]["power"] for cell in cells if cell["gaining"] >= 100]
+        gaining = [cell for cell in cells if cell["gaining"] >= 100]
+        powers = [cell[f"{delta:.2f}"]["power"] for cell in gaining]
+        last_powers = [cell[name]["power"] for cell in gaining]
         summary[f"delta {delta:.2f}"] = {
             "false worth it, truth 0": max(cell[f"{delta:.2f}"]["false worth it"] for cell in nothing),
             "false worth it, truth 0, after top-up": max(cell[name]["false worth it"] for cell in nothing),
@@ -371,6 +374,7 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "cannot tell after top-up": float(np.mean([cell[name]["cannot tell"] for cell in cells])),
             "coverage after top-up, least": min(cell[name]["coverage"] for cell in cells),
             "power where the chosen prompt gains 0.10, least": min(powers) if powers else None,
+            "power after top-up, least": min(last_powers) if powers else None,
         }
     return summary
 

@@ -5,7 +5,6 @@ gepa.optimize({"system_prompt": "..."}, trainset=rows, valset=..., adapter=Agent
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -16,9 +15,9 @@ try:
 except ImportError as error:
     raise ImportError("interop.gepa needs the extra optimizers: pip install 'agentic-prompting[optimizers]'") from error
 
+from ..evaluation.scoring import score_rollouts
 from ..llm.loop import run
 from ..rollout import Rollout
-from ..rollout.environment import same_columns
 
 
 class AgentAdapter:
@@ -60,22 +59,13 @@ class AgentAdapter:
             if rollout.error is not None:
                 raise rollout.error
 
+        scores = []
+        for score in run(score_rollouts(self.reward, rollouts)):
+            if score is None:
+                raise RuntimeError("the reward function returned no score for a finished episode")
+            scores.append(score)
         answers = [rollout.answer or "" for rollout in rollouts]
-        scores = self._score(rollouts, answers)
         return EvaluationBatch(answers, scores, rollouts if capture_traces else None)
-
-    def _score(self, rollouts: Sequence[Rollout], answers: Sequence[str]) -> list[float]:
-        rows = same_columns([rollout.row for rollout in rollouts])
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        prompts = columns.pop("prompt")
-        arguments = {**columns, "prompts": prompts, "completions": list(answers), "rollout": list(rollouts)}
-        scores = self.reward(**arguments)
-        if inspect.isawaitable(scores):
-            scores = run(scores)  # type: ignore[arg-type]
-        scores = list(scores)
-        if any(score is None for score in scores):
-            raise RuntimeError("the reward function returned no score for a finished episode")
-        return scores
 
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]

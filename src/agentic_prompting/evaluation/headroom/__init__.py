@@ -7,6 +7,7 @@ folder: name it.
 
 from .ceiling import Ceiling, measure_ceiling
 from .group_signal import GroupSignal, mean_over_rows, measure_groups, share_of_differing_groups
+from .measure import aheadroom, headroom
 from .prompts import (
     Gain,
     PromptHeadroom,
@@ -25,20 +26,25 @@ from .prompts import (
     route_prompts,
     rows_needed,
 )
+from .result import HEADROOM_FILE, Headroom
 
 __all__ = [
+    "HEADROOM_FILE",
     "Ceiling",
     "Gain",
     "GroupSignal",
+    "Headroom",
     "PromptHeadroom",
     "PromptTest",
     "StagePlan",
     "Verdict",
+    "aheadroom",
     "choose_challenger",
     "compare_prompts",
     "decide",
     "default_delta",
     "expect_further",
+    "headroom",
     "judge_prompts",
     "mean_over_rows",
     "measure_ceiling",

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..scoring import Estimate
 from .group_signal import mean_over_rows
-from .prompts import paired_gain
+from .prompts import TooFewScores, paired_gain
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,15 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
         names (`Sequence[str]`): Of the choices.
 
     Raises:
-        `ValueError`: Fewer than two rows are complete, a score is not between 0 and 1, or the shapes differ.
+        [`TooFewScores`]: Fewer than two rows are complete.
+        `ValueError`: A score is not between 0 and 1, or the shapes differ.
     """
     table = np.asarray(scores, dtype=float)
     if table.ndim != 3 or table.shape[1] != len(names):
         raise ValueError(f"expected scores of rows x {len(names)} choices x repeats, got the shape {table.shape}")
     table = table[~np.isnan(table).any(axis=(1, 2))]
     if len(table) < 2:
-        raise ValueError(f"a ceiling needs two complete rows, got {len(table)}")
+        raise TooFewScores(f"a ceiling needs two complete rows, got {len(table)}")
     if table.min() < 0 or table.max() > 1:
         raise ValueError(f"scores must be between 0 and 1, got {table.min():g} to {table.max():g}")
 

@@ -41,6 +41,10 @@ _FEW_DIFFERENCES = 4
 _RULE_OF_THREE = 3.5  # a variance of 3.5 / n gives none of n differing rows about the half-width 3.7 / n
 
 
+class TooFewScores(ValueError):
+    """Too few answers have a score for a statistic."""
+
+
 @dataclass(frozen=True)
 class Gain:
     """The gain of one prompt over another on the same rows.
@@ -83,7 +87,7 @@ class PromptHeadroom:
         start (`float`), best (`float`): Mean scores of start prompt and challenger on the same fresh rows.
         test ([`PromptTest`], *optional*): Between all prompts, on the rows that chose. Not part of the verdict.
         tried (`int`): How many challengers were tried.
-        naive (`float`): The gain on the rows that chose, which is too high.
+        naive (`float`, *optional*): The gain on the rows that chose, which is too high.
     """
 
     chosen: int
@@ -96,7 +100,7 @@ class PromptHeadroom:
     best: float
     test: PromptTest | None
     tried: int
-    naive: float
+    naive: float | None
 
     @property
     def possible_share(self) -> float:
@@ -181,7 +185,13 @@ def default_delta(calls: int) -> float:
 
 
 def complete_rows(scores: ArrayLike) -> Table:
-    """The rows of a table that have a score in every column.
+    """The rows of a table that have a score in every column. Raises as [`read_table`]."""
+    table = read_table(scores)
+    return table[~np.isnan(table).any(axis=1)]
+
+
+def read_table(scores: ArrayLike) -> Table:
+    """Scores as an array of rows and columns.
 
     Raises:
         `ValueError`: It is no table, or a score is not between 0 and 1.
@@ -192,23 +202,32 @@ def complete_rows(scores: ArrayLike) -> Table:
     scored = table[~np.isnan(table)]
     if scored.size and (scored.min() < 0 or scored.max() > 1):
         raise ValueError(f"scores must be between 0 and 1, got {scored.min():g} to {scored.max():g}")
-    return table[~np.isnan(table).any(axis=1)]
+    return table
 
 
 def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
-    """The column with the highest mean among all but the first; one of the best at random if several are.
+    """The column with the best scores among all but the first; one of the best at random if several are.
+
+    Columns are compared by their mean difference from the mean of each row. Without missing scores that is the order of
+    their means; with some, a prompt is not better for having failed on the hard rows.
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): The start prompt first.
+        scores (`ArrayLike` of shape (rows, prompts)): The start prompt first; NaN where there is none.
         rng (`np.random.Generator`): For ties.
 
     Raises:
-        `ValueError`: No row has a score for every prompt.
+        [`TooFewScores`]: No column but the first has a score on a row where another has one.
     """
-    table = complete_rows(scores)
-    if not len(table):
-        raise ValueError("no row has a score for every prompt")
-    means = table[:, 1:].mean(axis=0)
+    table = read_table(scores)
+    scored = ~np.isnan(table)
+    table = table[scored.sum(axis=1) >= 2]
+    scored = ~np.isnan(table)
+    row_means = np.where(scored, table, 0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
+    differences = np.where(scored, table - row_means[:, None], 0).sum(axis=0)
+    counts = scored.sum(axis=0)
+    means = np.where(counts > 0, differences / np.maximum(counts, 1), -np.inf)[1:]
+    if not len(means) or np.isneginf(means.max()):
+        raise TooFewScores("no prompt but the first has a score to compare")
     best = np.flatnonzero(np.isclose(means, means.max(), rtol=0, atol=1e-12))
     return 1 + int(rng.choice(best))
 
@@ -224,12 +243,12 @@ def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
         level (`float`, *optional*, defaults to `0.95`): The coverage aimed at.
 
     Raises:
-        `ValueError`: Fewer than two rows have both scores.
+        [`TooFewScores`]: Fewer than two rows have both scores.
     """
     table = complete_rows(scores)
     n = len(table)
     if n < 2:
-        raise ValueError(f"a gain needs two rows with both scores, got {n}")
+        raise TooFewScores(f"a gain needs two rows with both scores, got {n}")
     differences = table[:, 1] - table[:, 0]
     variance = float(differences.var(ddof=1))
     if np.count_nonzero(differences != np.median(differences)) < _FEW_DIFFERENCES:
@@ -297,7 +316,7 @@ def judge_prompts(
         best=float(best),
         test=compare_prompts(table) if len(table) > 1 else None,
         tried=table.shape[1] - 1,
-        naive=float((table[:, chosen] - table[:, 0]).mean()),
+        naive=float((table[:, chosen] - table[:, 0]).mean()) if len(table) else None,
     )
 
 
@@ -311,7 +330,7 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
         scores (`ArrayLike` of shape (rows, prompts)): Two rows and two prompts at least.
 
     Raises:
-        `ValueError`: There are fewer.
+        [`TooFewScores`]: There are fewer.
     """
     means, error = _means_and_error(scores)
     n, k = complete_rows(scores).shape
@@ -326,7 +345,7 @@ def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
     table = complete_rows(scores)
     n, k = table.shape
     if n < 2 or k < 2:
-        raise ValueError(f"comparing prompts needs two rows and two prompts, got {n} and {k}")
+        raise TooFewScores(f"comparing prompts needs two rows and two prompts, got {n} and {k}")
     means = table.mean(axis=0)
     residuals = table - table.mean(axis=1, keepdims=True) - means + table.mean()
     mean_square = float((residuals**2).sum()) / ((n - 1) * (k - 1))
@@ -364,7 +383,7 @@ def expect_further(
     n, k = complete_rows(scores).shape
     challengers = means[1:]
     if len(challengers) < 2:
-        raise ValueError("what further prompts may gain needs two challengers at least")
+        raise TooFewScores("what further prompts may gain needs two challengers at least")
 
     # The posterior of s, the spread between prompts, on a grid of equal prior mass: 0 for three tenths of it.
     mass = (np.arange(200) + 0.5) / 200

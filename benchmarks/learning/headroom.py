@@ -365,6 +365,8 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         gaining = [cell for cell in cells if cell["gaining"] >= 100]
         powers = [cell[f"{delta:.2f}"]["power"] for cell in gaining]
         last_powers = [cell[name]["power"] for cell in gaining]
+        # A start prompt below all others: every challenger gains about 0.10, and not more.
+        drawn = [cell[f"{delta:.2f}"]["power"] for cell in gaining if cell["start"] is None]
         summary[f"delta {delta:.2f}"] = {
             "false worth it, truth 0": max(cell[f"{delta:.2f}"]["false worth it"] for cell in nothing),
             "false worth it, truth 0, after top-up": max(cell[name]["false worth it"] for cell in nothing),
@@ -374,6 +376,7 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "cannot tell after top-up": float(np.mean([cell[name]["cannot tell"] for cell in cells])),
             "coverage after top-up, least": min(cell[name]["coverage"] for cell in cells),
             "power where the chosen prompt gains 0.10, least": min(powers) if powers else None,
+            "power, start prompt one of the draws, least": min(drawn) if drawn else None,
             "power after top-up, least": min(last_powers) if powers else None,
         }
     return summary

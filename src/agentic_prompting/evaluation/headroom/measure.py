@@ -33,8 +33,8 @@ def headroom(rows: Sequence[Row], **options: Any) -> Headroom:
     Example:
 
     ```python
-    found = headroom(load_task("support.jsonl"), policy=OpenAIChat("gpt-4o-mini"), prompts=["Answer briefly."],
-                     reference=OpenAIChat("gpt-4o"))
+    rows = [{"question": f"What is {n} times {n}?", "answers": [str(n * n)]} for n in range(400)]
+    found = headroom(rows, policy=OpenAIChat("gpt-4o-mini"), prompts=["Answer briefly."], reference=OpenAIChat("gpt-4o"))
     print(found.report())
     ```
     """

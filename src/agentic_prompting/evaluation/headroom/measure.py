@@ -34,7 +34,7 @@ def headroom(rows: Sequence[Row], **options: Any) -> Headroom:
 
     ```python
     rows = [{"question": f"What is {n} times {n}?", "answers": [str(n * n)]} for n in range(400)]
-    found = headroom(rows, policy=OpenAIChat("gpt-4o-mini"), prompts=["Answer briefly."], reference=OpenAIChat("gpt-4o"))
+    found = headroom(rows, policy=OpenAIChat("gpt-4o-mini"), prompts=["Be brief."], reference=OpenAIChat("gpt-4o"))
     print(found.report())
     ```
     """

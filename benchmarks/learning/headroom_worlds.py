@@ -5,9 +5,9 @@
 
 E-SPL's sandbox: an agent behind a chat model, of which only the system prompt can change. In `rules` some facts are
 given only to requests that carry a word, which a prompt can state; in `habits` no fact is guarded and the agent heeds
-no principle, so that no prompt helps; in `misleading` the start prompt gives words that are out of date. A draw has rules
-and prompts of its own; the agent is one for each world. The eleven challengers are what a reflector that is often wrong
-might write: each states some words, right or wrong, and most of them a way to proceed.
+no principle, so that no prompt helps; in `misleading` the start prompt gives words that are out of date. A draw has
+rules and prompts of its own; the agent is one for each world. The eleven challengers are what a reflector that is often
+wrong might write: each states some words, right or wrong, and most of them a way to proceed.
 
 `truth` is the gain of the chosen prompt over all 840 questions, each answered twice under both prompts. Of the
 demo of Prompt-R1 the signal of the untrained agent is measured.

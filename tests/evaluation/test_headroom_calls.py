@@ -10,7 +10,10 @@ import pytest
 from agentic_prompting.evaluation.headroom import HEADROOM_FILE, Headroom, aheadroom, headroom
 from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
 from agentic_prompting.llm import BadRequest, Misconfigured, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.refine import ProRefiner
+from agentic_prompting.refine.templates import DEFAULT_PROMPT
 from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, Turn
+from agentic_prompting.sandbox.puzzles import make_puzzles, puzzle_models, score_puzzle
 
 ROWS = [{"question": f"question {number} ?", "answers": ["yes"]} for number in range(900)]
 
@@ -215,6 +218,35 @@ def test_rollouts_lost_to_form_are_told():
     assert found.signal.lost_to_form.mean == 1 and "form" in found.report()
 
 
+# --- refinement -----------------------------------------------------------------------------------------------------
+
+
+def puzzle_refiner(seed=0, **options):
+    models = puzzle_models(seed)
+    return ProRefiner(models["task"], models["feedback"], models["optimizer"], models["verifier"], **options)
+
+
+def test_what_a_refinement_repairs_and_breaks():
+    rows = make_puzzles(60, seed=3)
+    settings = {"metric": score_puzzles, "prompts": [DEFAULT_PROMPT]}
+    found = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
+    refinement = found.refinement
+    assert refinement.wrong + refinement.right == refinement.gain.n > 30 and refinement.repaired <= refinement.wrong
+    moved = (refinement.repaired - refinement.broken) / refinement.gain.n
+    assert refinement.gain.mean == pytest.approx(moved) == pytest.approx(refinement.refined - refinement.plain)
+    assert 0 < found.calls["refinement"] <= 1200 and "repaired" in found.report()
+
+
+@pytest.mark.parametrize("calls", [40, 100, 333])
+def test_a_refinement_never_makes_more_calls_than_allowed(calls):
+    found = headroom(make_puzzles(60), refiner=puzzle_refiner(max_steps=4), calls=calls, metric=score_puzzles)
+    assert 0 < found.calls["refinement"] <= calls and found.refinement.gain.n >= 2
+
+
+def score_puzzles(predictions, answers):
+    return [score_puzzle(prediction, accepted) for prediction, accepted in zip(predictions, answers, strict=True)]
+
+
 # --- requests and pools -----------------------------------------------------------------------------------------------
 
 
@@ -253,6 +285,7 @@ def test_a_pool_of_models():
         {"policy": ScriptedChat(["yes"]), "prompts": ["a", "b"], "calls": 20},
         {"agent": Untrained(), "group_size": 1},
         {"agent": Untrained(), "group_size": 64, "calls": 100},
+        {"refiner": puzzle_refiner(max_steps=25), "calls": 100},
         {"llm": ScriptedChat(["yes"]), "requests": DEFAULT_REQUESTS[:1]},
         {"llm": ScriptedChat(["yes"]), "requests": ["no place", "{question}"]},
         {"llm": ScriptedChat(["yes"]), "calls": 20},

@@ -26,6 +26,7 @@ from .prompts import (
     route_prompts,
     rows_needed,
 )
+from .refinement import RefineHeadroom, judge_refinement
 from .result import HEADROOM_FILE, Headroom
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Headroom",
     "PromptHeadroom",
     "PromptTest",
+    "RefineHeadroom",
     "StagePlan",
     "Verdict",
     "aheadroom",
@@ -46,6 +48,7 @@ __all__ = [
     "expect_further",
     "headroom",
     "judge_prompts",
+    "judge_refinement",
     "mean_over_rows",
     "measure_ceiling",
     "measure_groups",

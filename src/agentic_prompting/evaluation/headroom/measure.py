@@ -4,6 +4,7 @@ Each part that is asked for makes at most `calls` calls of large LLMs:
 
 - **prompts**, of a policy (a chat model or an agent): does a better system prompt exist?
 - **signal**, of an untrained agent: would GRPO have a gradient?
+- **refinement**, by ProRefine: how many answers does it repair, and how many does it break?
 - **requests**, to a large LLM: what would an agent gain that asks perfectly?
 - **pool**, of several models: what would a router gain that always picks the right one?
 """
@@ -18,10 +19,12 @@ from typing import Any
 from ...data import validate_dataset
 from ...llm import ChatModel
 from ...llm.loop import run
+from ...refine import ProRefiner
+from ...refine.templates import DEFAULT_PROMPT
 from ..metrics import Metric
 from ..systems import Row
 from .caller import Caller, MeasurementStopped
-from .parts import ChoicePart, PromptPart, SignalPart
+from .parts import ChoicePart, PromptPart, RefinePart, SignalPart
 from .prompts import TooFewScores, default_delta
 from .proposals import DEFAULT_REQUESTS
 from .result import Headroom
@@ -51,6 +54,7 @@ async def aheadroom(
     agent: Any = None,
     group_size: int = 8,
     reward: Callable[..., Any] | None = None,
+    refiner: ProRefiner | None = None,
     llm: ChatModel | None = None,
     requests: Sequence[str] = DEFAULT_REQUESTS,
     pool: Mapping[str, ChatModel] | None = None,
@@ -79,6 +83,8 @@ async def aheadroom(
         group_size (`int`, *optional*, defaults to `8`): The group size of the planned training (`num_generations`).
         reward (`Callable`, *optional*): The reward function of the planned training, with TRL's signature; a reward of
             1 is right. Defaults to `metric`.
+        refiner ([`ProRefiner`], *optional*): Measure what ProRefine gains; it begins with your prompt, or with the
+            paper's where that is empty.
         llm ([`ChatModel`], *optional*): Measure what a large LLM answers right if it is asked in the best way.
         requests (`Sequence[str]`, *optional*): The ways, with `{question}`; the plain one first.
         pool (`Mapping[str, ChatModel]`, *optional*): Measure several models, each alone and under an oracle's choice.
@@ -97,8 +103,10 @@ async def aheadroom(
         `ValueError`: Before any call: no part is asked for, a row lacks its question or its answers, or calls or rows
             are too few.
     """
-    if policy is None and agent is None and llm is None and not pool:
-        raise ValueError("say what to measure: policy=, agent=, llm= or pool=")
+    if policy is None and agent is None and refiner is None and llm is None and not pool:
+        raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")
+    if isinstance(prompts, str) or not prompts:
+        raise ValueError("prompts is a list of system prompts, yours first")
     validate_dataset(rows)
     shuffled = random.Random(seed).sample(list(rows), len(rows))
     caller = Caller(metric, max_in_flight, sampling)
@@ -112,6 +120,9 @@ async def aheadroom(
         )
     if agent is not None:
         parts["signal"] = SignalPart(caller, shuffled, agent, group_size, reward, calls, seed)
+    if refiner is not None:
+        start = prompts[0] or DEFAULT_PROMPT
+        parts["refinement"] = RefinePart(caller, shuffled, refiner, start, calls, result.delta, seed)
     if llm is not None:
         parts["requests"] = ChoicePart.of_requests(caller, shuffled, llm, requests, repeats, calls, seed)
     if pool:

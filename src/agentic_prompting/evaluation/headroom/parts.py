@@ -1,4 +1,4 @@
-"""The parts of a measurement: system prompts, groups of rollouts, and choices of requests or models.
+"""The parts of a measurement: system prompts, groups of rollouts, refinements, and choices of requests or models.
 
 A part is checked when it is made, and makes its calls in `measure`, which puts its result into a [`Headroom`].
 """
@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ...llm import ChatModel
+from ...refine import ProRefiner
 from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
 from ..scoring import score_records, score_rollouts
-from ..systems import Row, System, answer_of_replies, answer_of_rollout
+from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
 from .caller import Caller, MeasurementStopped, most_calls, record_of
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
 from .prompts import Table, choose_challenger, expect_further, judge_prompts, plan_stages
 from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
+from .refinement import judge_refinement
 from .result import FURTHER, Headroom
 
 MOST_SIGNAL_ROWS = 64
@@ -46,8 +48,6 @@ class PromptPart:
         delta: float,
         seed: int,
     ):
-        if isinstance(prompts, str) or not prompts:
-            raise ValueError("prompts is a list of system prompts, yours first")
         self.caller = caller
         self.policy = policy
         self.texts = list(dict.fromkeys([*prompts, ""]))
@@ -171,6 +171,49 @@ class SignalPart:
             (scores,) = (await asyncio.to_thread(score_records, records, self.caller.metrics)).values()
         self.caller.failed += list(scores).count(None)
         return list(scores)
+
+
+class RefinePart:
+    """Plain and refined answers to the same rows. The arguments are [`aheadroom`]'s."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        rows: Sequence[Row],
+        refiner: ProRefiner,
+        prompt: str,
+        calls: int,
+        delta: float,
+        seed: int,
+    ):
+        self.caller = caller
+        self.rows = rows
+        self.calls = calls
+        self.delta = delta
+        self.seed = seed
+        self.plain = caller.system_of(refiner.task, prompt)
+        self.refined = ProRefineSystem(refiner, prompt)
+        # The plain answer; the first one and its verdict; three calls a step; the final answer.
+        self.calls_per_row = 1 + 2 + 3 * refiner.max_steps + 1
+        if 2 * self.calls_per_row > calls:
+            raise ValueError(
+                f"calls={calls} are too few to refine two rows, which may take {2 * self.calls_per_row}: allow more, "
+                "or fewer max_steps of the refiner"
+            )
+
+    async def measure(self, result: Headroom) -> None:
+        plain: list[float] = []
+        refined: list[float] = []
+        before = self.caller.calls
+        while len(plain) < len(self.rows):
+            # As many rows as surely fit into the calls that are left.
+            left = self.calls - (self.caller.calls - before)
+            batch = self.rows[len(plain) :][: left // self.calls_per_row]
+            if not batch:
+                break
+            plain += await self.caller.score(self.plain, batch, self.seed)
+            refined += await self.caller.score(self.refined, batch, self.seed)
+        result.refinement = judge_refinement(np.column_stack([plain, refined]), self.delta)
 
 
 class ChoicePart:

@@ -14,6 +14,7 @@ from ..scoring import Estimate
 from .ceiling import Ceiling
 from .group_signal import GroupSignal
 from .prompts import PromptHeadroom, Verdict
+from .refinement import RefineHeadroom
 
 HEADROOM_FILE = "headroom.json"
 FURTHER = 20
@@ -29,6 +30,7 @@ class Headroom:
         texts (`list[str]`): The prompts that were compared, the start prompt first.
         further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they are like those tried.
         signal ([`GroupSignal`], *optional*): The signal for GRPO.
+        refinement ([`RefineHeadroom`], *optional*): What ProRefine gains.
         requests ([`Ceiling`], *optional*): A large LLM asked in several ways.
         pool ([`Ceiling`], *optional*): Several models, each asked the plain question.
         calls (`dict[str, int]`): Calls of large LLMs that each part made.
@@ -43,6 +45,7 @@ class Headroom:
     texts: list[str] = field(default_factory=list)
     further: Estimate | None = None
     signal: GroupSignal | None = None
+    refinement: RefineHeadroom | None = None
     requests: Ceiling | None = None
     pool: Ceiling | None = None
     calls: dict[str, int] = field(default_factory=dict)
@@ -70,6 +73,8 @@ class Headroom:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
         if self.signal is not None:
             lines += _signal_lines(self.signal)
+        if self.refinement is not None:
+            lines.append(f"ProRefine: {self.refinement.sentence()}.")
         if self.requests is not None:
             lines.append(f"Requests: {self.requests.sentence()}.")
             lines.append(f"  An agent that asks perfectly gains {_interval(self.requests.gain)} at least.")
@@ -90,7 +95,7 @@ class Headroom:
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON, with verdicts and sentences."""
         saved = asdict(self)
-        for name in ("prompts", "signal", "requests", "pool"):
+        for name in ("prompts", "signal", "refinement", "requests", "pool"):
             part = getattr(self, name)
             if part is not None:
                 saved[name]["sentence"] = part.sentence()

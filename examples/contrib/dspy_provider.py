@@ -25,7 +25,7 @@ import dspy
 from dspy.clients.provider import Provider, ReinforceJob
 
 from agentic_prompting.interop.dspy import Engine
-from agentic_prompting.llm import Message, Reply, run
+from agentic_prompting.llm import BadRequest, Message, Reply, run
 from agentic_prompting.llm.guard import describe
 from agentic_prompting.local import Sampling, local_policy
 from agentic_prompting.rollout import FreeText, Rollout, Sample, SampleRequest, play, rollout_seed
@@ -73,8 +73,11 @@ class TrainerProvider(Provider):
         chat_format, number = self.trainer.chat_format, next(self.calls)
         rollout = Rollout(chat_format.prompt_ids(messages), seed=rollout_seed(self.trainer.args.seed, "dspy", number))
         await play(rollout, self.policy, None, chat_format, self.trainer.limits)
+        if not rollout.turns:
+            length = len(rollout.prompt_ids)
+            return Reply(error=BadRequest(f"the maximum context length is reached: the messages have {length} tokens"))
         self.sampled[str(messages)].append(rollout)
-        return Reply(rollout.turns[-1].text)
+        return Reply(rollout.turns[-1].text, finish_reason="length" if rollout.status == "truncated" else "stop")
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """As an environment: the row with the prompt of a sample; waits until DSPy has sent a batch."""

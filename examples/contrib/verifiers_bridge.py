@@ -63,7 +63,7 @@ class Seat:
             unsent, self.unsent = [*self.unsent, *messages], []
             for one in unsent:
                 self.remember(one)
-            self.answers.put_nowait({"messages": [{"role": one.role, "content": one.content} for one in unsent]})
+            self.answers.put_nowait({"messages": [{"role": one.role, "content": text_of(one)} for one in unsent]})
             text = await self.texts.get()
             self.ended = text is None
         if self.ended:
@@ -98,6 +98,16 @@ class Seat:
         self.answers.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
 
 
+def text_of(message: Any) -> str:
+    """The text of a message. Raises a `ValueError` if it holds more: the other end reads text alone."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    if other := [part.type for part in content if part.type != "text"]:
+        raise ValueError(f"only tasks of text: a message holds {other[0]}")
+    return "\n".join(part.text for part in content)
+
+
 class Bridge:
     """One environment of `verifiers`, its tasks and the episodes that are running."""
 
@@ -109,6 +119,7 @@ class Bridge:
         if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
             raise ValueError(f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools")
         self.stream, self.tasks, self.seats = iter(taskset), list[Any](), dict[str, Seat]()
+        self.checked = 0  # how many of the tasks can be played here
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "rows" in request:
@@ -127,13 +138,24 @@ class Bridge:
         return answer
 
     def load(self, n: int | None) -> list[Any]:
-        for task in itertools.islice(self.stream, None if n is None else max(0, n - len(self.tasks))):
-            judged = [fn for kind in ("reward", "metric") for fn in task.hooks(kind)]
-            stops = [hook_boundary(fn, allow_trace=True) for fn in task.hooks("stop")]
-            if any("runtime" in inspect.signature(fn).parameters for fn in judged) or {*stops} - {vf.Trace}:
-                raise ValueError("there is no runtime, and a @stop can only ask for the trace")
-            self.tasks.append(task)
-        return self.tasks[:n]
+        """The first `n` tasks, or all. A task that cannot be played here is an error each time."""
+        self.tasks += itertools.islice(self.stream, None if n is None else max(0, n - len(self.tasks)))
+        wanted = self.tasks[:n]
+        for task in wanted[self.checked :]:
+            check_task(task)
+            self.checked += 1
+        return wanted
+
+
+def check_task(task: Any) -> None:
+    """Raise a `ValueError` if a task needs a runtime, a stop that reads requests, or images."""
+    judged = [fn for kind in ("reward", "metric") for fn in task.hooks(kind)]
+    stops = [hook_boundary(fn, allow_trace=True) for fn in task.hooks("stop")]
+    if any("runtime" in inspect.signature(fn).parameters for fn in judged) or {*stops} - {vf.Trace}:
+        raise ValueError("there is no runtime, and a @stop can only ask for the trace")
+    if not isinstance(task.data.prompt, str):
+        for message in task.data.prompt or []:
+            text_of(message)
 
 
 async def serve(config: dict[str, Any], answers: Any) -> None:

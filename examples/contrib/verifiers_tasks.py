@@ -42,20 +42,22 @@ class VerifiersTasks:
     """A task set as rows, environment and reward.
 
     The agent's turn, without its thoughts, is its reply; the environment's next user message is the observation. For
-    tasks of one reply set `max_turns=1`. Multi-agent environments, tools and containers are refused.
+    tasks of one reply set `max_turns=1`. Multi-agent environments, tools, images and containers are refused.
 
     Args:
-        taskset (`str`): The task set's id, as for `--env.taskset.id`.
+        task_set (`str`): The task set's id, as for `--env.taskset.id`. By position only.
         python (`str` or `Path`): The interpreter that has `verifiers` and the task set.
         timeout (`float`, *optional*, defaults to `300`): Seconds for each answer of its process.
-        **config: Further fields of the environment's config: `taskset={"num_tasks": 100}`, `id="..."`.
+        **config: Further fields of the environment's config. `taskset={"difficulty": "hard"}` sets fields of the task
+            set itself, as `--env.taskset.difficulty hard` does, `id="..."` names an environment.
     """
 
     grammar = Dialogue()
 
-    def __init__(self, taskset: str, python: str | Path, timeout: float = 300.0, **config: Any):
-        self.config = {**config, "taskset": {**config.get("taskset", {}), "id": taskset}}
-        self.python, self.timeout = str(python), timeout
+    def __init__(self, task_set: str, /, python: str | Path, timeout: float = 300.0, **config: Any):
+        self.config = {**config, "taskset": {**config.get("taskset", {}), "id": task_set}}
+        self.python = str(python)
+        self.timeout = timeout
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
         background_loop(self)
@@ -134,7 +136,7 @@ class VerifiersTasks:
         try:
             return read(answer)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ServerFailed(f"an answer of verifiers breaks the protocol: {type(error).__name__}: {error}") from None
+            raise ServerFailed(f"an answer of verifiers cannot be used: {type(error).__name__}: {error}") from None
 
     async def _running(self) -> _Process:
         """The other process, started if there is none or if it has ended."""
@@ -252,7 +254,17 @@ def _rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": message["role"], "content": message["content"]} for message in answer["messages"]]
+    return [{"role": message["role"], "content": _text(message["content"])} for message in answer["messages"]]
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = list(content)
+    if other := [part["type"] for part in parts if part["type"] != "text"]:
+        raise ValueError(f"the agent reads text alone, and a message of the task holds {other[0]}")
+    return "\n".join(str(part["text"]) for part in parts)
 
 
 def _first_messages(answer: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
@@ -270,4 +282,4 @@ def _next(answer: Mapping[str, Any]) -> str | dict[str, Any]:
     """The observation's text, or how the episode ended."""
     if "reward" in answer:
         return _end(answer)
-    return "\n\n".join(str(message["content"]) for message in _messages(answer))
+    return "\n\n".join(message["content"] for message in _messages(answer))

@@ -30,6 +30,7 @@ _EXPORTS = {
     "data": "load_task",
     "local": "Sampling TransformersChat TransformersEngine",
     "evaluation": "evaluate_agent",
+    "evaluation.headroom": "headroom",
     "trainers": (
         "ESPLConfig ESPLTrainer MultiTurnGRPOConfig MultiTurnGRPOTrainer PromptR1Config PromptR1Trainer "
         "TrainingStopped warm_start"
@@ -64,6 +65,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     )
     from .evaluation import (
         evaluate_agent as evaluate_agent,
+    )
+    from .evaluation.headroom import (
+        headroom as headroom,
     )
     from .evolution import (
         EvolveConfig as EvolveConfig,

@@ -85,7 +85,8 @@ class PromptAgent:
         prefix_cache_mb: float = 1024.0,
         greedy_answer: bool = False,
     ):
-        self.environment, self.spec = environment, spec
+        self.environment = environment
+        self._spec = spec
         if greedy_answer and (self._plays_itself or spec.environments):
             raise ValueError(
                 "greedy_answer needs turns that are known to answer; a program's are not, and neither are those of "
@@ -160,6 +161,18 @@ class PromptAgent:
         return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb, greedy_answer)
 
     @property
+    def spec(self) -> AgentSpec:
+        """The agent's form. Assign another one to ask it in another template or under another system prompt, whose
+        texts then count as the agent's own; grammar and limits stay those it was made with."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        for text in spec.own_texts:
+            self.chat_format.trust(text)
+
+    @property
     def environment(self) -> Environment | None:
         """The agent's environment; an assigned object is adapted by [`as_environment`]."""
         return self._environment
@@ -203,8 +216,8 @@ class PromptAgent:
     ) -> Rollout:
         """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
         row = await asyncio.to_thread(self._row, question, refiner, environment)
-        (row,) = await asyncio.wrap_future(start(self._reset([row])))
-        rollout = self._rollout(row, rollout_seed(seed, 0))
+        ((row, prompt),) = await asyncio.wrap_future(start(self._reset([row])))
+        rollout = self._rollout(row, prompt, rollout_seed(seed, 0))
         played = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
         await asyncio.wrap_future(start(played))
         return rollout
@@ -236,20 +249,25 @@ class PromptAgent:
             `list[Rollout]`: In the order of the questions. A failed one has its `error` set; none raises.
         """
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
-        rows = run(self._reset(rows))
-        rollouts = [self._rollout(row, rollout_seed(seed, i)) for i, row in enumerate(rows)]
+        episodes = run(self._reset(rows))
+        rollouts = [self._rollout(row, prompt, rollout_seed(seed, i)) for i, (row, prompt) in enumerate(episodes)]
         with progress_of(len(rows), "answers", shown=progress) as bar:
             play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
         return rollouts
 
-    async def _reset(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if self.environment is None or not (self.environment.has_reset or self._plays_itself):
-            return rows
-        rows = [{**row, "prompt": self._messages(row)} for row in rows]  # a program finds the system prompt there
-        return await reset_rows(self.environment, rows, self.limits)
+    async def _reset(self, rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str | list[Any]]]:
+        """The rows with their prompts, after the environment has started an episode for each."""
+        prompts = [self.chat_format.of(row).prompt(self._messages(row)) for row in rows]
+        if self.environment is not None and (self.environment.has_reset or self._plays_itself):
+            # The environment finds the whole prompt in the row, as in training, and may change it: what it leaves
+            # there is complete, the system prompt included.
+            rows = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
+            rows = await reset_rows(self.environment, rows, self.limits)
+            prompts = [row["prompt"] for row in rows]
+        return list(zip(rows, prompts, strict=True))
 
-    def _rollout(self, row: dict[str, Any], seed: int) -> Rollout:
-        return Rollout(self.chat_format.of(row).prompt_ids(self._messages(row)), row=row, seed=seed)
+    def _rollout(self, row: dict[str, Any], prompt: str | list[Any], seed: int) -> Rollout:
+        return Rollout(self.chat_format.of(row).prompt_ids(prompt), row=row, seed=seed)
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         refined = row.get("refinement")

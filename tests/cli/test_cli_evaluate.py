@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
 
 from agentic_prompting import PromptAgent
+from agentic_prompting.cli import evaluate
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.report.summary import read_evaluation
 from agentic_prompting.rollout import AgentSpec
@@ -102,3 +104,34 @@ def test_what_is_missing_is_one_line(run, asking_policy, mine, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     status, out, err = run("evaluate", *(asking_policy if word == "RUN" else word for word in arguments))
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+TABLE = """
+title: mine
+output: out
+tasks: [rows.jsonl]
+runs: 1
+systems: {direct: {kind: prompted, model: m, prompt: start}}
+models: {m: {name: m, base_url: "http://localhost:1"}}
+"""
+
+
+@pytest.mark.parametrize("installed_from", ["a clone", "a wheel", "nowhere"])
+def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, installed_from):
+    """A folder that was downloaded, or one above it, may hold a `benchmarks/paper_tables` of anybody's."""
+    planted = tmp_path / "benchmarks" / "paper_tables" / "__init__.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    below = tmp_path / "data" / "mine"
+    below.mkdir(parents=True)
+    (tmp_path / "src" / "agentic_prompting").mkdir(parents=True)
+    (below / "table.yaml").write_text(TABLE)
+    monkeypatch.chdir(below)
+    monkeypatch.delitem(sys.modules, "paper_tables", raising=False)
+    clone = evaluate.CLONE
+    if installed_from != "a clone":
+        monkeypatch.setattr(evaluate, "CLONE", tmp_path)
+    monkeypatch.setattr(evaluate, "shared", lambda: clone if installed_from == "a wheel" else None)
+    status, _, err = run("evaluate", "--config", "table.yaml")
+    assert not planted.with_name("ran").exists()
+    assert status == 2 and ("rows.jsonl" in err) == (installed_from != "nowhere"), err

@@ -8,8 +8,10 @@ from threading import Event
 
 import numpy as np
 import pytest
+from datasets import DatasetDict
 from hypothesis import given, strategies as st
 
+from agentic_prompting.data import TASKS, load_task
 from agentic_prompting.evaluation import (
     Answer,
     EvaluationStopped,
@@ -61,6 +63,31 @@ def test_a_plain_function_is_a_system():
     evaluation = evaluate_agent(lambda questions: ["0"] * len(questions), {"sums": ROWS}, runs=1, progress=False)
     result = evaluation.result("system", "sums")
     assert result.estimates["exact_match"].mean == 1 / 20 and result.answers == 20 and result.failed == 0
+
+
+def test_a_data_set_is_one_task():
+    """As the page says: the result of `load_task` goes in as it is; lists of rows and lists with data sets too."""
+    zero = lambda questions: ["0"] * len(questions)  # noqa: E731
+    loaded = load_task(ROWS)
+    for tasks in (loaded, ROWS, [loaded], TASK, {"sums": loaded}, DatasetDict(sums=loaded)):
+        evaluation = evaluate_agent(zero, tasks, ["exact_match"], runs=1, progress=False)
+        (result,) = evaluation.results
+        assert result.answers == 20 and result.estimates["exact_match"].mean == 1 / 20
+
+
+def test_rows_of_a_named_set_keep_its_metrics():
+    rows = [{**row, "task": "gsm8k"} for row in ROWS]
+    (result,) = evaluate_agent(lambda questions: ["0"] * len(questions), rows, runs=1, progress=False).results
+    assert result.task == "gsm8k" and tuple(result.estimates) == TASKS["gsm8k"].metrics
+
+
+@pytest.mark.parametrize(
+    "tasks", [3, None, [ROWS[0], "hotpotqa"], {"sums": 3}, {"sums": "hotpotqa"}, ROWS[0], [["hotpotqa"]], [b"x"], [3]]
+)
+def test_what_is_no_task_is_refused_in_a_line(tasks):
+    with pytest.raises(ValueError) as raised:
+        evaluate_agent(lambda questions: 1 / 0, tasks, progress=False)
+    assert "\n" not in str(raised.value)
 
 
 def test_right_wrong_and_failed_are_three_things(tmp_path):

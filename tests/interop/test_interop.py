@@ -24,14 +24,19 @@ from agentic_prompting.interop import (
     UserSimulator,
     ask_tool,
 )
-from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
+from agentic_prompting.llm import (
+    Budget,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    Unreachable,
+    charge,
+)
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
-    AgentSpec,
     ChatFormat,
     Limits,
-    Observation,
     Rollout,
     RolloutLog,
     Sample,
@@ -338,6 +343,30 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
     assert [message["content"] for message in heard[1][1:]] == ["How can I help?", observation.text, "In Nairobi."]
 
 
+@pytest.mark.parametrize(
+    ("text", "request_", "well_formed"),
+    [
+        ("How can I help?", "How can I help?", True),
+        ("<think>easy</think>In Nairobi.", "In Nairobi.", True),
+        ("easy</think>In Nairobi.", "In Nairobi.", True),
+        ("In Nairobi. <think>or is it", "In Nairobi.", False),
+        ("<think>I should say", None, False),
+        ("<think>a</think> <think>b", None, False),
+        ("<think>a</think>", None, False),
+    ],
+)
+def test_a_user_reads_no_thought(text, request_, well_formed):
+    turn = Dialogue().parse(text)
+    assert (turn.request, turn.well_formed) == (request_, well_formed)
+    assert turn.kind == ("malformed" if request_ is None else "act")
+
+
+def test_a_users_template_may_hold_braces():
+    environment = UserSimulator(ScriptedChat(["ok"]), template='Reply with {"goal": "{goal}"} or {done}.')
+    rollout = asked(environment, "?", row={"goal": "{x}"})
+    assert environment.messages(rollout)[0]["content"] == 'Reply with {"goal": "{x}"} or [DONE].'
+
+
 # --- token in, token out -----------------------------------------------------------------------------------------
 
 
@@ -471,115 +500,6 @@ def test_what_a_tool_repeats_of_the_policy_ends_no_run(text, tmp_path):
     assert rollout.answer == "done" and not rollout.observations[0].text.startswith("Error")
     log = RolloutLog(tmp_path)
     log.write([rollout_record(rollout)])
-
-
-# --- DSPy --------------------------------------------------------------------------------------------------------
-
-
-class Agent:
-    """What a [`PromptAgent`] is to DSPy: it answers, or its environment fails."""
-
-    def __init__(self, error=None):
-        self.error, self.asked = error, []
-
-    def answer(self, question, seed=0):
-        self.asked.append((question, seed))
-        rollout = Rollout([1])
-        if self.error:
-            return rollout.fail(Observation(error=self.error))
-        rollout.add_turn(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
-        return rollout.finish("answered")
-
-
-def test_an_agent_is_a_language_model_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import AgentModule, Engine
-
-    agent = Agent()
-    with dspy.context(lm=dspy.LM("agent", engine=Engine(agent), cache=False)):
-        assert dspy.Predict("question -> answer")(question="Kenya's capital?").answer == "Nairobi"
-    assert "Kenya's capital?" in agent.asked[0][0]
-    assert AgentModule(Agent())(question="Kenya's capital?").rollout.status == "answered"
-
-
-def test_an_outage_is_an_error_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import AgentModule, Engine
-
-    down = Agent(ServerFailed("down"))
-    with (
-        dspy.context(lm=dspy.LM("agent", engine=Engine(down), cache=False, num_retries=0)),
-        pytest.raises(Exception, match="down"),
-    ):
-        dspy.Predict("question -> answer")(question="Kenya's capital?")
-    with pytest.raises(ServerFailed):
-        AgentModule(down)(question="Kenya's capital?")
-
-
-def test_a_chat_model_is_a_language_model_of_dspy():
-    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
-    from agentic_prompting.interop.dspy import Engine
-
-    chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
-    with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
-        assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
-
-
-# --- GEPA --------------------------------------------------------------------------------------------------------
-
-
-class Obedient:
-    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`] does."""
-
-    spec = AgentSpec(prompt_template="{question}")
-
-    def __init__(self, error=None):
-        self.error = error
-
-    def answer_all(self, rows, progress=True):
-        rollouts = [Rollout([1], row=dict(row)) for row in rows]
-        for rollout in rollouts:
-            if self.error:
-                rollout.fail(Observation(error=self.error))
-                continue
-            word = rollout.row["prompt"][0]["content"].split()[-1]
-            rollout.add_turn(Sample([1]), ToolGrammar().parse(word))
-            rollout.finish("answered")
-        return rollouts
-
-
-def test_gepa_improves_the_prompt_of_an_agent():
-    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
-    seen = []
-
-    def reflect(prompt):
-        seen.append(prompt)
-        return "```\nAlways say Nairobi\n```"
-
-    result = gepa.optimize(
-        {"system_prompt": "Always say Lima"},
-        trainset=rows[:2],
-        valset=rows[2:],
-        adapter=AgentAdapter(Obedient(), exact_match_reward),
-        reflection_lm=reflect,
-        reflection_minibatch_size=2,
-        max_metric_calls=12,
-        raise_on_exception=True,
-    )
-    assert result.best_candidate["system_prompt"] == "Always say Nairobi"
-    assert "Capital 0?" in seen[0] and "Lima" in seen[0]
-
-
-def test_an_outage_is_no_score_for_gepa():
-    pytest.importorskip("gepa", reason="needs the extra optimizers")
-    from agentic_prompting.interop.gepa import AgentAdapter
-
-    adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
-    with pytest.raises(ServerFailed):
-        adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
 
 
 # --- in a trainer ------------------------------------------------------------------------------------------------

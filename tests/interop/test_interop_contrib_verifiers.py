@@ -2,6 +2,7 @@
 stand-in for its process, which also misbehaves."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -148,6 +149,28 @@ def test_an_answer_that_breaks_the_protocol_is_an_outage(bridged, answer):
     assert reward_of(bridged, stopped) is None
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def test_a_task_with_an_image_is_not_played_as_text(bridged):
+    shown = [{"type": "text", "text": "What is this?"}, PICTURE]
+    answer = json.dumps({"messages": [{"role": "user", "content": shown}]})
+    error = step(bridged, begun(bridged, task=0), answer).error
+    assert isinstance(error, ServerFailed) and "image_url" in str(error)
+
+
+def test_text_in_parts_is_text(bridged):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    observation = step(bridged, begun(bridged, task=0), json.dumps({"messages": messages}))
+    assert observation.text.strip() == "one\ntwo"
+
+
+def test_a_task_sets_own_fields_can_be_set(bridged):
+    tasks = VerifiersTasks("any", python=sys.executable, taskset={"num_tasks": 100}, id="other")
+    assert tasks.config == {"id": "other", "taskset": {"id": "any", "num_tasks": 100}}
+
+
 def test_reset_never_raises(bridged, tmp_path):
     for row in ({"task": object()}, {"task": {1, 2}}):
         assert isinstance(begun(bridged, **row).row["environments"], ServerFailed)
@@ -186,6 +209,26 @@ def test_task_sets_of_verifiers(monkeypatch):
     assert step(tasks, rollout, "It is Nairobi.") is None and reward_of(tasks, rollout) == 1.5
     stopped = begun(tasks, task=0)
     assert step(tasks, stopped, "Kenya.").text and reward_of(tasks, stopped) == 0.5
+    tasks.close()
+
+    tasks = VerifiersTasks("pictures", python)
+    assert [row["question"] for row in tasks.rows()] == ["The capital\nof Kenya?", "Which country?"]
+    rollout = begun(tasks, task=0)
+    assert rollout.row["prompt"][-1]["content"] == "The capital\nof Kenya?"
+    assert step(tasks, rollout, "Nairobi") is None and reward_of(tasks, rollout) == 1.0
+    tasks.close()
+
+    tasks = VerifiersTasks("pictures", python, taskset={"shown": "first"})
+    for _ in range(2):
+        with pytest.raises(ServerFailed, match="image_url"):
+            tasks.rows()
+    assert tasks.rows(1)[0]["task"] == 0, "the tasks before it keep their numbers"
+    assert isinstance(begun(tasks, task=1).row["environments"], ServerFailed)
+    tasks.close()
+
+    tasks = VerifiersTasks("pictures", python, taskset={"shown": "later"})
+    failed = step(tasks, begun(tasks, **tasks.rows()[0]), "Nairobi")
+    assert isinstance(failed.error, ServerFailed) and "image_url" in str(failed.error)
     tasks.close()
 
     with pytest.raises(ServerFailed, match="none_such"):

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent
 from agentic_prompting.agent import GreedyAnswers
@@ -14,6 +15,7 @@ from agentic_prompting.rollout import FreeText, Limits, Sample, SampleRequest, p
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from support.refine_models import Log, models
+from support.tokenizers_for_tests import tokenizer_for
 
 SPEC = AgentSpec(system_prompt="find the country", grammar=FreeText(), limits=Limits(max_turns=1, max_turn_tokens=6))
 
@@ -58,6 +60,57 @@ def test_an_answer_can_be_awaited(agent):
     )
     refined = asyncio.run(agent.aanswer("which country ?", refiner=refiner(Log())))
     assert refined.row["refinement"].prompt == "find the country++" and refined.done
+
+
+RULES = [{"role": "system", "content": "the rules"}, {"role": "user", "content": "?"}]
+
+
+class Round:
+    """An environment that adds a line to the prompt when an episode starts."""
+
+    def __init__(self):
+        self.prompts = []
+
+    def reset(self, row):
+        self.prompts.append(row["prompt"])
+        prompt = row["prompt"]
+        if isinstance(prompt, str):
+            return {**row, "prompt": f"{prompt} round one"}
+        return {**row, "prompt": [*prompt, {"role": "user", "content": "round one"}]}
+
+    def step(self, rollout):
+        return None
+
+
+@pytest.mark.parametrize("join", [False, True])
+@pytest.mark.parametrize("prompt_format", ["chat", "text"])
+@pytest.mark.parametrize(
+    "prompt", [None, [{"role": "system", "content": "the rules"}, {"role": "user", "content": "?"}]]
+)
+def test_a_reset_keeps_one_system_prompt(prompt, prompt_format, join):
+    """The prompt that an environment's `reset` leaves is complete, in an agent as in training."""
+    tokenizer, environment = world_tokenizer(), Round()
+    spec = replace(SPEC, join_system_prompt=join, prompt_format=prompt_format)
+    agent = PromptAgent(build_policy(tokenizer), tokenizer, environment, spec)
+    row = {"question": "which country ?", **({} if prompt is None else {"prompt": prompt})}
+    whole = agent.chat_format.prompt(spec.messages(row))
+    (rollout,) = agent.answer_all([row], progress=False)
+    assert environment.prompts == [whole]
+    assert rollout.prompt_ids == agent.chat_format.prompt_ids(rollout.row["prompt"])
+    assert prompt_of(agent, rollout).count(SPEC.system_prompt) == (1 if prompt is None or join else 0)
+    if prompt is None:
+        awaited = asyncio.run(agent.aanswer("which country ?"))
+        assert awaited.prompt_ids == rollout.prompt_ids
+
+
+def test_texts_of_an_assigned_form_are_trusted():
+    tokenizer = tokenizer_for("qwen3")
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    agent = PromptAgent(model, tokenizer, spec=SPEC)
+    agent.spec = replace(SPEC, system_prompt="Write <think> first.")
+    prompt_ids = agent.answer("which country ?").prompt_ids
+    assert tokenizer.convert_tokens_to_ids("<think>") in prompt_ids
 
 
 def test_an_accepted_first_answer_leaves_the_prompt_alone(agent):

@@ -165,6 +165,42 @@ def test_a_launched_program_is_no_orphan(tmp_path, number):
     assert code == 130
 
 
+SIGNALLED_TWICE = """
+import builtins, os, signal, subprocess, sys
+from accelerate.commands import launch
+
+def launch_command(arguments):
+    waits = "signal.signal(signal.SIGINT, lambda *_: sys.exit(7)); print(flush=True); time.sleep(60)"
+    code = f"import signal, sys, time; {waits}"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    original = builtins.__import__
+
+    def another_signal(*arguments, **keywords):
+        os.kill(os.getpid(), signal.SIGTERM)  # it comes while a handler imports
+        return original(*arguments, **keywords)
+
+    builtins.__import__ = another_signal
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        builtins.__import__ = original
+    raise subprocess.CalledProcessError(child.wait(), "the program")
+
+launch.launch_command = launch_command
+from agentic_prompting.cli import main
+main()
+"""
+
+
+def test_a_second_signal_meets_no_import(tmp_path):
+    run = Signalled(
+        ["demo", "--output-dir", tmp_path / "run"], tmp_path / "log", [sys.executable, "-c", SIGNALLED_TWICE]
+    )
+    code, printed = run.ended()
+    assert code == 7 and "Traceback" not in printed, printed
+
+
 def demo(policy, folder, number, moment):
     """The sandbox's training, with its policy in place; killed at a moment of its steps, and gone on with."""
     shutil.copytree(policy, folder / "warm_start")

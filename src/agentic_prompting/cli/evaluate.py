@@ -218,7 +218,6 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     first = copy(agent)
     text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
     first.spec = replace(agent.spec, system_prompt=text or None)
-    first.chat_format.trust(text)
     return {"first": first, "final": agent}
 
 
@@ -250,25 +249,32 @@ def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
 def paper_tables() -> Any:
     """The module `benchmarks/paper_tables`, which is not part of the package.
 
-    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
-    belongs to, and in the copy that a wheel installs beside the package.
+    Looked for in the clone that the package is installed from (`pip install -e`), and in the copy that a wheel installs
+    beside the package; never in the current folder, which may hold anything.
 
     Raises:
-        `FileNotFoundError`: It is in none of them.
+        `FileNotFoundError`: It is in neither of them.
     """
-    name, here = "paper_tables", Path.cwd()
-    for root in (CLONE, here, *here.parents, shared()):
-        script = root and root / "benchmarks" / name / "__init__.py"
-        if script and script.is_file():
-            break
-    else:
+    name = "paper_tables"
+    if name in sys.modules:
+        return sys.modules[name]
+    is_clone = Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting"
+    roots = [CLONE if is_clone else None, shared()]
+    scripts = [root / "benchmarks" / name / "__init__.py" for root in roots if root is not None]
+    script = next((script for script in scripts if script.is_file()), None)
+    if script is None:
         raise FileNotFoundError(
-            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
-            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
+            "what fills tables, benchmarks/paper_tables, was not installed: install the package from a clone "
+            "(`pip install -e .`). To compare systems of your own, `agentic_prompting.evaluate_agent` does without "
+            "(docs/evaluation.md)"
         )
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, script)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(name, script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
         spec.loader.exec_module(module)
-    return sys.modules[name]
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

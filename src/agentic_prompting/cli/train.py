@@ -173,6 +173,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
         `ValueError`: If there is no such configuration.
     """
     settings = _settings(accelerate_config)
+    import psutil
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -181,7 +182,16 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     launched = launch_command_parser().parse_args(
         [*settings, "--module", f"{__package__}.programs", method, *arguments]
     )
-    before = {number: signal.signal(number, _pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def pass_on(*signal_and_frame: Any) -> None:
+        """Ctrl-C for the processes of the job, also where this one got SIGTERM: it would leave them running without it.
+        One in the terminal's group gets it twice and handles it once. Imports nothing: a second signal may interrupt
+        the handler of the first."""
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         launch_command(launched)
     except subprocess.CalledProcessError as error:
@@ -209,16 +219,6 @@ def _settings(config: Path | None) -> list[str]:
     # All values are given, because accelerate warns of each one that is not.
     plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     return [*(["--multi_gpu"] if gpus > 1 else []), "--num_processes", str(max(gpus, 1)), *plain]
-
-
-def _pass_on(*signal_and_frame: Any) -> None:
-    """Ctrl-C for the processes of the job, also where this one got SIGTERM: it would leave them running without it. One
-    in the terminal's group gets it twice and handles it once."""
-    import psutil
-
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            child.send_signal(signal.SIGINT)
 
 
 def _status(code: int) -> int:

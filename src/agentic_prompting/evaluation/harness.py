@@ -66,7 +66,7 @@ class Evaluation:
 
 def evaluate_agent(
     system: System | Callable[..., Any] | Mapping[str, System | Callable[..., Any]],
-    tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]],
+    tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]] | Iterable[Row] | EvaluationTask,
     metrics: Sequence[Metric] | Mapping[str, Metric] | None = None,
     n: int | None = 128,
     runs: int = 3,
@@ -80,8 +80,9 @@ def evaluate_agent(
     Args:
         system ([`System`], `Callable` or `dict` of them by name): A [`System`], or a function from questions to answers
             (lists of texts). [`PromptAgent`] becomes one by [`AgentSystem`].
-        tasks (`list` or `dict`): Names that [`load_task`] knows (`"hotpotqa"`, or `"hotpotqa/validation"` with its
-            split; `test` where there is one, else `validation`), [`EvaluationTask`]s, or rows by name.
+        tasks (`list`, `dict` or `datasets.Dataset`): Names that [`load_task`] knows (`"hotpotqa"`, or
+            `"hotpotqa/validation"` with its split; `test` where there is one, else `validation`), [`EvaluationTask`]s,
+            rows by name, or the rows of one task: a data set, or a list of dicts.
         metrics (`list` or `dict`, *optional*): Names of [`METRICS`]; names, paths or objects of `evaluate` metrics;
             functions. See [`find_metrics`]. By default each task's own.
         n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`; `None`, or a task with fewer:
@@ -105,17 +106,13 @@ def evaluate_agent(
     if runs < 1 or (n is not None and n < 1):
         raise ValueError(f"runs and n must be at least 1, got {runs} and {n}")
     systems = system if isinstance(system, Mapping) else {"system": system}
-    if isinstance(tasks, str):
-        raise ValueError(f"tasks must be a list, got the text {tasks!r}")
-    if isinstance(tasks, Mapping):
-        tasks = [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
-    asked = [_prepared(task, n, seed) for task in tasks]
-    names = [task.name for task in asked]
+    prepared = [_prepared(task, n, seed) for task in _listed_tasks(tasks)]
+    names = [task.name for task in prepared]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)")
     shared = None if metrics is None else find_metrics(metrics, encoder)
-    chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in asked}
-    for task in asked:
+    chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in prepared}
+    for task in prepared:
         for metric in chosen[task.name].values():
             check_answers_of_rows(metric, task.rows)
     evaluation = Evaluation()
@@ -123,9 +120,9 @@ def evaluate_agent(
         answering = as_system(one)
         path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
         with nullcontext() if path is None else only_writer(path), spans.workflow("evaluation", runs=runs):
-            records = _answers(name, answering, asked, runs, seed, path, progress)
+            records = _answers(name, answering, prepared, runs, seed, path, progress)
         evaluation.records += records
-        for task in asked:
+        for task in prepared:
             of_task = [record for record in records if record["task"] == task.name]
             evaluation.results.append(summarise(name, task.name, of_task, chosen[task.name], answering.fit_calls))
     return evaluation
@@ -152,6 +149,54 @@ def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **optio
     few = split in task.expected_rows and n is not None and task.expected_rows[split] <= n
     rows = load_task(base, split, None if few else n, seed, **options)
     return EvaluationTask(name, list(rows), task.metrics)
+
+
+def _listed_tasks(tasks: Any) -> list[str | EvaluationTask]:
+    """The tasks of [`evaluate_agent`] as a list of names and [`EvaluationTask`]s.
+
+    Raises:
+        `ValueError`: It holds something else; the message says how to pass it.
+    """
+    advice = 'pass a list of names, {"my task": rows}, or the rows of one task (a data set or a list of dicts)'
+    if isinstance(tasks, EvaluationTask):
+        return [tasks]
+    if isinstance(tasks, str):
+        raise ValueError(f"tasks must be a list, got the text {tasks!r}")
+    if isinstance(tasks, Mapping):
+        for name, rows in tasks.items():
+            if not _holds_rows(rows):
+                raise ValueError(f"the task {name!r} has no rows but {type(rows).__name__}: {advice}")
+        return [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
+    if not isinstance(tasks, Iterable):
+        raise ValueError(f"tasks must be a list, got {type(tasks).__name__}: {advice}")
+
+    # A data set, or a list of rows, is one task. A list may also hold data sets beside names.
+    entries = list(tasks)
+    if entries and all(isinstance(entry, Mapping) for entry in entries):
+        return [_task_of_rows(entries)]
+    listed: list[str | EvaluationTask] = []
+    for entry in entries:
+        if isinstance(entry, str | EvaluationTask):
+            listed.append(entry)
+            continue
+        rows = list(entry) if _holds_rows(entry) else []
+        if not rows or not all(isinstance(row, Mapping) for row in rows):
+            raise ValueError(f"a task cannot be made of {type(entry).__name__} {entry!r:.80}: {advice}")
+        listed.append(_task_of_rows(rows))
+    return listed
+
+
+def _holds_rows(rows: Any) -> bool:
+    return isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping)
+
+
+def _task_of_rows(rows: list[Row]) -> EvaluationTask:
+    """Rows as one task, named after their column `task` if all have the same one, with that task's metrics."""
+    names = {str(row.get("task") or "") for row in rows}
+    name = names.pop() if len(names) == 1 else ""
+    if name in TASKS:
+        return EvaluationTask(name, rows, TASKS[name].metrics)
+    return EvaluationTask(name or "rows", rows)
 
 
 def _prepared(task: str | EvaluationTask, n: int | None, seed: int) -> EvaluationTask:

@@ -9,7 +9,7 @@ questions are hard for both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
 from statistics import NormalDist, fmean
@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ..llm.guard import call_guarded
 from ..rewards import prompt_r1_score
+from ..rollout import Rollout
+from ..rollout.environment import same_columns
 from .metrics import BINARY, EvaluateScore, Score, judged
 from .repeats import repeat_values
 
@@ -77,6 +80,34 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
             values = metric(texts, [records[i]["answers"] for i in asked])
         for i, value in zip(asked, values, strict=True):
             scores[name][i] = None if value is None else float(value)
+    return scores
+
+
+async def score_rollouts(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[float | None]:
+    """The rewards of finished episodes, by a function with TRL's signature, plain or `async`.
+
+    Args:
+        reward (`Callable`): Gets `prompts`, `completions` (the answers), `rollout` (the episodes) and the columns of
+            their rows, those that an environment's `reset` added among them.
+        rollouts (`Sequence[Rollout]`): The episodes.
+
+    Returns:
+        `list[float | None]`: `None` for a failed episode, which the function does not get, and where it returns none.
+    """
+    finished = [rollout for rollout in rollouts if rollout.error is None]
+    if not finished:
+        return [None] * len(rollouts)
+    rows = same_columns([rollout.row for rollout in finished])
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    prompts = columns.pop("prompt", [row.get("question") for row in rows])
+    answers = [rollout.answer or "" for rollout in finished]
+    arguments = {**columns, "prompts": prompts, "completions": answers, "rollout": finished}
+    given = iter(await call_guarded(reward, **arguments))
+    scores: list[float | None] = []
+    for rollout in rollouts:
+        score: Any = None if rollout.error is not None else next(given)
+        is_missing = score is None or score != score
+        scores.append(None if is_missing else float(score))
     return scores
 
 

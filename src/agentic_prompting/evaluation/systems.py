@@ -79,7 +79,8 @@ class System:
         """Answer rows together, in order: for what does not answer one by one."""
         raise NotImplementedError
 
-    async def _answered(self, row: Row, seed: int) -> Answer:
+    async def try_answer(self, row: Row, seed: int) -> Answer:
+        """[`System.answer`], with an exception as the answer's error."""
         try:
             return await call_guarded(self.answer, row, seed)
         except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
@@ -93,7 +94,7 @@ class System:
             seed (`int`, *optional*, defaults to `0`): Another seed is another run: other samples.
         """
         if type(self).answer_batch is System.answer_batch:
-            yield from in_parallel((self._answered(row, seed) for row in rows), self.max_in_flight)
+            yield from in_parallel((self.try_answer(row, seed) for row in rows), self.max_in_flight)
             return
         for start in range(0, len(rows), self.batch_size):
             yield from enumerate(self.answer_batch(rows[start : start + self.batch_size], seed), start)

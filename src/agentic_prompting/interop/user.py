@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..environments import LLMEnvironment
-from ..llm import ChatModel, Message
+from ..llm import ChatModel, Message, fill
 from ..rollout import Observation, Rollout, Turn, split_turn
 
 DONE = "[DONE]"
@@ -70,7 +70,7 @@ class UserSimulator(LLMEnvironment):
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """The messages to the large LLM: its system prompt with the goal, then the dialogue."""
-        system = self.template.format(goal=self.goal(rollout.row), done=DONE)
+        system = fill(self.template, goal=self.goal(rollout.row), done=DONE)
         return [{"role": "system", "content": system}, *super().messages(rollout)]
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]

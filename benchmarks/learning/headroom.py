@@ -1,0 +1,429 @@
+"""Do the verdicts of `headroom` hold? Simulated tasks whose true gain, signal and ceiling are known.
+
+    python -m benchmarks.learning.headroom           # tables; 1,000 tasks a cell, about ten minutes of one core
+    python -m benchmarks.learning.headroom --json    # the same as JSON
+    python -m benchmarks.learning.headroom --quick   # few tasks and cells: that it runs
+
+Prompts: 12 on 20 rows, then the start prompt and the challenger on 136 fresh rows (512 calls); undecided ones get one
+top-up of as many fresh rows as they need, 800 at most. A row has a difficulty from a beta distribution around the
+base accuracy; a prompt shifts the logit of all rows so that its mean over the population of rows is base + effect.
+Effects have the standard deviation `spread`: normal, heavy-tailed, one good (or bad) prompt in ten; or the start prompt
+is no draw from the proposals but 10 points above or below them. `interaction` adds noise to each pair of row and
+prompt, `graded` scores are between 0 and 1.
+
+A table's row pools the base accuracies, which are cells of their own in the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import special, stats
+
+from agentic_prompting.evaluation.headroom import (
+    choose_challenger,
+    expect_further,
+    judge_prompts,
+    measure_ceiling,
+    measure_groups,
+    plan_stages,
+    route_prompts,
+)
+from benchmarks.lab import log
+
+TASKS, QUICK_TASKS = 1000, 40
+CALLS, PROMPTS, ROWS = 512, 12, 10_000
+DELTAS = (0.05, 0.10)
+MOST_TOP_UP = 800
+BASES = (0.1, 0.3, 0.5, 0.7, 0.9)
+MIDDLE = (0.3, 0.5, 0.7)
+FURTHER = 20
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def normal(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.standard_normal(size)
+
+
+def heavy(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.standard_t(3, size) / np.sqrt(3)
+
+
+def one_good(rng: np.random.Generator, size: int) -> np.ndarray:
+    return np.where(rng.random(size) < 0.1, 3.0, -1 / 3)
+
+
+def one_bad(rng: np.random.Generator, size: int) -> np.ndarray:
+    return -one_good(rng, size)
+
+
+Effects = Callable[[np.random.Generator, int], np.ndarray]
+"""Draws effects of prompts with mean 0 and standard deviation 1."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A task: the distribution of its prompts, rows and scores.
+
+    Args:
+        base (`float`): The mean score under an average prompt.
+        spread (`float`): The standard deviation between prompts.
+        effects (`Callable`): The form of their distribution.
+        start (`float`, *optional*): The start prompt's effect, if it is no draw from the proposals.
+        interaction (`float`): The standard deviation of noise in logits on each pair of row and prompt.
+        graded (`float`, *optional*): Scores are beta-distributed with this concentration instead of 0 or 1.
+    """
+
+    base: float
+    spread: float
+    effects: Effects = normal
+    start: float | None = None
+    interaction: float = 0.0
+    graded: float | None = None
+
+    def prompt_means(self, rng: np.random.Generator, prompts: int) -> np.ndarray:
+        """The true mean score of each prompt, the start prompt first."""
+        means = self.base + self.spread * self.effects(rng, prompts)
+        if self.start is not None:
+            means[0] = self.base + self.start
+        return means.clip(0.005, 0.995)
+
+    def make_sampler(self) -> Callable[[np.random.Generator, np.ndarray, int], np.ndarray]:
+        """A function that draws the scores of prompts with given means on new rows."""
+        # The mean score that a shift of all logits leads to, over the population of rows: to be inverted.
+        quantiles = (np.arange(300) + 0.5) / 300
+        rows = stats.beta.ppf(quantiles, self.base, 1 - self.base).clip(1e-6, 1 - 1e-6)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(9)
+        shifts = np.linspace(-14, 14, 281)
+        logits = special.logit(rows)[None, :, None] + shifts[:, None, None] + self.interaction * nodes
+        mean_of_shift = special.expit(logits).mean(axis=1) @ (weights / weights.sum())
+
+        def draw_scores(rng: np.random.Generator, means: np.ndarray, n: int) -> np.ndarray:
+            difficulty = rng.beta(self.base, 1 - self.base, (n, 1)).clip(1e-6, 1 - 1e-6)
+            logits = special.logit(difficulty) + np.interp(means, mean_of_shift, shifts)
+            if self.interaction:
+                logits = logits + self.interaction * rng.standard_normal(logits.shape)
+            chances = special.expit(logits)
+            if self.graded is None:
+                return (rng.random(chances.shape) < chances).astype(float)
+            chances = chances.clip(1e-3, 1 - 1e-3)
+            return rng.beta(chances * self.graded, (1 - chances) * self.graded)
+
+        return draw_scores
+
+
+def prompt_worlds(quick: bool) -> Iterator[tuple[str, float, World]]:
+    """The cells: a family's name, its spread, and a world of it."""
+    for spread in (0.0, 0.06) if quick else (0.0, 0.01, 0.03, 0.06, 0.10, 0.20):
+        for base in MIDDLE[1:2] if quick else BASES:
+            yield "normal", spread, World(base, spread)
+    if quick:
+        return
+    for effects in (heavy, one_good, one_bad):
+        for spread in (0.06, 0.20):
+            for base in MIDDLE:
+                yield effects.__name__.replace("_", " "), spread, World(base, spread, effects)
+    for start in (-0.10, 0.10):
+        for spread in (0.0, 0.03):
+            for base in MIDDLE:
+                yield f"start {start:+.2f}", spread, World(base, spread, start=start)
+    for spread in (0.0, 0.10):
+        for base in MIDDLE:
+            yield "interaction", spread, World(base, spread, interaction=1.5)
+    for spread in (0.0, 0.10):
+        for base in (0.1, 0.5, 0.9):
+            yield "graded", spread, World(base, spread, graded=4.0)
+
+
+def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str, Any]:
+    """Coverage and verdicts in one cell.
+
+    Returns:
+        `dict`: `coverage` of the interval of the chosen prompt's gain; its `bias` and `width`; by `delta` the shares of
+            verdicts before and after the top-up, of wrong ones, and of right ones where the chosen prompt truly gains
+            0.10 (`power`, of `gaining` tasks); the F test's share below .05 and the coverage of `expect_further`.
+    """
+    rng = np.random.default_rng(seed)
+    plan = plan_stages(CALLS, PROMPTS, ROWS)
+    draw_scores = world.make_sampler()
+    truths, gains, covered, widths, best_of_all, f_tests, further = [], [], [], [], [], [], []
+    verdicts: dict[float, list[tuple[str, str, bool]]] = {delta: [] for delta in DELTAS}
+    expected_best = _expected_best(world)
+    for _ in range(tasks):
+        means = world.prompt_means(rng, PROMPTS)
+        choosing = draw_scores(rng, means, plan.choosing_rows)
+        chosen = choose_challenger(choosing, rng)
+        pair = means[[0, chosen]]
+        truth = float(pair[1] - pair[0])
+        fresh = draw_scores(rng, pair, plan.fresh_rows)
+        for delta in DELTAS:
+            first = judge_prompts(choosing, chosen, fresh, delta)
+            last = first
+            if first.verdict == "cannot tell":
+                rows = min(first.rows_needed, MOST_TOP_UP)
+                last = judge_prompts(choosing, chosen, fresh, delta, draw_scores(rng, pair, rows))
+            covered_last = last.gain.low <= truth <= last.gain.high
+            verdicts[delta].append((first.verdict, last.verdict, covered_last))
+        truths.append(truth)
+        gains.append(first.gain.mean)
+        covered.append(first.gain.low <= truth <= first.gain.high)
+        widths.append(first.gain.high - first.gain.low)
+        best_of_all.append(float(means.max() - means[0]))
+        f_tests.append(first.test is not None and first.test.p_value < 0.05)
+        expected = expect_further(choosing, FURTHER, rng, draws=400)
+        further.append(expected.low <= expected_best - means[0] <= expected.high)
+
+    truth_of = np.array(truths)
+    gaining = truth_of >= 0.10 - 1e-9
+    cell: dict[str, Any] = {
+        "coverage": float(np.mean(covered)),
+        "bias": float(np.mean(np.array(gains) - truth_of)),
+        "width": float(np.mean(widths)),
+        "f_test": float(np.mean(f_tests)),
+        "further_coverage": float(np.mean(further)),
+        "gaining": int(gaining.sum()),
+    }
+    best = np.array(best_of_all)
+    for delta, of_delta in verdicts.items():
+        before, after, covered_last = map(np.array, zip(*of_delta, strict=True))
+        for name, verdict in (("", before), (" after top-up", after)):
+            worth, not_worth = verdict == "worth it", verdict == "not worth it"
+            cell[f"{delta:.2f}{name}"] = {
+                "worth it": float(worth.mean()),
+                "not worth it": float(not_worth.mean()),
+                "cannot tell": float((verdict == "cannot tell").mean()),
+                "false worth it": float((worth & (truth_of <= 0)).mean()),
+                "false not worth it": float((not_worth & (truth_of >= delta)).mean()),
+                "not worth it, best of all is": float((not_worth & (best >= delta)).mean()),
+                "power": float(worth[gaining].mean()) if gaining.any() else None,
+            }
+        cell[f"{delta:.2f} after top-up"]["coverage"] = float(covered_last.mean())
+    return cell
+
+
+def _expected_best(world: World) -> float:
+    """The expected mean of the best of `FURTHER` proposals."""
+    rng = np.random.default_rng(1)
+    proposals = World(world.base, world.spread, world.effects).prompt_means(rng, 200 * FURTHER * 20)
+    return float(proposals.reshape(-1, FURTHER).max(axis=1).mean())
+
+
+def simulate_router(tasks: int, seed: int = 5) -> list[dict[str, Any]]:
+    """How often a router of prompts seems to gain, where prompts differ in nothing, in their means, or by row."""
+    cells = []
+    for name, world in (
+        ("no difference", World(0.5, 0.0)),
+        ("means differ", World(0.5, 0.10)),
+        ("rows differ", World(0.5, 0.0, interaction=3.0)),
+    ):
+        rng = np.random.default_rng(seed)
+        surely, gains = [], []
+        for _ in range(tasks):
+            means = world.prompt_means(rng, 6)
+            first, second = _twice(world, rng, means, 64)
+            gain = route_prompts(first, second, rng)
+            surely.append(gain.low > 0)
+            gains.append(gain.mean)
+        cells.append({"world": name, "gain": float(np.mean(gains)), "surely above 0": float(np.mean(surely))})
+    return cells
+
+
+def _twice(world: World, rng: np.random.Generator, means: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two answers of each prompt to the same rows, whose chances are the same for both."""
+    difficulty = rng.beta(world.base, 1 - world.base, (n, 1)).clip(1e-6, 1 - 1e-6)
+    noise = world.interaction * rng.standard_normal((n, len(means)))
+    chances = special.expit(special.logit(difficulty) + special.logit(means) + noise)
+    first = (rng.random(chances.shape) < chances).astype(float)
+    second = (rng.random(chances.shape) < chances).astype(float)
+    return first, second
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+SIGNALS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "mixed": lambda rng, n: np.where(rng.random(n) < 0.3, rng.random(n) < 0.5, rng.beta(1, 1, n)),
+    "hard": lambda rng, n: np.where(rng.random(n) < 0.7, 0.0, rng.beta(0.5, 2, n)),
+    "easy": lambda rng, n: np.where(rng.random(n) < 0.5, 1.0, rng.beta(4, 2, n)),
+    "u-shaped": lambda rng, n: rng.beta(0.3, 0.3, n),
+    "two kinds": lambda rng, n: np.where(rng.random(n) < 0.7, 0.03, 0.9),
+    "rare": lambda rng, n: np.full(n, 0.02),
+}
+"""Draws the chance of a right answer for rows."""
+
+
+def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
+    """Coverage of the share of differing groups and of pass@k, for measured sizes g and planned sizes G <= g."""
+    cells = []
+    for g in (4,) if quick else (4, 8):
+        for n in (32,) if quick else (32, 64, 128):
+            for name, draw in SIGNALS.items():
+                rng = np.random.default_rng([7, g, n])
+                population = draw(rng, 400_000)
+                sizes = [size for size in (2, 4, 8) if size <= g]
+                truth = {size: float(np.mean(1 - population**size - (1 - population) ** size)) for size in sizes}
+                passes = {k: float(np.mean(1 - (1 - population) ** k)) for k in (1, g)}
+                differing: dict[int, list[bool]] = {size: [] for size in sizes}
+                passing: dict[int, list[bool]] = {k: [] for k in passes}
+                for _ in range(tasks):
+                    rewards = (rng.random((n, g)) < draw(rng, n)[:, None]).astype(float).tolist()
+                    for size in sizes:
+                        signal = measure_groups(rewards, size)
+                        assert signal.differing is not None
+                        differing[size].append(signal.differing.low - 1e-9 <= truth[size] <= signal.differing.high)
+                    for k, share in passes.items():
+                        passing[k].append(signal.pass_at[k].low - 1e-9 <= share <= signal.pass_at[k].high)
+                for size in sizes:
+                    cells.append(
+                        {
+                            "world": name, "rows": n, "measured": g, "planned": size, "truth": truth[size],
+                            "coverage": float(np.mean(differing[size])),
+                            "pass@1": float(np.mean(passing[1])), f"pass@{g}": float(np.mean(passing[g])),
+                        }
+                    )  # fmt: skip
+    return cells
+
+
+# --- ceilings -------------------------------------------------------------------------------------------------------
+
+
+def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str, Any]]:
+    """How often the bracket holds the true ceiling, and how far naive and cross are from it."""
+    cells = []
+    for spread, base in ((0.0, 0.5),) if quick else ((0.0, 0.5), (1.0, 0.5), (3.0, 0.5), (1.0, 0.2)):
+        for choices in (4,) if quick else (4, 8):
+            for repeats in (2,) if quick else (2, 4, 8):
+                rng = np.random.default_rng([9, choices, repeats])
+                population = _chances(rng, 40_000, choices, base, spread)
+                truth = float(population.max(axis=1).mean())
+                held, naive, cross, widths = [], [], [], []
+                for _ in range(tasks):
+                    chances = _chances(rng, rows, choices, base, spread)
+                    scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(float)
+                    ceiling = measure_ceiling(scores, [str(place) for place in range(choices)])
+                    assert ceiling.cross is not None
+                    held.append(ceiling.low <= truth <= ceiling.high)
+                    naive.append(ceiling.naive.mean - truth)
+                    cross.append(ceiling.cross.mean - truth)
+                    widths.append(ceiling.high - ceiling.low)
+                cells.append(
+                    {
+                        "spread": spread, "base": base, "choices": choices, "repeats": repeats, "truth": truth,
+                        "coverage": float(np.mean(held)), "naive": float(np.mean(naive)),
+                        "cross": float(np.mean(cross)), "width": float(np.mean(widths)),
+                    }
+                )  # fmt: skip
+    return cells
+
+
+def _chances(rng: np.random.Generator, rows: int, choices: int, base: float, spread: float) -> np.ndarray:
+    difficulty = special.logit(rng.beta(base, 1 - base, (rows, 1)).clip(1e-6, 1 - 1e-6))
+    return special.expit(difficulty + spread * rng.standard_normal((rows, choices)))
+
+
+# --- all of it ------------------------------------------------------------------------------------------------------
+
+
+def simulate(tasks: int, quick: bool = False) -> dict[str, Any]:
+    """All cells, and the figures that `docs/headroom.md` promises."""
+    started = time.process_time()
+    cells = []
+    for number, (family, spread, world) in enumerate(prompt_worlds(quick)):
+        cell = {"family": family, "spread": spread, "base": world.base, "start": world.start}
+        cells.append({**cell, **simulate_prompts(world, tasks, [11, number])})
+        log(f"{family} {spread:g} {world.base:g}: coverage {cells[-1]['coverage']:.3f}")
+    groups = simulate_groups(tasks, quick)
+    ceilings = simulate_ceilings(tasks, quick)
+    return {
+        "tasks": tasks,
+        "summary": summarise_prompts(cells),
+        "prompts": cells,
+        "router": simulate_router(tasks),
+        "groups": groups,
+        "ceilings": ceilings,
+        "processor_seconds": round(time.process_time() - started, 1),
+    }
+
+
+def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all cells together."""
+    coverage = [cell["coverage"] for cell in cells]
+    nothing = [cell for cell in cells if cell["spread"] == 0 and cell["start"] is None]
+    summary: dict[str, Any] = {
+        "coverage": {"mean": float(np.mean(coverage)), "least": min(coverage), "most": max(coverage)},
+        "f_test where no prompt differs": max(cell["f_test"] for cell in nothing),
+    }
+    for delta in DELTAS:
+        name = f"{delta:.2f} after top-up"
+        gaining = [cell for cell in cells if cell["gaining"] >= 100]
+        powers = [cell[f"{delta:.2f}"]["power"] for cell in gaining]
+        last_powers = [cell[name]["power"] for cell in gaining]
+        # A start prompt below all others: every challenger gains about 0.10, and not more.
+        drawn = [cell[f"{delta:.2f}"]["power"] for cell in gaining if cell["start"] is None]
+        summary[f"delta {delta:.2f}"] = {
+            "false worth it, truth 0": max(cell[f"{delta:.2f}"]["false worth it"] for cell in nothing),
+            "false worth it, truth 0, after top-up": max(cell[name]["false worth it"] for cell in nothing),
+            "false not worth it": max(cell[name]["false not worth it"] for cell in cells),
+            "not worth it though the best of all is": max(cell[name]["not worth it, best of all is"] for cell in cells),
+            "cannot tell": float(np.mean([cell[f"{delta:.2f}"]["cannot tell"] for cell in cells])),
+            "cannot tell after top-up": float(np.mean([cell[name]["cannot tell"] for cell in cells])),
+            "coverage after top-up, least": min(cell[name]["coverage"] for cell in cells),
+            "power where the chosen prompt gains 0.10, least": min(powers) if powers else None,
+            "power, start prompt one of the draws, least": min(drawn) if drawn else None,
+            "power after top-up, least": min(last_powers) if powers else None,
+        }
+    return summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--quick", action="store_true", help="few tasks and cells")
+    parser.add_argument("--tasks", type=int, help="tasks a cell")
+    arguments = parser.parse_args()
+    tasks = arguments.tasks or (QUICK_TASKS if arguments.quick else TASKS)
+    result = simulate(tasks, arguments.quick)
+    print(json.dumps(result) if arguments.json else as_tables(result))
+
+
+def as_tables(result: dict[str, Any]) -> str:
+    """The cells as text, bases pooled."""
+    lines = [json.dumps(result["summary"], indent=2), ""]
+    lines.append(
+        "family, spread | coverage mean/least/most | worth it | not, undecided at 0.10 | after top-up | further"
+    )
+    families = dict.fromkeys((cell["family"], cell["spread"]) for cell in result["prompts"])
+    for family, spread in families:
+        cells = [cell for cell in result["prompts"] if (cell["family"], cell["spread"]) == (family, spread)]
+
+        def mean(*path: str, cells: Sequence[Any] = cells) -> float:
+            values = []
+            for cell in cells:
+                for name in path:
+                    cell = cell[name]
+                values.append(cell)
+            return float(np.mean(values))
+
+        coverage = [cell["coverage"] for cell in cells]
+        lines.append(
+            f"{family}, {spread:g} | {np.mean(coverage):.3f}/{min(coverage):.3f}/{max(coverage):.3f} | "
+            f"{mean('0.10', 'worth it'):.2f} | {mean('0.10', 'not worth it'):.2f}, {mean('0.10', 'cannot tell'):.2f} | "
+            f"{mean('0.10 after top-up', 'cannot tell'):.2f} | {mean('further_coverage'):.2f}"
+        )
+    for name in ("router", "groups", "ceilings"):
+        lines += ["", name]
+        for cell in result[name]:
+            shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in cell.items()}
+            lines.append("  " + ", ".join(f"{key} {value}" for key, value in shown.items()))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

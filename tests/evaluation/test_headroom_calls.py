@@ -1,0 +1,332 @@
+"""`headroom`: its calls, within the number allowed, on scripted models whose truth is known."""
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+
+import pytest
+
+from agentic_prompting.evaluation.headroom import HEADROOM_FILE, Headroom, aheadroom, headroom
+from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
+from agentic_prompting.llm import BadRequest, Misconfigured, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.refine import ProRefiner
+from agentic_prompting.refine.templates import DEFAULT_PROMPT
+from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, Turn
+from agentic_prompting.sandbox.puzzles import make_puzzles, puzzle_models, score_puzzle
+
+ROWS = [{"question": f"question {number} ?", "answers": ["yes"]} for number in range(900)]
+
+
+def luck(*parts):
+    """A number between 0 and 1 that follows from its parts."""
+    return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16) / 16**12
+
+
+def chat_of(chances, name="chat", **options):
+    """A model that is right as often as `chances` says for its system prompt or for words of its request."""
+
+    times = Counter()
+
+    def reply(messages):
+        system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+        request = messages[-1]["content"]
+        times[system, request] += 1
+        chance = chances.get(system, chances.get("", 0.5))
+        for word, higher in chances.items():
+            if word and word in request:
+                chance = higher
+        right = luck(name, system, request, times[system, request]) < chance
+        return Reply(f"Hm.\nAnswer: {'yes' if right else 'no'}", usage=Usage(5, 1, 0.001))
+
+    return ScriptedChat(reply, **options)
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_helps_is_worth_it():
+    chat = chat_of({"": 0.4, "Mine.": 0.4, "Say the rule.": 0.8})
+    found = headroom(ROWS, policy=chat, prompts=["Mine.", "Be brief.", "Say the rule."])
+    assert found.prompts.verdict == "worth it" and found.texts[found.prompts.chosen] == "Say the rule."
+    assert found.prompts.gain.low > 0.2 and found.texts == ["Mine.", "Be brief.", "Say the rule.", ""]
+    assert found.calls == {"prompts": len(chat.calls)} and len(chat.calls) <= 512
+    assert found.cost_usd == pytest.approx(0.001 * len(chat.calls)) and found.delta == 0.1
+    assert "Say the rule." in found.report() and "worth it" in found.report()
+
+
+def test_prompts_that_change_nothing_are_not_worth_it():
+    found = headroom(ROWS, policy=chat_of({"": 0.95}), prompts=["Mine.", "Other."], calls=1600)
+    assert found.prompts.verdict == "not worth it" and found.calls["prompts"] <= 1600
+    assert "%" in found.report(), "how many good ones the tried ones still allow"
+
+
+def test_the_stages_share_no_row():
+    chat = chat_of({})
+    headroom(ROWS, policy=chat, prompts=["a", "b", "c"], top_up_calls=600)
+    stages = {}
+    for number, call in enumerate(chat.calls):
+        stages.setdefault(call[-1]["content"], []).append(number)
+    choosing = [numbers for numbers in stages.values() if len(numbers) == 4]
+    others = [numbers for numbers in stages.values() if len(numbers) == 2]
+    assert len(choosing) + len(others) == len(stages), "a row is in one stage alone"
+    assert max(map(max, choosing)) < min(map(min, others))
+
+
+def test_an_undecided_first_look_is_topped_up_once():
+    def measure(**options):
+        chat = chat_of({"": 0.5, "a": 0.5, "b": 0.6})
+        found = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=140, **options)
+        assert found.calls["prompts"] == len(chat.calls)
+        return found
+
+    first, second = measure(), measure(top_up_calls=1000)
+    assert first.prompts.verdict == "cannot tell" and str(first.prompts.rows_needed) in first.report()
+    assert first.calls["prompts"] <= 140 < second.calls["prompts"] <= 1140
+    assert second.prompts.topped_up and second.prompts.gain.n == first.prompts.rows_needed
+    too_small = measure(top_up_calls=20)
+    assert not too_small.prompts.topped_up and too_small.prompts == first.prompts
+
+
+def test_a_reference_writes_the_further_prompts():
+    written = "Well: <prompt>One.</prompt> <prompt> Two. </prompt><prompt></prompt><prompt>One.</prompt>"
+    reference = ScriptedChat([written])
+    chat = chat_of({"Two.": 0.9, "": 0.3})
+    found = headroom(ROWS, policy=chat, prompts=["Mine."], reference=reference, tried=5)
+    assert found.texts == ["Mine.", "", "One.", "Two."] and found.texts[found.prompts.chosen] == "Two."
+    assert found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512 and found.further is not None
+    shown = reference.calls[0][0]["content"]
+    examples = [row["question"] for row in ROWS if row["question"] in shown]
+    asked = [call[-1]["content"] for call in chat.calls]
+    measured = {question for question in asked if asked.count(question) == 2}
+    assert len(examples) == 8 and len(measured) > 90 and not measured & set(examples), "its examples measure no gain"
+
+
+@pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
+def test_a_reference_that_writes_nothing(reply):
+    found = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
+    assert found.prompts is None and "no prompt" in found.stopped and "Stopped early" in found.report()
+
+
+def test_reading_prompts_is_linear():
+    assert read_prompts("<prompt>" * 200_000) == [] and len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
+
+
+def test_an_outage_is_no_score():
+    chat = chat_of({"": 0.5, "b": 0.9}, fail_on=lambda number: number % 10 == 0)
+    found = headroom(ROWS, policy=chat, prompts=["a", "b"])
+    assert found.prompts.verdict == "worth it" and found.failed > 20
+    assert found.prompts.gain.n < 190 and "without a score" in found.report()
+
+
+def test_an_error_that_none_escapes_keeps_what_was_measured():
+    chat = chat_of({"b": 0.9})
+    broken = ScriptedChat([Misconfigured("wrong key", status=401)])
+    found = headroom(ROWS, policy=chat, prompts=["a", "b"], llm=broken, pool={"x": chat, "y": chat})
+    assert found.prompts is not None and found.requests is None and found.pool is None
+    assert "wrong key" in found.stopped and set(found.calls) == {"prompts", "requests"}
+
+
+class Prompted:
+    """An agent that is right if its system prompt says so."""
+
+    limits = Limits(max_turns=5)
+    environment = None
+
+    def __init__(self):
+        self.spec = AgentSpec(system_prompt="Mine.")
+        self.asked = []
+
+    def answer_all(self, rows, seed=0, progress=True):
+        self.asked.append((self.spec.system_prompt, len(rows)))
+        rollouts = []
+        for number, row in enumerate(rows):
+            chance = 0.9 if self.spec.system_prompt == "Good." else 0.3
+            answer = "yes" if luck(self.spec.system_prompt, row["question"], seed, number) < chance else "no"
+            rollout = Rollout([1], row=dict(row))
+            rollout.add_turn(Sample([1]), Turn(answer, "answer", True, answer=answer))
+            rollouts.append(rollout.finish("answered"))
+        return rollouts
+
+
+def test_an_agents_system_prompt_is_measured_too():
+    agent = Prompted()
+    found = headroom(ROWS, policy=agent, prompts=["Mine.", "Good."])
+    assert found.prompts.verdict == "worth it" and {prompt for prompt, _ in agent.asked} == {"Mine.", "Good.", None}
+    assert agent.spec.system_prompt == "Mine." and found.calls["prompts"] == 0, "it asks nobody"
+
+
+# --- signal ---------------------------------------------------------------------------------------------------------
+
+
+class Untrained:
+    """An agent whose rollouts take `calls_each` calls; right as often as its question's number says."""
+
+    spec = AgentSpec()
+
+    def __init__(self, calls_each=2, max_turns=3, status=None):
+        self.limits = Limits(max_turns=max_turns)
+        self.environment = object() if calls_each else None
+        self.calls_each, self.status, self.rollouts = calls_each, status, 0
+
+    def answer_all(self, rows, seed=0, progress=True):
+        rollouts = []
+        for number, row in enumerate(rows):
+            rollout = Rollout([1], row={**row, "prompt": row["question"]})
+            replies = tuple(Reply("hm", usage=Usage(1, 1, 0.01)) for _ in range(self.calls_each))
+            if replies:
+                rollout.observations.append(Observation("hm", replies=replies))
+            kind = int(row["question"].split()[1]) % 3
+            answer = "yes" if luck(row["question"], seed, number) < (0.0, 0.5, 1.0)[kind] else "no"
+            rollout.add_turn(Sample([1]), Turn(answer, "answer", True, answer=answer))
+            rollouts.append(rollout.finish(self.status or "answered"))
+        self.rollouts += len(rows)
+        return rollouts
+
+
+def test_the_signal_of_an_untrained_agent():
+    agent = Untrained(calls_each=0)
+    found = headroom(ROWS, agent=agent, group_size=8)
+    assert found.signal.rows == 64 and agent.rollouts == 512 and found.calls == {"signal": 0}
+    assert found.signal.differing.low < 1 / 3 < found.signal.differing.high and found.signal.verdict == "worth it"
+    assert found.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
+    assert found.training == ("worth it", found.signal.sentence()) and "pass@8" in found.report()
+
+
+@pytest.mark.parametrize(("calls", "max_turns"), [(100, 3), (512, 3), (512, 6), (64, 5)])
+def test_a_signal_never_makes_more_calls_than_allowed(calls, max_turns):
+    agent = Untrained(calls_each=2, max_turns=max_turns)
+    found = headroom(ROWS, agent=agent, group_size=4, calls=calls)
+    assert found.calls["signal"] == 2 * agent.rollouts <= calls and found.signal.rows == agent.rollouts / 4
+    assert found.cost_usd == pytest.approx(0.02 * agent.rollouts)
+
+
+def test_rewards_of_the_training_are_the_signal():
+    seen = []
+
+    async def reward(prompts, completions, answers, rollout, **columns):
+        seen.append((len(prompts), set(completions), answers[0]))
+        return [0.25] * len(completions)
+
+    found = headroom(ROWS, agent=Untrained(calls_each=0), group_size=4, reward=reward)
+    assert found.signal.verdict == "not worth it" and found.signal.pass_at[1].mean == 0
+    assert seen[0] == (32, {"yes", "no"}, ["yes"])
+
+
+def test_rollouts_lost_to_form_are_told():
+    found = headroom(ROWS, agent=Untrained(calls_each=0, status="truncated"), group_size=4)
+    assert found.signal.lost_to_form.mean == 1 and "form" in found.report()
+
+
+# --- refinement -----------------------------------------------------------------------------------------------------
+
+
+def puzzle_refiner(seed=0, **options):
+    models = puzzle_models(seed)
+    return ProRefiner(models["task"], models["feedback"], models["optimizer"], models["verifier"], **options)
+
+
+def test_what_a_refinement_repairs_and_breaks():
+    rows = make_puzzles(60, seed=3)
+    settings = {"metric": score_puzzles, "prompts": [DEFAULT_PROMPT]}
+    found = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
+    refinement = found.refinement
+    assert refinement.wrong + refinement.right == refinement.gain.n > 30 and refinement.repaired <= refinement.wrong
+    moved = (refinement.repaired - refinement.broken) / refinement.gain.n
+    assert refinement.gain.mean == pytest.approx(moved) == pytest.approx(refinement.refined - refinement.plain)
+    assert 0 < found.calls["refinement"] <= 1200 and "repaired" in found.report()
+
+
+@pytest.mark.parametrize("calls", [40, 100, 333])
+def test_a_refinement_never_makes_more_calls_than_allowed(calls):
+    found = headroom(make_puzzles(60), refiner=puzzle_refiner(max_steps=4), calls=calls, metric=score_puzzles)
+    assert 0 < found.calls["refinement"] <= calls and found.refinement.gain.n >= 2
+
+
+def score_puzzles(predictions, answers):
+    return [score_puzzle(prediction, accepted) for prediction, accepted in zip(predictions, answers, strict=True)]
+
+
+# --- requests and pools -----------------------------------------------------------------------------------------------
+
+
+def test_the_ceiling_of_requests():
+    chat = chat_of({"": 0.3, "Split": 0.9})
+    found = headroom(ROWS, llm=chat)
+    assert found.requests.gain.low > 0.3 and found.requests.low < 0.95 < found.requests.high
+    assert found.calls == {"requests": 512} and found.requests.repeats == 4
+    asked = {call[-1]["content"] for call in chat.calls}
+    assert len(asked) == 4 * 32 and all("question" in text for text in asked)
+
+
+def test_training_is_not_worth_it_below_its_ceiling():
+    """The agent has a signal, and the model it asks knows no more than it does."""
+    found = headroom(ROWS, agent=Untrained(calls_each=0), llm=chat_of({"": 0.05}), calls=1024)
+    assert found.signal.verdict == "worth it" and found.training[0] == "not worth it"
+    assert "perfectly" in found.report()
+
+
+def test_a_pool_of_models():
+    pool = {"small": chat_of({"": 0.2}, "s"), "large": chat_of({"": 0.9}, "l")}
+    found = headroom(ROWS, pool=pool, repeats=2, calls=200)
+    assert found.pool.each["large"].mean > found.pool.each["small"].mean + 0.4
+    assert found.calls == {"pool": 200} and "large" in found.report() and found.pool.naive.n == 50
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"policy": ScriptedChat(["yes"]), "prompts": "Mine."},
+        {"policy": ScriptedChat(["yes"]), "prompts": [""]},
+        {"policy": ScriptedChat(["yes"]), "prompts": ["a", "b"], "calls": 20},
+        {"agent": Untrained(), "group_size": 1},
+        {"agent": Untrained(), "group_size": 64, "calls": 100},
+        {"refiner": puzzle_refiner(max_steps=25), "calls": 100},
+        {"llm": ScriptedChat(["yes"]), "requests": DEFAULT_REQUESTS[:1]},
+        {"llm": ScriptedChat(["yes"]), "requests": ["no place", "{question}"]},
+        {"llm": ScriptedChat(["yes"]), "calls": 20},
+        {"llm": ScriptedChat(["yes"]), "metric": "no_such_metric"},
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_a_call(options):
+    with pytest.raises(ValueError):
+        headroom(ROWS, **options)
+    model = options.get("policy") or options.get("llm")
+    assert model is None or not model.calls
+
+
+def test_bad_rows_are_told_before_a_call():
+    with pytest.raises(ValueError, match="answers"):
+        headroom([{"question": "?"}], policy=chat_of({}))
+
+
+def test_the_same_seed_measures_the_same_rows():
+    def asked(seed):
+        chat = ScriptedChat(lambda messages: "Answer: yes")
+        headroom(ROWS, policy=chat, prompts=["a", "b"], seed=seed, calls=100)
+        return sorted(call[-1]["content"] for call in chat.calls)
+
+    assert asked(1) == asked(1) != asked(2)
+
+
+def test_a_result_is_saved_and_awaited(tmp_path):
+    chat = chat_of({"b": 0.9})
+    found = asyncio.run(aheadroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0)))
+    path = found.save(tmp_path / "run")
+    saved = json.loads(path.read_text())
+    assert path.name == HEADROOM_FILE and saved["prompts"]["verdict"] == found.prompts.verdict
+    assert saved["prompts"]["sentence"] in found.report() and saved["signal"]["pass_at"]["1"]["n"] == 64
+    assert saved["requests"]["low"] <= saved["requests"]["high"] and saved["training"]
+    assert Headroom().report().startswith("Calls: none")
+    json.dumps(saved, allow_nan=False)
+
+
+def test_a_model_that_refuses_every_request():
+    found = headroom(ROWS, policy=ScriptedChat([BadRequest("no")]), prompts=["a", "b"], calls=100)
+    assert found.prompts is None and found.failed > 0 and "score" in found.stopped
+    other = headroom(ROWS, policy=ScriptedChat([BadRequest("no")]), prompts=["a", "b"], llm=chat_of({}), calls=100)
+    assert other.prompts is None and other.requests is not None, "another part may ask another model"

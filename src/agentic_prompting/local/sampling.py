@@ -212,6 +212,7 @@ class TransformersSampler:
         mask = torch.tensor([[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests])
         ends = _RowEnds(self.end, [request.max_new_tokens for request in requests], width)
         with in_use(self.model) as model:
+            keeps_logits = model._supports_logits_to_keep()
             output = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),
@@ -228,6 +229,9 @@ class TransformersSampler:
                 # The weights are whole in this process. By default transformers would let all processes of a sharded
                 # model generate as long as the longest, and hang after one of them has finished.
                 synced_gpus=False,
+                # The number 1, transformers' default, is a slice that is not contiguous. For a head that needs no
+                # gradient torch then copies the head for every row of the batch.
+                **({"logits_to_keep": torch.tensor([-1], device=model.device)} if keeps_logits else {}),
             )
         return [
             Sample(row[: length or request.max_new_tokens], finished=bool(length))

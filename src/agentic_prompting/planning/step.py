@@ -237,7 +237,7 @@ def read(job: Job) -> dict[str, int]:
         with memory.counting(), autocast, in_use(model), attention_with_masks(model):
             model(
                 input_ids=columns, attention_mask=masks_of(model, columns, job.context), position_ids=columns,
-                past_key_values=slab, use_cache=True, logits_to_keep=1,
+                past_key_values=slab, use_cache=True, logits_to_keep=torch.arange(0),
             )  # fmt: skip
         weights = memory.parts["weights"]
         most = max(sum(parts.values()) for parts in memory.peaks.values())

@@ -318,8 +318,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.finish((row.job, row.sample()) for row in rows if row.done)
 
     def _choose(self, rows: list[_Row], logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """A token for each place of each row, drawn with the row's own random numbers, and its log-probability under
-        the distribution that it was drawn from."""
+        """A token for each place of each row, drawn with the row's own random numbers, and its log-probability."""
         width, contexts = logits.shape[1], None
         if self.sampling.repetition_penalty != 1.0:  # padded with the row's first token
             texts = [row.context for row in rows]
@@ -327,9 +326,10 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             contexts = torch.tensor([[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device)
         uniform = torch.tensor([number for row in rows for number in row.drawn(width)], dtype=torch.double)
         tokens, logprobs = self.sampling.choose(
-            self.sampling.processors(contexts, logits.flatten(0, 1).float()),
+            logits.flatten(0, 1).float(),
             uniform,
             [row.job.request.greedy for row in rows for _ in range(width)],
+            contexts,
         )
         both = (
             torch.stack([tokens.double(), logprobs.double()]).unflatten(1, (len(rows), width)).tolist()

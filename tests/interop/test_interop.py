@@ -35,6 +35,7 @@ from agentic_prompting.llm import (
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import (
+    AgentSpec,
     ChatFormat,
     Limits,
     Rollout,

@@ -387,6 +387,65 @@ def test_adapters_that_leave_the_context_alone_go_through_the_engine(tiny_policy
     assert isinstance(local_policy(prompted, tokenizer, GREEDY), BatchEngine)
 
 
+HEADS = ["trainable", "frozen", "tied", "merged LoRA", "unmerged LoRA", "LoRA of the head"]
+
+
+@pytest.fixture
+def model_with(tiny_policy):
+    """A function of a kind of head, to the tiny policy with that head."""
+
+    def build(head):
+        model = AutoModelForCausalLM.from_pretrained(tiny_policy, tie_word_embeddings=head == "tied").eval()
+        if "LoRA" not in head:
+            return model.requires_grad_(head == "trainable")
+        targets = ["q_proj", "down_proj", *(["lm_head"] if head == "LoRA of the head" else [])]
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).eval()
+        if head == "merged LoRA":
+            model.merge_adapter()
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_gives_the_text_of_generate(model_with, tokenizer, head):
+    model = model_with(head)
+    requests = [replace(request, conversation=n) for n, request in enumerate(requests_for(tokenizer, 8))]
+    expected = []
+    for request in requests:
+        output = model.generate(
+            input_ids=torch.tensor([request.context]),
+            attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        expected.append(output[0, len(request.context) :].tolist())
+    assert ids(sample(TransformersEngine(model, tokenizer, GREEDY, max_batch_size=5), requests)) == expected
+    assert ids(TransformersSampler(model, tokenizer, GREEDY)(requests)) == expected
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_head_reads_no_context(model_with, tokenizer, head):
+    """The head computes logits only for tokens that are sampled. A slice that is not contiguous would make torch copy
+    a head without gradient for every row."""
+    model, positions = model_with(head), []
+
+    def record(module, inputs):
+        assert inputs[0].is_contiguous()
+        positions.append(inputs[0].shape[:2])
+
+    model.get_output_embeddings().register_forward_pre_hook(record)
+    requests = [SampleRequest([5, 6, 7, 8], 6, seed) for seed in range(4)]
+    engine = TransformersEngine(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], on_callers_thread=True)
+    sample(engine, requests)
+    assert sum(rows * tokens for rows, tokens in positions) == engine.stats["tokens"] == 24
+    positions.clear()
+    TransformersSampler(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5])(requests)
+    assert positions == [(4, 1)] * 6
+
+
 def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
     model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)).eval()
     with pytest.raises(ValueError, match=r"MambaForCausalLM, which has linear_attention layers.*local_policy"):

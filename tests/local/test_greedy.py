@@ -192,13 +192,14 @@ def test_a_full_batch_guesses_nothing(model):
     widths = []
 
     class Watched(TransformersEngine):
-        def _forward(self, ids, columns, first, keep):
-            widths.append((len(ids), keep))
-            return super()._forward(ids, columns, first, keep)
+        def _forward(self, ids, columns, first, needs_logits=True):
+            if needs_logits:
+                widths.append(ids.shape)
+            return super()._forward(ids, columns, first, needs_logits)
 
     engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], on_callers_thread=True)
     sample(engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)])
-    assert all(keep in (1, 5) or rows * keep <= 64 for rows, keep in widths), "5: the drafts, 1: no guess"
+    assert all(width in (1, 5) or rows * width <= 64 for rows, width in widths), "5: the drafts, 1: no guess"
 
 
 def test_recurrent_models_do_not_draft():

@@ -12,10 +12,10 @@ from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
 from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
-from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, warn_of_shaped_logprobs
 from agentic_prompting.trainers.policies.vllm_client import servers_of
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
-from support.training import arguments, trainer_for
+from support.training import LEAD, arguments, trainer_for
 from support.vllm_stand_in import Server
 
 
@@ -55,6 +55,50 @@ def test_continuous_batching_that_loses_a_result_is_an_error(tiny_policy, rows, 
     monkeypatch.setattr(trainer.model, "generate_batch", lambda *args, **kwargs: {}, raising=False)
     with pytest.raises(RuntimeError, match="gave 0 of 1 results"):
         trainer.policy.sampler([SampleRequest([5], 2, seed=0)])
+
+
+SHAPING = {"top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "batches"])
+def test_truncation_leaves_the_importance_ratio_at_one(asking_policy, rows, tmp_path, monkeypatch, engine):
+    """Weights that do not move: groups of earlier steps come from the same policy, whatever their tokens were drawn
+    from."""
+    if not engine:
+        monkeypatch.setattr("agentic_prompting.local.transformers_engine.can_slab", lambda model: False)
+    changes = {**LEAD, **SHAPING, "temperature": 0.7, "max_steps": 3, "learning_rate": 0.0}
+    trainer = trainer_for(asking_policy, tmp_path, rows, **changes)
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert max(entry["async/token_age_max"] for entry in log) > 0
+    for entry in log:
+        for bound in ("min", "mean", "max"):
+            assert entry[f"sampling/importance_sampling_ratio/{bound}"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SHAPING)
+def test_each_truncation_keeps_sampler_and_trainer_equal(asking_policy, rows, tmp_path, name):
+    trainer = trainer_for(asking_policy, tmp_path, rows, **{name: SHAPING[name]})
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert max(entry["sampling/logp_difference/max"] for entry in log) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sampling", "mode", "warns"),
+    [
+        (Sampling(), "processed_logprobs", False),
+        (Sampling(temperature=0.5), "processed_logprobs", False),
+        (Sampling(top_p=0.9), "processed_logprobs", True),
+        (Sampling(repetition_penalty=1.1), "processed_logprobs", True),
+        (Sampling(top_p=0.9), "raw_logprobs", False),
+        (Sampling(top_p=0.9, temperature=0.5), "raw_logprobs", True),
+    ],
+    ids=str,
+)
+def test_vllm_with_truncation_warns(sampling, mode, warns, caplog):
+    warn_of_shaped_logprobs(sampling, mode)
+    assert ("importance ratio" in caplog.text) == warns
 
 
 class Others:

@@ -101,9 +101,9 @@ def ids(samples):
 def distributions(model, request, sample, sampling=PLAIN):
     """What each token of a sample was drawn from, by transformers: log-probabilities, tokens x vocabulary."""
     read = torch.tensor([[*request.context, *sample.ids]])
-    logits = model(read).logits[0]
+    scores = model(read).logits[0] / sampling.temperature
     first = len(request.context)
-    rows = [sampling.processors(read[:, :n], logits[n - 1 : n].clone()) for n in range(first, read.shape[1])]
+    rows = [sampling.shaping(read[:, :n], scores[n - 1 : n].clone()) for n in range(first, read.shape[1])]
     return torch.cat(rows).log_softmax(-1)
 
 

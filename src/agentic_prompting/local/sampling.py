@@ -25,7 +25,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -59,15 +58,13 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     @cached_property
-    def processors(self) -> LogitsProcessorList:
-        """The transformers processors that shape the distribution, in transformers' order."""
+    def shaping(self) -> LogitsProcessorList:
+        """The transformers processors that make some tokens less likely or impossible, in transformers' order."""
         processors = LogitsProcessorList()
         if self.repetition_penalty != 1.0:
             processors.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
         if self.temperature == 0:
             return processors
-        if self.temperature != 1.0:
-            processors.append(TemperatureLogitsWarper(self.temperature))
         if self.top_k:
             processors.append(TopKLogitsWarper(self.top_k))
         if self.top_p < 1.0:
@@ -77,27 +74,43 @@ class Sampling:
         return processors
 
     def choose(
-        self, scores: torch.Tensor, uniform: torch.Tensor, greedy: Sequence[bool] = ()
+        self,
+        logits: torch.Tensor,
+        uniform: torch.Tensor,
+        greedy: Sequence[bool] = (),
+        contexts: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token per row, and its log-probability under the distribution that it was drawn from.
+        """A token per row, and its log-probability under the model's own distribution at this temperature.
+
+        `top_k`, `top_p`, `min_p` and the repetition penalty shape the distribution that a token is drawn from, but not
+        its log-probability. A trainer computes log-probabilities without them, so this way the importance ratio of a
+        token is 1 under equal weights.
 
         Args:
-            scores (`Tensor`): Rows x vocabulary, shaped by `processors`.
+            logits (`Tensor`): Rows x vocabulary, in float32.
             uniform (`Tensor`): A number in [0, 1) per row.
             greedy (`Sequence[bool]`, *optional*): Per row, whether to take the likeliest token instead.
+            contexts (`Tensor`, *optional*): The tokens of each row so far, which a repetition penalty counts.
         """
+        scores = logits if self.temperature in (0, 1) else logits / self.temperature
+        shaped = self.shaping(contexts, scores)
         if self.temperature == 0:
-            best, tokens = scores.max(-1)
-            return tokens, best - scores.logsumexp(-1)
-        # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
-        probabilities = scores.double().softmax(-1)
-        cumulative = probabilities.cumsum(-1)
-        target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
-        if any(greedy):
-            likeliest = scores.argmax(-1, keepdim=True)
-            tokens = torch.where(torch.tensor(greedy, device=scores.device).unsqueeze(1), likeliest, tokens)
-        return tokens.squeeze(1), probabilities.gather(1, tokens).log().squeeze(1)
+            tokens = shaped.argmax(-1)
+        else:
+            tokens = _invert(shaped, uniform)
+            if any(greedy):
+                is_greedy = torch.tensor(greedy, device=scores.device)
+                tokens = torch.where(is_greedy, shaped.argmax(-1), tokens)
+        logprobs = scores.gather(1, tokens.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
+        return tokens, logprobs
+
+
+def _invert(scores: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """A token per row, drawn by inverting the cumulative distribution at a number in [0, 1)."""
+    # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
+    cumulative = scores.double().softmax(-1).cumsum(-1)
+    target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1).squeeze(1)
 
 
 class TurnEnd:
@@ -211,7 +224,11 @@ class TransformersSampler:
         ids = torch.tensor([[r.context[0]] * (width - len(r.context)) + r.context for r in requests])
         mask = torch.tensor([[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests])
         ends = _RowEnds(self.end, [request.max_new_tokens for request in requests], width)
+        choice = _SeededChoice(self.sampling, requests, width)
         with in_use(self.model) as model:
+            # The number 1, transformers' default, is a slice that is not contiguous. For a head that needs no gradient
+            # torch then copies the head for every row of the batch.
+            keep = {"logits_to_keep": torch.tensor([-1], device=model.device)}
             output = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),
@@ -223,20 +240,25 @@ class TransformersSampler:
                     bos_token_id=self.tokenizer.bos_token_id,
                     disable_compile=True,
                 ),
-                logits_processor=[*self.sampling.processors, _SeededChoice(self.sampling, requests, width)],
+                logits_processor=LogitsProcessorList([choice]),
                 stopping_criteria=StoppingCriteriaList([ends]),
                 # The weights are whole in this process. By default transformers would let all processes of a sharded
                 # model generate as long as the longest, and hang after one of them has finished.
                 synced_gpus=False,
+                **(keep if model._supports_logits_to_keep() else {}),
             )
-        return [
-            Sample(row[: length or request.max_new_tokens], finished=bool(length))
-            for request, row, length in zip(requests, output[:, width:].tolist(), ends.lengths, strict=True)
-        ]
+        samples = []
+        logprobs = torch.stack(choice.logprobs, 1).tolist()
+        for row, request in enumerate(requests):
+            length = ends.lengths[row] or request.max_new_tokens
+            tokens = output[row, width : width + length].tolist()
+            samples.append(Sample(tokens, logprobs[row][:length], finished=bool(ends.lengths[row])))
+        return samples
 
 
 class _SeededChoice(LogitsProcessor):
-    """Leaves each row the one token that its own random numbers draw, for transformers' greedy search to pick."""
+    """Leaves each row the one token that its own random numbers draw, for transformers' greedy search to pick, and
+    keeps the log-probabilities of these tokens."""
 
     def __init__(self, sampling: Sampling, requests: Sequence[SampleRequest], prompt_length: int):
         self.sampling, self.prompt_length = sampling, prompt_length
@@ -244,10 +266,12 @@ class _SeededChoice(LogitsProcessor):
         # NumPy's generators, because one per row is cheap, and the same on every device.
         self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
         self.greedy = [request.greedy for request in requests]
+        self.logprobs: list[torch.Tensor] = []  # one tensor per step, one number per row
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length])
-        tokens, _ = self.sampling.choose(scores, drawn.to(scores.device), self.greedy)
+        tokens, logprobs = self.sampling.choose(scores, drawn.to(scores.device), self.greedy, input_ids)
+        self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 

@@ -235,7 +235,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         longest = max(map(len, new))
         if longest:
             ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-            self._forward(ids, torch.tensor(known).unsqueeze(1) + torch.arange(longest), first, keep=1)
+            self._forward(ids, torch.tensor(known).unsqueeze(1) + torch.arange(longest), first, needs_logits=False)
         self.stats["reused"] += sum(known)
         self.stats["read"] += sum(map(len, contexts)) - sum(known)
         self.rows += [row for row, _ in group]
@@ -305,7 +305,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             [[row.last, *guess, *[0] * (width - 1 - len(guess))] for row, guess in zip(rows, guesses, strict=True)]
         )
         columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
-        drawn = self._choose(rows, self._forward(ids, columns, first, keep=width))
+        drawn = self._choose(rows, self._forward(ids, columns, first))
         for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
             taken = row.take(guess, tokens, logprobs, self.end)
             row.updates += [self.updates] * taken
@@ -318,8 +318,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.finish((row.job, row.sample()) for row in rows if row.done)
 
     def _choose(self, rows: list[_Row], logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """A token for each place of each row, drawn with the row's own random numbers, and its log-probability under
-        the distribution that it was drawn from."""
+        """A token for each place of each row, drawn with the row's own random numbers, and its log-probability."""
         width, contexts = logits.shape[1], None
         if self.sampling.repetition_penalty != 1.0:  # padded with the row's first token
             texts = [row.context for row in rows]
@@ -327,17 +326,22 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             contexts = torch.tensor([[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device)
         uniform = torch.tensor([number for row in rows for number in row.drawn(width)], dtype=torch.double)
         tokens, logprobs = self.sampling.choose(
-            self.sampling.processors(contexts, logits.flatten(0, 1).float()),
+            logits.flatten(0, 1).float(),
             uniform,
             [row.job.request.greedy for row in rows for _ in range(width)],
+            contexts,
         )
         both = (
             torch.stack([tokens.double(), logprobs.double()]).unflatten(1, (len(rows), width)).tolist()
         )  # one transfer
         return [[int(token) for token in row] for row in both[0]], both[1]
 
-    def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, keep: int) -> torch.Tensor:
-        """Run the model on tokens of rows `first`, ... at their columns; the logits of the last `keep` places."""
+    def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, needs_logits: bool = True) -> torch.Tensor:
+        """Run the model on tokens of rows `first`, ... at their columns, and return the logits of all these tokens.
+
+        The head gets all tokens (0), or none (an empty index). Any other number would give it a slice that is not
+        contiguous. If the head needs no gradient, torch then copies it for every row of the batch.
+        """
         model = self.model
         ids, columns = ids.to(model.device), columns.to(model.device)
         width = int(columns.max()) + 1
@@ -348,7 +352,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             position_ids=columns.clamp(max=self._longest - 1),  # padding may lie beyond
             past_key_values=self.slab,
             use_cache=True,
-            logits_to_keep=keep,
+            logits_to_keep=0 if needs_logits else torch.arange(0, device=model.device),
         ).logits
 
 

@@ -465,7 +465,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
                 position_ids=columns,
                 past_key_values=slab,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=torch.arange(0),  # prefill needs no logits
             )
 
         weights = memory.parts["weights"]

@@ -49,7 +49,9 @@ class Sample:
 
     Args:
         ids (`list[int]`): The sampled token ids, at least one, the end-of-turn token included where it was sampled.
-        logprobs (`list[float]`, *optional*): Log-probability of each token, if the back end returns them.
+        logprobs (`list[float]`, *optional*): Log-probability of each token, if the back end returns them. They are
+            those of the model at the sampling temperature, without truncation (`top_p`, ...) or penalties, as a trainer
+            computes them.
         finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn off.
         drafted (`int`, *optional*, defaults to `0`): How many of the tokens came from the request's draft.
         updates (`Sequence[int]`, *optional*): For each token the number of weight updates before it, if the policy

@@ -491,8 +491,8 @@ class BatchMonitor:
         logger.warning(
             "the sampler's log-probabilities differ from the trainer's by %.2g on average (more "
             "than %g): the gradient is not that of the policy that sampled. Check that the sampler "
-            "has the same weights, temperature and precision; top_p, top_k, min_p and "
-            "repetition_penalty cause a difference, too",
+            "has the same weights, temperature and precision; with vLLM, top_p, top_k, min_p and "
+            "repetition_penalty cause a difference",
             difference,
             LOGP_BOUND,
         )

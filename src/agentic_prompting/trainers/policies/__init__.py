@@ -24,7 +24,7 @@ from ...llm.guard import describe
 from ...local import Sampling, TransformersEngine, local_policy
 from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
 from ..stopping import PeerFailed
-from .vllm import VLLMEnginePolicy, VLLMServerPolicy
+from .vllm import VLLMEnginePolicy, VLLMServerPolicy, warn_of_shaped_logprobs
 from .vllm_client import PolicyUnreachable, servers_of
 from .weight_sync import WeightSync, pushed_by
 
@@ -78,6 +78,8 @@ def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     args = trainer.args
     if not trainer.use_vllm:
         return _transformers_backend(trainer, stop_texts)
+    if args.vllm_importance_sampling_correction and trainer.accelerator.is_main_process:
+        warn_of_shaped_logprobs(sampling_of(args), _logprobs_mode(trainer))
     if args.vllm_mode == "server":
         servers, reach = servers_of(args), partial(servers_of, args)
         sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
@@ -92,6 +94,13 @@ def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
         return _collective_backend(trainer, args.vllm_max_model_length)
     engine = VLLMEnginePolicy(trainer.vllm_generation.llm, args, sampling_of(args))
     return Backend(engine, max_context=args.vllm_max_model_length)
+
+
+def _logprobs_mode(trainer: GRPOTrainer) -> str:
+    """vLLM's `--logprobs-mode`. Only the main process can ask a server for it."""
+    if trainer.args.vllm_mode != "server":
+        return "processed_logprobs"  # TRL's choice
+    return trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
 
 
 def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:

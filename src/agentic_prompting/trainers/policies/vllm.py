@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from ...local import Sampling
 from ...rollout import Engine, Job, Sample, SampleRequest
 from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server
 from .weight_sync import Adapters
+
+logger = logging.getLogger(__name__)
 
 _MAX_REFUSED = 20  # times that a server aborts a request or does not know its adapter
 
@@ -203,6 +206,25 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         ids = list(output.token_ids)
         logprobs = [scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)]
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
+
+
+def warn_of_shaped_logprobs(sampling: Sampling, logprobs_mode: str) -> None:
+    """Warn if vLLM's log-probabilities will not be those that the trainer computes under equal weights.
+
+    vLLM reports them either before all processing, or after temperature, penalties and truncation. The trainer's are
+    after temperature alone. So with truncation or a penalty the two agree at temperature 1 without processing only.
+
+    Args:
+        sampling ([`Sampling`]): The settings of the requests.
+        logprobs_mode (`str`): vLLM's option of this name.
+    """
+    if not sampling.shaping or (logprobs_mode == "raw_logprobs" and sampling.temperature == 1):
+        return
+    logger.warning(
+        "with top_p, top_k, min_p or repetition_penalty, vLLM's log-probabilities are not those that the trainer "
+        "computes: the importance ratio of a token is too small by the share of the probability that was cut off. "
+        "Unset them; or use temperature=1 and start the server with --logprobs-mode raw_logprobs"
+    )
 
 
 def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:

@@ -17,18 +17,17 @@ from ..rewards import exact_match, token_f1
 from ..rollout import Environment, QuestionGrammar, Rollout
 from .world import load_world
 
-_BEGINNINGS = "Al Ar Bel Bran Cal Cor Dal Dor El Fen Gal Hal Ir Jor Kel Lor Mar Nel Or Pel Quil Ral Sel Tor Ul Vel Wen Yor Zel".split()
-_MIDDLES = "a an ba den do en fi gar go i ka la le lin mo na no or ra ri sa se ta ti tra u va ve".split()
-_ENDINGS = (
-    "bridge burg by dale fell field ford gate ham holm hurst mere mond more port stead thorpe ton vale wick".split()
-)
-_ADJECTIVES = (
-    "Amber Blind Brazen Copper Crooked Golden Hollow Idle Jolly Merry Old Painted Quiet Red Silver Sleepy".split()
-)
-_ANIMALS = (
-    "Badger Bear Crow Eel Fox Goose Hare Heron Lynx Mole Otter Owl Pike Raven Stag Swan Toad Wolf Wren Zebra".split()
-)
-_FIRST_NAMES = "Anselm Berit Cyra Dorian Edda Florin Greta Hilde Ivo Jarek Katla Lorin Mirel Nilo Odette Piers Rosa Silas Tilda Ulf".split()
+_BEGINNINGS = """Al Ar Bel Bran Cal Cor Dal Dor El Fen Gal Hal Ir Jor Kel Lor Mar Nel Or Pel Quil Ral Sel Tor Ul Vel
+Wen Yor Zel""".split()  # noqa: SIM905
+_MIDDLES = """a an ba den do en fi gar go i ka la le lin mo na no or ra ri sa se ta ti tra u va ve""".split()  # noqa: SIM905
+_ENDINGS = """bridge burg by dale fell field ford gate ham holm hurst mere mond more port stead thorpe ton vale
+wick""".split()  # noqa: SIM905
+_ADJECTIVES = """Amber Blind Brazen Copper Crooked Golden Hollow Idle Jolly Merry Old Painted Quiet Red Silver
+Sleepy""".split()  # noqa: SIM905
+_ANIMALS = """Badger Bear Crow Eel Fox Goose Hare Heron Lynx Mole Otter Owl Pike Raven Stag Swan Toad Wolf Wren
+Zebra""".split()  # noqa: SIM905
+_FIRST_NAMES = """Anselm Berit Cyra Dorian Edda Florin Greta Hilde Ivo Jarek Katla Lorin Mirel Nilo Odette Piers Rosa
+Silas Tilda Ulf""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,19 @@ class Relation:
 _TOWN_RELATIONS = {
     "mayor": Relation("Who is the mayor of {subject}?", "The mayor of {subject} is {value}."),
     "river": Relation("Which river flows through {subject}?", "The river {value} flows through {subject}."),
-    "twin": Relation("What is the twin town of {subject}?", "{subject} is twinned with {value}."),
+    "twin": Relation("What is the twin town of {subject}?", "{value} is the twin town of {subject}."),
     "founded": Relation("In which year was {subject} founded?", "{subject} was founded in {value}."),
     "inn": Relation("What is the oldest inn in {subject}?", "The oldest inn in {subject} is the {value}."),
     "saint": Relation("Who is the patron saint of {subject}?", "The patron saint of {subject} is {value}."),
 }
 _COUNTRY_RELATIONS = {
     "currency": Relation("What is the currency of {subject}?", "The currency of {subject} is the {value}."),
-    "language": Relation("Which language is spoken in {subject}?", "{value} is spoken in {subject}."),
-    "code": Relation("What is the telephone code of {subject}?", "Telephone numbers in {subject} begin with {value}."),
+    "language": Relation(
+        "Which language is spoken in {subject}?", "The language that is spoken in {subject} is {value}."
+    ),
+    "code": Relation("What is the telephone code of {subject}?", "The telephone code of {subject} is {value}."),
     "symbol": Relation("What is the currency symbol of {subject}?", "The currency symbol of {subject} is {value}."),
-    "domain": Relation("What is the internet domain of {subject}?", "Websites in {subject} end in {value}."),
+    "domain": Relation("What is the internet domain of {subject}?", "{value} is the internet domain of {subject}."),
     "capital": Relation("Which city is the capital of {subject}?", "The capital of {subject} is {value}."),
 }
 

@@ -160,7 +160,9 @@ class Library(Environment):
         `ImportError`: Without `agentic-prompting[search]`.
     """
 
-    grammar = QuestionGrammar()
+    card_note = "The environment was a library of invented facts, in the place of a search engine."
+    grammar = QuestionGrammar(frame=("The expert says: ", "\nWrite only the answer, in as few words as possible."))
+    prompt_template = "You do not know the answer to this: {question} Write one question to an expert."
 
     def __init__(self, facts: Sequence[Fact]):
         self._search = BM25Retriever([fact.document for fact in facts])

@@ -49,8 +49,8 @@ def check_policy(model: Any, args: GRPOConfig, peft_config: Any, trains_weights:
         warn_of_copied_head(model)
         if peft_config is not None or (args.beta and trains_weights):
             raise ValueError(
-                "the model comes from a GGUF file, and an adapter (peft_config) or a KL term (beta) needs a folder that "
-                "it can be loaded from again: load model and tokenizer with agentic_prompting.local.load_gguf, "
+                "the model comes from a GGUF file, and an adapter (peft_config) or a KL term (beta) needs a folder "
+                "that it can be loaded from again: load model and tokenizer with agentic_prompting.local.load_gguf, "
                 "save_pretrained both, and pass that folder as model="
             )
     if peft_config is None and trains_weights:

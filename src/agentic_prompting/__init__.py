@@ -16,8 +16,8 @@ _EXPORTS = {
         "start_traces"
     ),
     "rollout": (
-        "AgentSpec ChatFormat Environment FreeText Limits Observation Policy Rollout TagGrammar parse_turn play "
-        "play_all"
+        "AgentSpec ChatFormat Environment FreeText Limits Observation Policy QuestionGrammar Rollout TagGrammar "
+        "parse_turn play play_all"
     ),
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "programs": "Harness Program Workspace harness",
@@ -123,6 +123,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         Limits as Limits,
         Observation as Observation,
         Policy as Policy,
+        QuestionGrammar as QuestionGrammar,
         Rollout as Rollout,
         TagGrammar as TagGrammar,
         parse_turn as parse_turn,

@@ -166,6 +166,18 @@ def test_demo(run, launched, tmp_path, arguments, program, config):
     assert f"next:  agentic-prompting report {tmp_path}" in out
 
 
+def test_the_demo_of_a_real_model(run, launched, tmp_path, monkeypatch):
+    """Two processes where there are two cores; else the same batch on one."""
+    options = ["--config", str(PACKAGED / "configs" / "real.yaml"), "--output_dir", str(tmp_path)]
+    for cores, more, file in ((2, [], "cpu2.yaml"), (1, ["--gradient_accumulation_steps", "4"], "single.yaml")):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        status, out, _ = run("demo", "--real", "--output-dir", tmp_path, "--model", "a/model")
+        assert status == 0 and "--sandbox" not in out
+        expected = [*options, *more, "--model", "a/model"]
+        assert launched.calls.pop() == ("prompt-r1", expected, PACKAGED / "accelerate" / file)
+    assert run("demo", "--real", "--method", "espl")[0] == 2
+
+
 def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
     """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")})

@@ -1,6 +1,7 @@
 """Small Prompt-R1 trainings on a tiny model, for tests and benchmarks: settings, a trainer, a sampler that acts."""
 
 from itertools import groupby
+from pathlib import Path
 
 from agentic_prompting import (
     LLMEnvironment,
@@ -50,7 +51,7 @@ def arguments(folder, **changes):
 
 def trainer_for(policy, folder, rows, chat=None, kind=PromptR1Trainer, environment=None, options=None, **changes):
     return kind(
-        model=str(policy),
+        model=str(policy) if isinstance(policy, str | Path) else policy,
         environment=environment or LLMEnvironment(chat if chat is not None else Oracle()),
         args=arguments(folder, **changes),
         train_dataset=rows,

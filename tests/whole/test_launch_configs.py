@@ -7,14 +7,14 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TYPES = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "single": "NO", "zero3": "DEEPSPEED"}
+TYPES = {"cpu2": "MULTI_GPU", "ddp": "MULTI_GPU", "fsdp2": "FSDP", "single": "NO", "zero3": "DEEPSPEED"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("accelerate/*.yaml")), ids=lambda path: path.stem)
 def test_accelerate_reads_it(path):
     config = load_config_from_file(str(path))
     assert config.distributed_type.value == TYPES[path.stem]
-    assert config.num_processes == (1 if path.stem == "single" else 8)
+    assert config.num_processes == {"single": 1, "cpu2": 2}.get(path.stem, 8)
     if path.stem == "zero3":
         assert config.deepspeed_config["zero_stage"] == 3 and config.deepspeed_config["zero3_save_16bit_model"]
     if path.stem == "fsdp2":

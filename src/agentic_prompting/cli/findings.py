@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
     "otel": (("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (OpenTelemetry)"),
     "tracking": (("tensorboard",), "report_to: tensorboard"),
+    "real": (("gguf", "bm25s"), "`demo --real`, and reading GGUF files"),
     "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
 }
 """By extra: its distributions, and what needs them."""
@@ -73,6 +74,7 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
         "vllm": values.get("use_vllm"),
         "math": "math" in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
         "search": values.get("environment") == "search",
+        "real": values.get("real"),
         "deepspeed": values.get("deepspeed"),
         "otel": values.get("traces"),
         "tracking": "tensorboard" in str(values.get("report_to")),

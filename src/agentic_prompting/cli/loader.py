@@ -27,7 +27,11 @@ SCORES = {
     for name in ("exact", "integer", "letter", "word_sorting")
 }
 """The shipped comparisons of one answer with the accepted ones, by name."""
-GRAMMARS = {"tags": "agentic_prompting.rollout:TagGrammar", "free": "agentic_prompting.rollout:FreeText"}
+GRAMMARS = {
+    "tags": "agentic_prompting.rollout:TagGrammar",
+    "question": "agentic_prompting.rollout:QuestionGrammar",
+    "free": "agentic_prompting.rollout:FreeText",
+}
 """The shipped grammars, by name."""
 
 

@@ -8,6 +8,7 @@ models of billions on many GPUs.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import Trainer
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -26,10 +28,13 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..environments import LLMEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
+from ..local import SmallModelMissing
 from ..programs import HARNESSES, Program, Workspace, harness
 from ..report import plot_reward
 from ..rewards import PromptR1Reward
 from ..sandbox import GuardedReflector
+from ..sandbox.library import brief_answer_reward
+from ..sandbox.library_run import prepare_library, report_library_run
 from ..sandbox.results import report_guarded_run, report_sandbox_run
 from ..sandbox.setup import ROOT, prepare_guarded, prepare_sandbox
 from ..trainers import (
@@ -60,24 +65,29 @@ class PromptR1Arguments(DataAndEnvironment):
     """The data, the reward and the large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
+    real: bool = setting("Train a real small model to look up invented facts; needs the extra real.", False)
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
     task: str = setting("A task of load_task.", "prompt_r1")
     reward: list[str] = rewards("prompt_r1")
 
     def check(self, args: PromptR1Config) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
-        self.check_environment(self.sandbox)
+        if self.sandbox and self.real:
+            raise ValueError("--real trains a real model and --sandbox a tiny one: leave one of them out")
+        self.check_environment(self.sandbox or self.real)
         large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
-        if self.asks == "llm" and not self.own and not large_llm:
+        if not self.real and self.asks == "llm" and not self.own and not large_llm:
             raise ValueError(
                 "say which large LLM the agent talks to: --environment_model NAME; or name your own environment: "
                 "--environment module:name"
             )
-        if self.reward != ["prompt_r1"] and (self.sandbox or args.gate != PromptR1Config.gate):
+        if self.reward != ["prompt_r1"] and (self.sandbox or self.real or args.gate != PromptR1Config.gate):
             raise ValueError("--reward takes the place of the sandbox's reward and of --gate: leave the others out")
 
     def trainer(self, args: PromptR1Config, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
+        if self.real:
+            return self._library_trainer(args, model)
         asked = self.asked(args.seed, stack, self.sandbox)
         if not self.sandbox:
             own = None if self.reward == ["prompt_r1"] else load_rewards(self.reward)
@@ -100,6 +110,31 @@ class PromptR1Arguments(DataAndEnvironment):
             prompt_template=sandbox.spec.prompt_template,
             peft_config=get_peft_config(model),
         ), report
+
+    def _library_trainer(self, args: PromptR1Config, model: ModelConfig) -> tuple[Trainer, Report]:
+        """The trainer of a real small model that learns to look facts up, and the report of its run."""
+        if model.model_name_or_path:
+            check_model(model.model_name_or_path)
+        try:
+            run = prepare_library(model.model_name_or_path, args.seed, self.n_test)
+        except (ImportError, SmallModelMissing) as error:
+            raise ValueError(str(error)) from None
+        trainer = PromptR1Trainer(
+            model=run.model,
+            reward_funcs=brief_answer_reward,
+            environment=run.environment,
+            args=args,
+            train_dataset=run.train,
+            peft_config=get_peft_config(model),
+        )
+
+        def report(trainer: Trainer, seconds: float) -> None:
+            torch.set_num_threads(os.cpu_count() or 1)  # the other processes are done
+            with suppress(ImportError):  # matplotlib comes with an extra
+                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "A small model learns to ask")
+            report_library_run(run, trainer, seconds)
+
+        return trainer, report
 
 
 @dataclass

@@ -116,12 +116,19 @@ def demo(
     method: Annotated[Method, typer.Option(help="What to show. Minutes on two CPU cores; prorefine: seconds.")] = (
         "prompt-r1"
     ),
-    output_dir: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
+    output_dir: Annotated[Path | None, option("Folder to write to: runs/demo, or runs/real.", "--output-dir")] = None,
+    real: Annotated[
+        bool, option("A real model of 135M parameters learns to look facts up; see `make real`.", "--real")
+    ] = False,
 ) -> int:
     """See a method work in the sandbox: a tiny policy, a scripted large LLM; no key, no network.
 
-    Interrupted, the same command goes on. Other options are those of the method's program, such as --max-steps 5.
+    With --real a real small model: SmolLM2 out of a package, or the one that --model names. Interrupted, the same
+    command goes on. Other options are those of the method's program, such as --max-steps 5.
     """
+    if real and method != "prompt-r1":
+        raise ValueError("--real is a demo of its own: leave --method out")
+    output_dir = output_dir or Path("runs/real" if real else "runs/demo")
     if (output_dir / _FINISHED).exists():
         raise ValueError(
             f"{output_dir} holds a finished run: look at it with `agentic-prompting report {output_dir}`, or take "
@@ -137,13 +144,19 @@ def demo(
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        config = EXAMPLES / "configs" / {"prompt-r1": "sandbox.yaml", "espl": "espl/sandbox.yaml"}[method]
-        options = ["--config", str(config), "--output_dir", str(output_dir), *_resumed(output_dir)]
-        status = launch(method, [*options, *context.args], EXAMPLES / "accelerate" / "single.yaml")
+        config_file = "real.yaml" if real else {"prompt-r1": "sandbox.yaml", "espl": "espl/sandbox.yaml"}[method]
+        options = ["--config", str(EXAMPLES / "configs" / config_file), "--output_dir", str(output_dir)]
+        accelerate_file = "single.yaml"
+        if real and (os.cpu_count() or 1) > 1:
+            accelerate_file = "cpu2.yaml"
+        elif real:
+            options += ["--gradient_accumulation_steps", "4"]
+        options += [*_resumed(output_dir), *context.args]
+        status = launch(method, options, EXAMPLES / "accelerate" / accelerate_file)
         if status:
             return status
     print(f"next:  agentic-prompting report {output_dir}")
-    if method == "prompt-r1":
+    if method == "prompt-r1" and not real:
         question = "what is the currency of the country whose capital is Nairobi ?"
         print(f'       agentic-prompting ask {output_dir} "{question}" --sandbox')
     if method == "prorefine":

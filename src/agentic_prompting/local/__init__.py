@@ -1,17 +1,22 @@
 """Policies and chat models that run a transformers model in this process."""
 
+from .gguf import load_gguf
 from .sampling import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 from .slab import can_slab
+from .small_model import SmallModelMissing, small_model
 from .transformers_chat import TransformersChat
 from .transformers_engine import TransformersEngine, local_policy
 
 __all__ = [
     "Sampling",
+    "SmallModelMissing",
     "TransformersChat",
     "TransformersEngine",
     "TransformersSampler",
     "can_slab",
     "context_length",
     "end_of_turn_tokens",
+    "load_gguf",
     "local_policy",
+    "small_model",
 ]

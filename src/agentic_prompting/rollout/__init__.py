@@ -3,7 +3,7 @@
 from .chat_format import ChatFormat, TextFormat
 from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
 from .environment import RESET_ERROR, Environment, Environments, as_environment, reset_rows
-from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
+from .grammar import FreeText, Grammar, QuestionGrammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
 from .play import observe, play, sample_turn
 from .recording import (
@@ -63,6 +63,7 @@ __all__ = [
     "Observation",
     "PlainText",
     "Policy",
+    "QuestionGrammar",
     "Rollout",
     "RolloutFacts",
     "RolloutLog",

@@ -62,7 +62,8 @@ class TextFormat:
         opening, closing = self.grammar.frame
         self._before_reply, self._after_reply = self._encode(f"\n{opening}"), self._encode(f"{closing}\n")
         # A turn that has a closing tag ends there. One that has none ends with the end-of-sequence token.
-        self._closing = [] if self.grammar.stops else list(end_of_turn_ids[:1])
+        self._end_of_sequence = list(end_of_turn_ids[:1])
+        self._closing = [] if self.grammar.stops else self._end_of_sequence
         self._end = self._closing  # of a whole turn
 
     def check_system(self, instead: str) -> None:
@@ -97,7 +98,9 @@ class TextFormat:
 
     def turn_ids(self, text: str) -> list[int]:
         """The ids of a turn that was not sampled (a trace's), with the tokens that end a turn."""
-        return [*self._encode(text.removeprefix(self.turn_prefix)), *self._end]
+        ends_at_stop = text.rstrip().endswith(tuple(self.grammar.stops))
+        end = self._end if ends_at_stop else self._end or self._end_of_sequence
+        return [*self._encode(text.removeprefix(self.turn_prefix)), *end]
 
     def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
         """The ids between two turns: end of the agent's turn, the observation in its tags, start of the next turn.

@@ -1,7 +1,8 @@
 """The turn grammar: what an agent may write, and what a turn of text means.
 
 A [`Grammar`] reads turns and frames observations. [`TagGrammar`] is Prompt-R1's: its tags are data, the reading of a
-turn is a pure function ([`parse_turn`]). [`FreeText`] is for tasks of a single turn.
+turn is a pure function ([`parse_turn`]). [`QuestionGrammar`] has no tags, for small models that cannot write them yet.
+[`FreeText`] is for tasks of a single turn.
 
 Two questions are kept apart. *What happens next* needs little: one request, or one answer. *Was it well formed* is what
 the format reward asks: a thought and a request (or answer), each once, not empty, and nothing else. A turn can be acted
@@ -11,7 +12,7 @@ on without being well formed, for example when the thought is missing.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Literal, Protocol
@@ -134,6 +135,53 @@ class FreeText:
 
     def escape(self, text: str) -> str:
         return text
+
+
+# Latin, full-width (Chinese and Japanese), Arabic.
+_QUESTION_MARKS = ("?", "\uff1f", "\u061f")
+_FIRST_QUESTION_MARK = re.compile(f"[{''.join(_QUESTION_MARKS)}]")
+
+
+@dataclass(frozen=True)
+class QuestionGrammar:
+    """A turn with a question mark asks the environment; any other text is the answer.
+
+    There is nothing to learn before a turn can be acted on, so an untrained model of 100 million parameters can use
+    this form at once. A turn ends right after its first question mark. A thought (`<think>...</think>`) is not part of
+    the request or answer, but a question mark inside it ends the turn as malformed: use this form for models that write
+    no thoughts, or with thinking turned off (`chat_template_kwargs={"enable_thinking": False}`).
+
+    Args:
+        frame (`tuple[str, str]`, *optional*): The texts before and after an observation, for example
+            `("Search result: ", "\\nAnswer in a few words.")`. Empty by default.
+    """
+
+    frame: tuple[str, str] = ("", "")
+    stops: tuple[str, ...] = field(default=_QUESTION_MARKS, init=False)
+    thought_opening: str = field(default="<think>", init=False)
+
+    def parse(self, text: str) -> Turn:
+        before_thought, opened, after_opening = text.partition(self.thought_opening)
+        thought: str | None = None
+        visible = text
+        if opened and not before_thought.strip():
+            content, closed, visible = after_opening.partition("</think>")
+            if not closed:
+                return Turn(text, "malformed", False, problem="unclosed tag")
+            thought = content.strip() or None
+
+        mark = _FIRST_QUESTION_MARK.search(visible)
+        if mark is None:
+            answer = visible.strip()
+            return Turn(text, "answer", bool(answer), thought=thought, answer=answer)
+        request = visible[: mark.end()].strip()
+        if not any(character.isalnum() for character in request):
+            return Turn(text, "malformed", False, thought=thought, problem="empty request")
+        well_formed = not visible[mark.end() :].strip()
+        return Turn(text, "act", well_formed, thought=thought, request=request)
+
+    def escape(self, text: str) -> str:
+        return text  # the form has no marks that an observation could forge
 
 
 def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:

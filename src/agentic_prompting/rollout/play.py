@@ -83,8 +83,9 @@ async def _play(
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            # Without a closing tag, an answer that the token limit has cut off is incomplete.
-            return rollout.finish("answered" if sample.finished or chat_format.grammar.stops else "truncated")
+            # An answer that the token limit has cut off is incomplete, unless its closing tag came before that.
+            is_closed = any(stop in turn.text for stop in chat_format.grammar.stops)
+            return rollout.finish("answered" if sample.finished or is_closed else "truncated")
         if turn.kind == "malformed":
             # A turn that was cut off before it could close its tags is too long, not malformed.
             return rollout.finish("malformed" if sample.finished else "truncated")

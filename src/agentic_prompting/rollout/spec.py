@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from ..llm import Message, fill, with_system
 from ..records import atomic_write
 from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
-from .grammar import FreeText, Grammar, Kind, TagGrammar
+from .grammar import FreeText, Grammar, Kind, QuestionGrammar, TagGrammar
 from .types import Limits, Observation, Rollout, Sample, Status
 
 logger = logging.getLogger(__name__)
 
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; increased when older readers would misread it
-_GRAMMARS = {"TagGrammar": TagGrammar, "FreeText": FreeText}  # those that a file can name
+# The grammars that a file can name.
+_GRAMMARS = {grammar.__name__: grammar for grammar in (TagGrammar, QuestionGrammar, FreeText)}
 _STATUS_AFTER: dict[Kind, Status] = {"answer": "answered", "act": "out_of_turns", "malformed": "malformed"}
 
 # The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share a prefix; the
@@ -69,28 +71,60 @@ What you ask is answered in <{observation}>...</{observation}>.
 Question: {question}"""
 
 
+# For models of 100 million parameters: an instruction about asking alone. Longer ones are copied instead of followed.
+QUESTION_TEMPLATE = """\
+Write one question for {environment}, ending with a question mark, that helps with this task: {question}"""
+
+
 def template_for(environment: Any, grammar: Grammar) -> str:
-    """The agent's user message if none is given: the environment's own `prompt_template`, with the grammar's tags
-    filled in if it has tags; else our template with its name and the first paragraph of its docstring. The bare
-    question if there is no environment, or it has no template and turns have no tags.
+    """Return the agent's user message if none is passed.
+
+    Returns:
+        `str`: The environment's `prompt_template`, with the grammar's tags filled in. Without one, our
+            template for the grammar, with the environment's name and the first paragraph of its docstring.
+            The bare question if there is no environment, or the grammar is neither [`TagGrammar`] nor
+            [`QuestionGrammar`].
 
     Raises:
-        `ValueError`: The environment's template shows tags, and the grammar has none.
+        `ValueError`: If the environment's template shows tags, and turns of the grammar have none.
     """
     if environment is None:
         return "{question}"
     environment = as_environment(environment)
     template = environment.prompt_template
+    if isinstance(grammar, QuestionGrammar):
+        # A template that shows tags is of no use in this form, which has its own.
+        if template and not _mentions_tags(template):
+            return template
+        return fill(QUESTION_TEMPLATE, environment=_short_name(environment))
     if not isinstance(grammar, TagGrammar):
         _check_shows_no_tags(template or "", environment, grammar)
         return template or "{question}"
     if template:
         return fill(template, **asdict(grammar))
-    described = environment.described_by
-    doc = inspect.getdoc(described) or ""
-    about = "" if doc == inspect.getdoc(Environment) else " ".join(doc.split("\n\n")[0].split())  # not an inherited one
-    name = f"{described.__name__}{f': {about}' if about else '.'}"
-    return fill(ENVIRONMENT_TEMPLATE, environment=name, **asdict(grammar))
+    description = _first_paragraph(environment)
+    name = environment.described_by.__name__
+    described = f"{name}: {description}" if description else f"{name}."
+    return fill(ENVIRONMENT_TEMPLATE, environment=described, **asdict(grammar))
+
+
+def _mentions_tags(template: str) -> bool:
+    """Whether a template shows the agent the tags of [`TagGrammar`], which other forms do not have."""
+    return any(f"{{{tag.name}}}" in template for tag in fields(TagGrammar))
+
+
+def _first_paragraph(environment: Environment) -> str:
+    """The first paragraph of the environment's docstring; empty if it has none or only an inherited one."""
+    doc = inspect.getdoc(environment.described_by) or ""
+    return "" if doc == inspect.getdoc(Environment) else " ".join(doc.split("\n\n")[0].split())
+
+
+def _short_name(environment: Environment) -> str:
+    """What a short template calls the environment: a first sentence that begins with an article, without its period;
+    else "an expert"."""
+    sentence = re.split(r"[.:;]", _first_paragraph(environment), maxsplit=1)[0].strip()
+    begins_with_article = sentence.split(" ", 1)[0].lower() in ("a", "an", "the")
+    return sentence[0].lower() + sentence[1:] if begins_with_article else "an expert"
 
 
 def _check_shows_no_tags(template: str, environment: Environment, grammar: Grammar) -> None:
@@ -166,8 +200,13 @@ class AgentSpec:
     def stop_texts(self) -> tuple[str, ...]:
         """The texts that end a turn. With several environments those of all, because the engine does not know which one
         a turn is for."""
-        stops = [stop for one in self.each() or [self] for stop in one.grammar.stops]
-        return tuple(dict.fromkeys(stops)) if self.stop_at_tags else ()
+        if not self.stop_at_tags:
+            return ()
+        grammars = [spec.grammar for spec in self.each() or [self]]
+        others = [grammar for grammar in grammars if not isinstance(grammar, QuestionGrammar)]
+        # A question mark would also end a turn of another form, so it stops turns only where no other form is in use.
+        stops = [stop for grammar in others or grammars for stop in grammar.stops]
+        return tuple(dict.fromkeys(stops))
 
     @property
     def own_texts(self) -> tuple[str, ...]:
@@ -280,18 +319,21 @@ class AgentSpec:
             saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
         saved["limits"] = Limits(**saved["limits"])
         spec = cls(**saved, environments=several)
-        texts = {"prompt_template": spec.prompt_template, "system_prompt": spec.system_prompt or ""}
-        objects = {"chat_template_kwargs": spec.chat_template_kwargs, "sampling": spec.sampling}
-        for fields, form in ((texts, str), (objects, dict)):
-            if wrong := [name for name, value in fields.items() if not isinstance(value, form)]:
-                raise TypeError(f"{wrong[0]} is no {'text' if form is str else 'object'}")
+        for name in ("prompt_template", "system_prompt"):
+            if not isinstance(getattr(spec, name) or "", str):
+                raise TypeError(f"{name} is no text")
+        for name in ("chat_template_kwargs", "sampling"):
+            if not isinstance(getattr(spec, name), dict):
+                raise TypeError(f"{name} is no object")
         return spec
 
 
 def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
     """A grammar as JSON; the user's own grammar by its name only."""
-    made_of = asdict(grammar) if isinstance(grammar, TagGrammar | FreeText) else {}
-    return {"kind": type(grammar).__name__, **made_of}
+    kind = type(grammar)
+    is_shipped = kind in _GRAMMARS.values()
+    arguments = [argument.name for argument in fields(_GRAMMARS[kind.__name__]) if argument.init] if is_shipped else []
+    return {"kind": kind.__name__, **{name: getattr(grammar, name) for name in arguments}}
 
 
 def _loaded_grammar(saved: dict[str, Any], given: Any, path: Path) -> Grammar:

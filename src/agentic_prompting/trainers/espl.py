@@ -200,6 +200,11 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if self.accelerator.is_main_process:
                 self._journal.write(attempt_records(job.batch, outcomes, children, job.scores, self.population))
 
+    @staticmethod
+    def _trains_weights(args: Any) -> bool:
+        """Whether some mode or phase of the run trains weights."""
+        return args.mode != "reflection"
+
     def updates_weights(self) -> bool:
         """Whether the current mode or phase trains weights."""
         return self._mode() in ("joint", "rl")

@@ -47,6 +47,7 @@ from .ahead import ahead_of
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import TAGS, Trained, missing_in_a_line, only_the_model, write_card
+from .loading import check_policy, copy_processor, load_policy
 from .loss import (
     MultiSequenceRows,
     ScoredTokens,
@@ -178,6 +179,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             default_template=self._default_template,
         )
         args = setup.args
+        check_policy(model, args, kwargs.get("peft_config"), self._trains_weights(args))
         self.spec = setup.spec
         self._reward_functions = setup.functions
 
@@ -190,6 +192,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
         with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+            model, processing_class, args = load_policy(model, args, processing_class)
             super().__init__(
                 model=model,
                 reward_funcs=guarded_rewards or None,
@@ -511,6 +514,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return reward_funcs
 
     @staticmethod
+    def _trains_weights(args: MultiTurnGRPOConfig) -> bool:
+        """Return whether some step of the run updates weights."""
+        return True
+
+    @staticmethod
     def _default_grammar(environment: Environment | None) -> Grammar:
         """Return the environment's grammar. Without an environment, a turn is an answer."""
         if environment is None:
@@ -638,6 +646,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _save_beside(self, folder: Path) -> None:
         """Write the files that belong to the weights. Called on one process."""
         self.saved_spec().save(folder)
+        copy_processor(self.model.name_or_path, folder)
         write_card(self.trained(), folder)
 
     def trained(self) -> Trained:

@@ -301,6 +301,8 @@ def _base_model(trained: Trained) -> str | None:
 
 def _sandbox(trained: Trained, folder: Path) -> str | None:
     """A sentence about a run in the sandbox or against a scripted model; `None` if the run was real."""
+    if (note := getattr(trained.environment, "card_note", None)) is not None:
+        return str(note)
     parts = [trained.environment, getattr(trained.environment, "chat", None), trained.reference]
     own = any(type(part).__module__.startswith("agentic_prompting.sandbox") for part in parts)
     named = any(getattr(part, "model", "") == "sandbox-oracle" for part in parts)

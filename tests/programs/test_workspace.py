@@ -17,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting.llm import Misconfigured
 from agentic_prompting.llm.loop import run
 from agentic_prompting.programs import Program, Workspace, workspace as module
 from agentic_prompting.rollout import Rollout
+from support.isolation import ISOLATION, both_isolations, needs_sandbox
 from support.programs import LIMITS, Scripted, byte_format, play_program
 
-needs_namespaces = pytest.mark.skipif(bool(module.missing()), reason=f"no namespaces here: {module.missing()}")
+WORKSPACE = Workspace(isolation=ISOLATION)
 ASK = """
 import json, os, sys, urllib.request
 def ask(base=os.environ["OPENAI_BASE_URL"], key=os.environ["OPENAI_API_KEY"], text="q"):
@@ -44,7 +46,7 @@ def left_over():
     return [path for path in own.iterdir() if path.name != "lock"]
 
 
-@needs_namespaces
+@needs_sandbox
 def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     text = """
@@ -68,7 +70,7 @@ def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
     with open(tmp_path / "port", "w"), __import__("socket").create_server(("127.0.0.1", 0)) as server:
         command = script(tmp_path, text.replace("PORT", str(server.getsockname()[1])))
         row = {"question": "q", "answer": "SECRET", "files": {"a.txt": "A", "b/c.txt": "C", "none": None}, "tests": {}}
-        rollouts, _ = play_program(command, row=row, n=2, workspace=Workspace())
+        rollouts, _ = play_program(command, row=row, n=2, workspace=WORKSPACE)
     for one in rollouts:
         assert one.answer == "x", one.error
         seen = one.returned["seen"]
@@ -79,13 +81,9 @@ def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
     assert not left_over() and not Path("/tmp/own").exists()
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
-def test_the_tests_of_a_row_come_with_the_reward(tmp_path, monkeypatch, namespaces):
+@both_isolations
+def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
     """In place of what the agent has put there: a link out of the folder, and a pipe that would block the reward."""
-    if namespaces and module.missing():
-        pytest.skip(module.missing())
-    if not namespaces:
-        monkeypatch.setattr(module, "missing", lambda network=False: "not allowed")
     outside = tmp_path / "outside"
     outside.mkdir()
     text = f"""
@@ -102,7 +100,7 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, monkeypatch, namespac
         seen.append(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
         return (folder / "inside").read_text() == "hi"
 
-    program = Program(script(tmp_path, text), workspace=Workspace(), reward=reward)
+    program = Program(script(tmp_path, text), workspace=Workspace(isolation=isolation), reward=reward)
     rollout, _ = play_program(program, row={"question": "q", "tests": {"tests/test_a.py": "assert 1"}})
     assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]] and not list(outside.iterdir())
     assert Program.reward([rollout]) == [1.0] and not left_over()
@@ -118,16 +116,10 @@ SPOILS = {
 }
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
+@both_isolations
 @pytest.mark.parametrize("spoils", SPOILS)
-def test_a_policy_that_spoils_its_folders_reaches_nothing_outside_and_does_not_end_the_run(
-    tmp_path, monkeypatch, namespaces, spoils
-):
+def test_spoilt_folders_reach_nothing_outside(tmp_path, isolation, spoils):
     """Neither are pipes removed elsewhere, nor tests written there, nor does the reward read there."""
-    if namespaces and module.missing():
-        pytest.skip(module.missing())
-    if not namespaces:
-        monkeypatch.setattr(module, "missing", lambda network=False: "not allowed")
     outside = tmp_path / "outside"
     for folder in (outside, outside / "work"):
         folder.mkdir()
@@ -142,7 +134,7 @@ def test_a_policy_that_spoils_its_folders_reaches_nothing_outside_and_does_not_e
         seen.append({str(path.relative_to(folder)) for path in folder.rglob("*")} - {"closed"})
         return (folder / "test_a.py").read_text() == "assert 1"
 
-    program = Program(made, workspace=Workspace(), reward=reward)
+    program = Program(made, workspace=Workspace(isolation=isolation), reward=reward)
     rollout, _ = play_program(program, row={"question": "q", "tests": {"test_a.py": "assert 1"}})
     assert rollout.error is None and rollout.returned["reward"] == 1.0
     assert seen == [{"test_a.py"}] and not left_over()
@@ -158,34 +150,37 @@ def test_a_folder_and_a_git_bundle_fill_the_work_folder(tmp_path):
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
     subprocess.run([*git, "bundle", "create", "-q", str(tmp_path / "a.bundle"), "HEAD"], check=True)
-    for files in (source, tmp_path / "a.bundle"):
-        place = Workspace().open({"files": str(files)})
+    for files in (source, tmp_path / "a.bundle", "source"):
+        place = Workspace(source=str(tmp_path), isolation="none").open({"files": str(files)})
         assert (place.work / "deep" / "a.txt").read_text() == "A"
         place.close()
     assert not left_over()
 
 
-@pytest.mark.parametrize("files", ["/no/such/folder", {"../x": "y"}, {"/etc/x": "y"}, 7])
-def test_a_row_with_wrong_files_fails_its_rollout(files):
-    rollout, policy = play_program(["true"], row={"question": "q", "files": files}, workspace=Workspace())
+@pytest.mark.parametrize("files", ["no/such/folder", {"../x": "y"}, {"/etc/x": "y"}, {"": "y"}, {"a\0": "y"}, 7])
+def test_a_row_with_wrong_files_fails_its_rollout(tmp_path, files):
+    workspace = Workspace(source=str(tmp_path), isolation=ISOLATION)
+    rollout, policy = play_program(["true"], row={"question": "q", "files": files}, workspace=workspace)
     assert rollout.status == "failed" and "the row" in str(rollout.error) and not policy.requests and not left_over()
 
 
-def test_a_pipe_that_cannot_be_kept_on_another_disk_ends_no_run(tmp_path, monkeypatch, caplog):
+def test_a_failed_rollout_is_kept_on_another_disk(tmp_path, monkeypatch):
+    """But for a pipe, which cannot be copied."""
+
     def other_disk(source, target, **options):
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(module.shutil.os, "rename", other_disk)
     made = script(tmp_path, "ask(), os.mkfifo(os.environ['TMPDIR'] + '/pipe'), open('a', 'w').close(), sys.exit(3)")
-    rollout, _ = play_program(made, workspace=Workspace(keep_failed=str(tmp_path / "kept")))
+    rollout, _ = play_program(made, workspace=Workspace(isolation=ISOLATION, keep_failed=str(tmp_path / "kept")))
     assert "ended with 3" in str(rollout.error) and not left_over()
-    assert "not all of a failed rollout is kept" in caplog.text and len(list((tmp_path / "kept").rglob("a"))) == 1
+    assert len(list((tmp_path / "kept").rglob("a"))) == 1 and not list((tmp_path / "kept").rglob("pipe"))
 
 
 def test_folders_of_failed_rollouts_are_kept_on_request(tmp_path):
     kept = tmp_path / "kept"
     command = script(tmp_path, "open('trace', 'w').write('x'); ask(); sys.exit(3)")
-    rollout, _ = play_program(command, workspace=Workspace(keep_failed=str(kept)))
+    rollout, _ = play_program(command, workspace=Workspace(isolation=ISOLATION, keep_failed=str(kept)))
     (found,) = kept.rglob("trace")
     assert rollout.status == "failed" and found.read_text() == "x" and not left_over()
 
@@ -202,13 +197,13 @@ def none_is_a_number(value):
     "reward, says", [(broken, "ZeroDivisionError"), *map(none_is_a_number, (None, "good", [1.0], float("nan")))]
 )
 def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
-    rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=Workspace(), reward=reward)
+    rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=WORKSPACE, reward=reward)
     assert rollout.status == "failed" and says in str(rollout.error)
 
 
 def test_an_episode_without_an_answer_has_a_reward_by_its_folder(tmp_path):
     command = script(tmp_path, "ask(); open('a', 'w').close()")
-    rollout, _ = play_program(command, workspace=Workspace(), reward=lambda rollout, folder: (folder / "a").exists())
+    rollout, _ = play_program(command, workspace=WORKSPACE, reward=lambda rollout, folder: (folder / "a").exists())
     assert rollout.status == "malformed" and Program.reward([rollout]) == [1.0]
 
 
@@ -216,9 +211,7 @@ def test_reward_and_workspace_are_a_commands():
     async def agent(row, base_url, api_key): ...
 
     with pytest.raises(ValueError, match="a function returns its reward itself"):
-        Program(agent, workspace=Workspace())
-    with pytest.raises(ValueError, match="give the command a workspace"):
-        Program(["true"], reward=broken)
+        Program(agent, workspace=WORKSPACE)
 
 
 # --- faults: nothing of them reaches another rollout ------------------------------------------------------------------
@@ -235,7 +228,7 @@ def _words(entry):
         return ""
 
 
-@needs_namespaces
+@needs_sandbox
 def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
     text = """
     import signal, subprocess, time
@@ -247,9 +240,9 @@ def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
     print("x", flush=True)
     if {}: time.sleep(1000)
     """
-    rollout, _ = play_program(script(tmp_path, text.format(0)), workspace=Workspace())
+    rollout, _ = play_program(script(tmp_path, text.format(0)), workspace=WORKSPACE)
     assert rollout.answer == "x" and not running("sleep\x003217"), "at once: the namespace has ended before the reward"
-    rollout, _ = play_program(script(tmp_path, text.format(1)), workspace=Workspace(), timeout=3.0)
+    rollout, _ = play_program(script(tmp_path, text.format(1)), workspace=WORKSPACE, timeout=3.0)
     assert rollout.status == "failed" and not running("sleep\x003217") and not left_over()
 
 
@@ -270,7 +263,7 @@ def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, spac
     assert says in caplog.text and time.monotonic() - started < 30 and not left_over()
 
 
-@needs_namespaces
+@needs_sandbox
 def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path):
     """The second rollout knows the key of the first and calls with it, and opens more connections than it may."""
     text = """
@@ -298,9 +291,12 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
         ask(text="own")
         print(json.dumps({"answer": "x", "refused": refused}))
     """
-    known, go = tmp_path / "key", tmp_path / "go"
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    known, go = shared / "key", shared / "go"
     command = script(tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go))))
-    program, policy = Program(command, workspace=Workspace()), Scripted(lambda *_: "hello", byte_format())
+    program = Program(command, workspace=Workspace(shows=[str(shared)]))
+    policy = Scripted(lambda *_: "hello", byte_format())
     first, second = (Rollout([1], row={"question": name}, seed=i) for i, name in enumerate(("first", "second")))
 
     async def both():
@@ -314,10 +310,10 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
 
     run(both())
     assert first.answer == "hello" and len(first.turns) == 2, first.error
-    assert second.returned == {"answer": "x", "refused": 401} and len(second.turns) == 1, second.error
+    assert second.returned == {"answer": "x", "refused": 401, "reward": None} and len(second.turns) == 1, second.error
 
 
-@needs_namespaces
+@needs_sandbox
 def test_names_that_a_command_looks_up_are_listed(tmp_path):
     """It reaches nothing by them, nor by an address."""
     text = """
@@ -332,13 +328,13 @@ def test_names_that_a_command_looks_up_are_listed(tmp_path):
     """
     names = []
     rollout, _ = play_program(script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1)
-    assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "ConnectionRefusedError"]
+    assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "OSError"]
     assert "registry.example.org" in names
 
 
-@needs_namespaces
+@needs_sandbox
 def test_many_at_once(tmp_path):
-    rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=Workspace(), n=16)
+    rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=WORKSPACE, n=16)
     assert [one.answer for one in rollouts] == ["hello"] * 16 and not left_over()
 
 
@@ -347,19 +343,14 @@ def test_many_at_once(tmp_path):
 TRAINER = """
 import sys, os
 from agentic_prompting.programs import Program, Workspace
-from agentic_prompting.programs import workspace as module
 from support.programs import play_program
-if sys.argv[2] == "plain":
-    module.missing = lambda network=False: "not allowed"
-play_program([sys.executable, sys.argv[1]], workspace=Workspace(), n=2)
+play_program([sys.executable, sys.argv[1]], workspace=Workspace(isolation=sys.argv[2]), n=2)
 """
 
 
-@pytest.mark.parametrize("how", ["namespaces", "plain"])
-def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
-    if how == "namespaces" and module.missing():
-        pytest.skip(module.missing())
-    mark = f"sleep\x00{4000 + os.getpid() % 1000}.{how == 'plain':d}"
+@both_isolations
+def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
+    mark = f"sleep\x00{4000 + os.getpid() % 1000}.{isolation == 'none':d}"
     began = tmp_path / "began"
     text = f"""
     import subprocess, time
@@ -370,7 +361,7 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
     command = script(tmp_path, text)
     paths = os.pathsep.join([str(Path(module.__file__).parents[2]), str(Path(__file__).parents[1])])
     own = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
-    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, command[1], how], env=own)
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, command[1], isolation], env=own)
     deadline = time.monotonic() + 60
     while len(running(mark)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -379,7 +370,9 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
     trainer.wait()
     base = tmp_path / f"agentic-prompting-{os.getuid()}"
     assert len(list(base.iterdir())) == 1
-    next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace().open({}).close()"
+    next_start = (
+        "from agentic_prompting.programs.workspace import Workspace; Workspace(isolation='none').open({}).close()"
+    )
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
     assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
@@ -414,17 +407,27 @@ def test_a_folder_without_a_lock_was_left(tmp_path, monkeypatch):
     assert [*module._base().iterdir()] == [own]
 
 
-def test_what_the_system_does_not_allow_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(module, "missing", lambda network=False: "unshare: Operation not permitted")
-    module.tell.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        Program(["true"], workspace=Workspace()).check()
-    assert "unshare: Operation not permitted" in caplog.text and "keys of other rollouts" in caplog.text
-    module.tell.cache_clear()
+def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
+    """Unless it is said that there shall be none."""
+    monkeypatch.setattr(module, "why_unavailable", lambda network=False: "unshare: Operation not permitted")
+    ran = tmp_path / "ran"
+    program = Program(["touch", str(ran)], workspace=Workspace())
+    with pytest.raises(Misconfigured, match="unshare: Operation not permitted"):
+        program.check()
+    rollout, policy = play_program(program)
+    assert rollout.status == "failed" and rollout.error.fatal and not policy.requests and not ran.exists()
+    module._warn_unconfined.cache_clear()
+    play_program(Program(["touch", str(ran)], workspace=Workspace(isolation="none")))
+    assert ran.exists() and "lose" in caplog.text
+
+
+def test_an_unknown_isolation_is_refused():
+    with pytest.raises(ValueError, match="isolation"):
+        Workspace(isolation="docker")
 
 
 def test_a_program_that_is_not_there_is_named():
-    rollout, _ = play_program(["no-such-program"], workspace=Workspace())
+    rollout, _ = play_program(["no-such-program"], workspace=WORKSPACE)
     assert rollout.status == "failed" and "no-such-program" in str(rollout.error)
 
 
@@ -450,5 +453,5 @@ def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, mon
             time.sleep(0.05)
     """
     started = time.monotonic()
-    rollout, policy = play_program(script(tmp_path, text), workspace=Workspace(), max_calls=2, timeout=120)
+    rollout, policy = play_program(script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=120)
     assert rollout.status == "out_of_turns" and len(policy.requests) == 2 and time.monotonic() - started < 60

@@ -6,8 +6,9 @@ import asyncio
 from functools import cache
 
 from agentic_prompting.llm.loop import gather, run
-from agentic_prompting.programs import Program
+from agentic_prompting.programs import Program, Workspace
 from agentic_prompting.rollout import ChatFormat, FreeText, Limits, Rollout, Sample
+from support.isolation import ISOLATION
 from support.tokenizers_for_tests import template
 
 LIMITS = Limits(max_turns=5, max_turn_tokens=400, max_tokens=4000, max_context=8000)
@@ -65,6 +66,8 @@ def play_program(
     agent, say=lambda text, request: "hello", limits=LIMITS, row=None, delay=0.0, n=1, name="qwen3", **options
 ):
     """`n` rollouts of a program, and the policy that was asked."""
+    if not callable(agent) and not isinstance(agent, Program):
+        options.setdefault("workspace", Workspace(isolation=ISOLATION))
     program = agent if isinstance(agent, Program) else Program(agent, **options)
     form = byte_format(name)
     policy = Scripted(say, form, delay)

@@ -30,6 +30,7 @@ SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", 
 # The parts of an installation below the folder that holds its `bin`.
 _PARTS_OF_PROGRAMS = ("bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec", "versions", "pyvenv.cfg")
 _PARTS_OF_DATA = ("include", "share", "etc", "ssl")  # not of a home folder, where these hold a person's files
+_KERNEL_SETTINGS = ("/proc/sys", "/proc/pressure")  # not for the command, whoever may write them
 _SHARED_MEMORY_BYTES = 2**26  # /dev/shm, as in Docker
 _MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its interpreter
 
@@ -44,7 +45,9 @@ class Sandbox:
         shows (`Iterable[str]`, *optional*): Files and folders that it can read, at the same paths, beside the system's.
         hides (`Iterable[str]`, *optional*): Files and folders in these that it sees empty.
         network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
-        name_server (`Path`, *optional*): A `resolv.conf` for a network of its own, whose name server is the launcher.
+        name_server (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
+        names_listener (`Sequence[str]`, *optional*): A command that listens as a name server in the sandbox's network,
+            and then executes the command behind it.
     """
 
     tmp: Path
@@ -53,6 +56,7 @@ class Sandbox:
     hides: Iterable[str] = ()
     network: bool = False
     name_server: Path | None = None
+    names_listener: Sequence[str] = ()
 
     def command_line(self, launcher: Sequence[str], filter_descriptor: int) -> list[str]:
         """The command line that runs `launcher` in the sandbox.
@@ -61,37 +65,46 @@ class Sandbox:
             launcher (`Sequence[str]`): A command.
             filter_descriptor (`int`): A descriptor of the filter of system calls, which the process must inherit.
         """
-        confine = self._confine(filter_descriptor)
-        if os.geteuid() != 0:
-            return ["bwrap", *self._show_files(), *confine, "--", *launcher]
+        confine = ["bwrap", *self._show_files()]
+        before: list[str] = []
+        if os.geteuid() == 0:
+            before = self._change_user()
+            confine = ["bwrap", "--ro-bind", "/", "/", "--bind", "/tmp", "/tmp"]
+        if self.names_listener:
+            before += self._open_network()
+        return [*before, *confine, *self._confine(filter_descriptor), "--", *launcher]
+
+    def _change_user(self) -> list[str]:
+        """The command in front that shows the files and gives up the rights of root."""
         user = str(UNPRIVILEGED_USER)
         return [
             "bwrap",
-            "--unshare-pid",  # ends the inner one: a change of user clears its signal for the parent's death
+            "--unshare-pid",  # ends everything inside: a change of user clears the signal for the parent's death
             "--die-with-parent",
             *self._show_files(),
             *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"),  # for the inner one, which replaces both
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
-            *("bwrap", "--ro-bind", "/", "/", "--bind", "/tmp", "/tmp"),
-            *confine,
-            "--",
-            *launcher,
+        ]
+
+    def _open_network(self) -> list[str]:
+        """The command in front that opens a network in which the port of name servers can be listened at. Inside of
+        the sandbox no capability for that is left."""
+        return [
+            *("bwrap", "--unshare-user", "--unshare-net", "--unshare-pid", "--die-with-parent"),
+            *("--cap-add", "CAP_NET_BIND_SERVICE", "--dev-bind", "/", "/", "--"),
+            *self.names_listener,
         ]
 
     def _confine(self, filter_descriptor: int) -> list[str]:
         """Options for everything but the files."""
-        arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-        if self.name_server is None:
-            arguments += ["--disable-userns"]
-        else:
-            # Capabilities over the network exist only in the namespace that --disable-userns would leave. The filter
-            # of system calls refuses further namespaces in any case.
-            arguments += ["--cap-add", "CAP_NET_BIND_SERVICE"]
-        if self.network:
+        arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+        if self.network or self.names_listener:
             arguments += ["--share-net"]
         arguments += ["--seccomp", str(filter_descriptor)]
-        arguments += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
+        arguments += ["--proc", "/proc"]
+        for path in filter(os.path.exists, _KERNEL_SETTINGS):
+            arguments += ["--ro-bind", path, path]
         arguments += ["--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.cwd]
         return arguments

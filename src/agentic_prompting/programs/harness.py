@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,16 +95,21 @@ class Harness:
         try:
             if file.stat().st_size > LARGEST_RECORD:
                 return None
-            # A number stays as it is written: 12.50 is another text than 12.5.
-            value = json.loads(file.read_text(), parse_float=str, parse_int=str, parse_constant=str)
-            for key in keys:
-                value = value[key]
+            text = file.read_text(encoding="utf-8")
+            value = _value_at(keys, json.loads(text))
+            if isinstance(value, int | float):  # as it is written: 12.50 is another text than 12.5
+                value = _value_at(keys, json.loads(text, parse_float=str, parse_int=str, parse_constant=str))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
-        if not isinstance(value, str):
-            value = json.dumps(value, ensure_ascii=False)
+        answer = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         # JSON can hold half a surrogate pair, which no tokenizer and no file takes.
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() or None
+        return answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() or None
+
+
+def _value_at(keys: Sequence[str], value: Any) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
 
 
 def _version_of(program: Path, package: str) -> str:

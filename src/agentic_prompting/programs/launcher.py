@@ -1,6 +1,7 @@
 """Runs inside the sandbox of a rollout and starts its command; uses the standard library alone.
 
-    python -I -S -c TEXT_OF_THIS_FILE CHANNEL    # the descriptor of a Unix socket to the trainer
+    python -I -S -c TEXT_OF_THIS_FILE CHANNEL               # the descriptor of a Unix socket to the trainer
+    python -I -S -c TEXT_OF_THIS_FILE listen COMMAND ...    # before the sandbox: opens the port of name servers
 
 The trainer sends a plan (a line of JSON). The launcher opens the sockets of the rollout's network, sends them to the
 trainer, and waits for a byte: only then does the command start. Its text is passed, not its path, because the sandbox
@@ -23,6 +24,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+NAMES_DESCRIPTOR = 100  # of the socket at the port of name servers, from one command to the next
 LIMITS = {
     "core": resource.RLIMIT_CORE,
     "data": resource.RLIMIT_DATA,
@@ -68,16 +70,22 @@ def read_plan(channel: socket.socket) -> dict[str, Any]:
 
 
 def open_sockets(plan: dict[str, Any]) -> list[socket.socket]:
-    """Listen at the address of the gateway and, where names are to be listed, at the port of name servers."""
+    """Listen at the address of the gateway; where names are to be listed, the port of name servers is open already."""
     sockets = []
     if plan["port"]:
         sockets.append(socket.create_server(("127.0.0.1", plan["port"]), backlog=128))
     if plan["listens_for_names"]:
-        names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        names.bind(("127.0.0.1", 53))  # needs CAP_NET_BIND_SERVICE, which the command does not get
-        sockets.append(names)
-        call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+        sockets.append(socket.socket(fileno=NAMES_DESCRIPTOR))
     return sockets
+
+
+def listen_for_names(command: list[str]) -> NoReturn:
+    """Open the port of name servers, and execute a command that inherits the socket."""
+    names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    names.bind(("127.0.0.1", 53))
+    os.dup2(names.fileno(), NAMES_DESCRIPTOR)
+    call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)  # the command does not get the capability for this port
+    os.execvp(command[0], command)
 
 
 def call_prctl(option: int, value: int) -> None:
@@ -156,4 +164,6 @@ def parent_of(process: str) -> int | None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "listen":
+        listen_for_names(sys.argv[2:])
     main()

@@ -243,7 +243,7 @@ class Place:
         await asyncio.to_thread(self._prepare)
         ours, theirs = socket.socketpair()
         inherited = [theirs.fileno()]
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER.read_text(), str(theirs.fileno())]
+        launcher = [*_run_launcher(), str(theirs.fileno())]
         if self.is_confined:
             inherited.append(seccomp.open_filter())
             launcher = self._sandbox(needed_paths).command_line(launcher, inherited[1])
@@ -296,6 +296,7 @@ class Place:
             hides=hides,
             network=workspace.network,
             name_server=self.root / "resolv.conf" if lists_names else None,
+            names_listener=[*_run_launcher(), "listen"] if lists_names else (),
         )
 
     def _plan(self, command: Sequence[str]) -> dict[str, Any]:
@@ -434,6 +435,11 @@ class Place:
                 logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
         if self.root.exists():
             remove(self.root)
+
+
+@cache
+def _run_launcher() -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", _LAUNCHER.read_text(encoding="utf-8"))
 
 
 def own_folder() -> Path:

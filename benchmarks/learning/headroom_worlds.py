@@ -1,15 +1,16 @@
 """What `headroom` says of the sandbox's worlds, and what is true there. **Sandbox**: nothing about real models.
 
-    python -m benchmarks.learning.headroom_worlds --json     # 20 draws of rules a world, about 20 minutes of one core
+    python -m benchmarks.learning.headroom_worlds --json     # 20 draws of rules a world, about 15 minutes of one core
     python -m benchmarks.learning.headroom_worlds --seeds 2
 
 E-SPL's sandbox: an agent behind a chat model, of which only the system prompt can change. In `rules` some facts are
-given only to requests that carry a word, which a prompt can state; in `habits` no fact is guarded and the agent heeds
-no principle, so that no prompt helps; in `misleading` the start prompt gives words that are out of date. A draw has
-rules and prompts of its own; the agent is one for each world. The eleven challengers are what a reflector that is often
-wrong might write: each states some words, right or wrong, and most of them a way to proceed.
+given only to requests that carry a word, which a prompt can state; in `unguarded` no fact is guarded, and the prompts
+state words and nothing else, so that none can help; in `misleading` the start prompt gives words that are out of date.
+`habits`, by name, has an agent that heeds no way to proceed; prompts move it all the same. A draw has rules and prompts
+of its own; the agent is one for each world. The eleven challengers are what a reflector that is often wrong might
+write: each states some words, right or wrong, and most of them a way to proceed.
 
-`truth` is the gain of the chosen prompt over all 840 questions, each answered twice under both prompts. Of the
+`truth` is the gain of the chosen prompt over all 840 questions, each answered once under both prompts. Of the
 demo of Prompt-R1 the signal of the untrained agent is measured.
 """
 
@@ -32,12 +33,12 @@ from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.rollout import fill_template
 from benchmarks.lab import log, quiet
 
-WORLDS = ("rules", "habits", "misleading")
-SEEDS, CHALLENGERS, REPEATS = 20, 11, 2
-RIGHT = {"rules": 0.9, "habits": 0.9, "misleading": 0.5}  # how often a challenger's word is the right one
+WORLDS = ("rules", "unguarded", "misleading")
+SEEDS, CHALLENGERS, REPEATS = 20, 11, 1
+RIGHT = {"rules": 0.9, "unguarded": 0.9, "misleading": 0.5, "habits": 0.9}  # how often a challenger's word is right
 
 
-def challengers(rules: Mapping[str, str], right: float, rng: random.Random) -> list[str]:
+def challengers(world: str, rules: Mapping[str, str], rng: random.Random) -> list[str]:
     """Prompts that a reflector might write: words for some of the guarded relations, and how to proceed."""
     from agentic_prompting.sandbox.guarded import HASTY, PREAMBLE, STEPWISE, WHOLE, WORDS, say
     from agentic_prompting.sandbox.world import sought
@@ -47,8 +48,10 @@ def challengers(rules: Mapping[str, str], right: float, rng: random.Random) -> l
         principles = []
         for relation, word in rules.items():
             if rng.random() < 0.5:
-                principles.append(say(sought(relation), word if rng.random() < right else rng.choice(WORDS)))
-        principles += rng.choices([[STEPWISE], [WHOLE], [HASTY], []], [0.5, 0.15, 0.1, 0.25])[0]
+                is_right = rng.random() < RIGHT[world]
+                principles.append(say(sought(relation), word if is_right else rng.choice(WORDS)))
+        if world != "unguarded":
+            principles += rng.choices([[STEPWISE], [WHOLE], [HASTY], []], [0.5, 0.15, 0.1, 0.25])[0]
         prompts.append(SystemPrompt(PREAMBLE, tuple(principles)).text)
     return prompts
 
@@ -60,7 +63,8 @@ def measure_world(world: str, seeds: Sequence[int], folder: Path) -> list[dict[s
     from agentic_prompting.sandbox.setup import DEMO_SEED, AgentChat, prepare_guarded
     from agentic_prompting.sandbox.world import sought
 
-    sandbox = prepare_guarded(folder, DEMO_SEED, world=world)
+    is_guarded = world not in ("unguarded", "habits")
+    sandbox = prepare_guarded(folder, DEMO_SEED, world="rules" if world == "unguarded" else world)
     template = sandbox.spec.prompt_template
     rows = [{**row, "question": fill_template(template, row["question"])} for row in sandbox.train]
     agent = PromptAgent.from_pretrained(sandbox.model, max_batch_size=256)
@@ -73,11 +77,11 @@ def measure_world(world: str, seeds: Sequence[int], folder: Path) -> list[dict[s
             outdated = rng.sample([word for word in WORDS if word not in rules.values()], len(rules))
             principles = [say(sought(relation), word) for relation, word in zip(rules, outdated, strict=True)]
             start = SystemPrompt(PREAMBLE, tuple(principles))
-        agent.environment = LLMEnvironment(GuardedOracle({} if world == "habits" else rules, seed=seed))
+        agent.environment = LLMEnvironment(GuardedOracle(rules if is_guarded else {}, seed=seed))
         chat = AgentChat(agent, seed=seed)
 
         began = time.process_time()
-        prompts = [start.text, *challengers(rules, RIGHT[world], rng)]
+        prompts = [start.text, *challengers(world, rules, rng)]
         found = headroom(rows, policy=chat, prompts=prompts, top_up_calls=800, seed=seed)
         seconds = time.process_time() - began
         assert found.prompts is not None
@@ -129,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="draws of rules a world")
-    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
+    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=tuple(RIGHT))
     arguments = parser.parse_args()
     quiet()
     draws = []

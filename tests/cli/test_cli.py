@@ -45,7 +45,7 @@ def all_commands():
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
         "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
-        "plan",
+        "plan", "headroom",
     }  # fmt: skip
     assert {"train prompt-r1", "train espl"} <= set(all_commands())
 

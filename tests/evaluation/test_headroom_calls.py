@@ -326,7 +326,9 @@ def test_a_result_is_saved_and_awaited(tmp_path):
 
 
 def test_a_model_that_refuses_every_request():
-    found = headroom(ROWS, policy=ScriptedChat([BadRequest("no")]), prompts=["a", "b"], calls=100)
+    chat = ScriptedChat([BadRequest("no")])
+    found = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=100)
+    assert "BadRequest: no" in found.stopped and len(chat.calls) < 20, "it ends after one prompt"
     assert found.prompts is None and found.failed > 0 and "score" in found.stopped
     other = headroom(ROWS, policy=ScriptedChat([BadRequest("no")]), prompts=["a", "b"], llm=chat_of({}), calls=100)
     assert other.prompts is None and other.requests is not None, "another part may ask another model"

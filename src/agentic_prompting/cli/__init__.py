@@ -38,6 +38,7 @@ COMMANDS = {
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
     "check-env": ("check_env", "Play three episodes with an environment of your own, without training."),
+    "headroom": ("headroom", "What can be gained on a task, and whether the signal exists, before a run."),
     "plan": ("plan", "Memory, largest batch, calls, dollars and hours of a run before anything is loaded."),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }

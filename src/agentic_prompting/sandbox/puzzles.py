@@ -198,6 +198,15 @@ BE_CAREFUL = "Be careful."
 _REPLIES = {**{fault.remark: fault.advice for fault in FAULTS.values()}, TOO_LONG: KEEP_SHORT, NO_STEPS: SHOW_STEPS}
 
 
+def prompt_writer() -> ScriptedChat:
+    """A reference LLM that writes system prompts for the puzzles, for [`headroom`]: each piece of advice alone, two of
+    them together, and some that do nothing or harm."""
+    advice = [fault.advice for fault in FAULTS.values()]
+    pairs = [f"{advice[0]} {advice[1]}", f"{advice[2]} {advice[3]}"]
+    texts = [*pairs, *advice, SHOW_STEPS, KEEP_SHORT, "You are a helpful assistant.", "Work carefully."]
+    return ScriptedChat(["\n".join(f"<prompt>{text}</prompt>" for text in texts)])
+
+
 class PuzzleSolver:
     """The task model: works a puzzle out step by step, heeding its system message. Words are its tokens.
 

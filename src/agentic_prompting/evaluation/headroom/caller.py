@@ -31,6 +31,7 @@ class Caller:
         calls (`int`): Calls of large LLMs so far.
         cost_usd (`float`): What they cost.
         failed (`int`): Answers that got no score.
+        last_error (`str`, *optional*): Of the last call that failed.
     """
 
     def __init__(self, metric: Metric, max_in_flight: int = 64, sampling: Mapping[str, Any] | None = None):
@@ -39,6 +40,7 @@ class Caller:
         self.calls = 0
         self.cost_usd = 0.0
         self.failed = 0
+        self.last_error: str | None = None
         self._max_in_flight = max_in_flight
         self._in_flight = asyncio.Semaphore(max_in_flight)
 
@@ -82,6 +84,7 @@ class Caller:
         self.calls += sum(answer.calls for answer in answers)
         self.cost_usd += sum(answer.cost_usd for answer in answers)
         for answer in answers:
+            self.last_error = answer.error or self.last_error
             if answer.fatal and answer.error is not None:
                 raise MeasurementStopped(answer.error)
 

@@ -134,7 +134,8 @@ async def aheadroom(
         try:
             await part.measure(result)
         except TooFewScores as error:  # of this part; another may ask other models
-            result.stopped = f"{name}: {error}"
+            cause = f" (the last call that failed: {caller.last_error})" if caller.last_error else ""
+            result.stopped = f"{name}: {error}{cause}"
         except MeasurementStopped as error:
             result.stopped = f"{name}: {error}"
             break

@@ -22,7 +22,7 @@ from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of
 from .caller import Caller, MeasurementStopped, most_calls, record_of
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
-from .prompts import Table, choose_challenger, expect_further, judge_prompts, plan_stages
+from .prompts import Table, TooFewScores, choose_challenger, expect_further, judge_prompts, plan_stages
 from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
 from .refinement import judge_refinement
 from .result import FURTHER, Headroom
@@ -105,6 +105,8 @@ class PromptPart:
             system = self.caller.system_of(self.policy, text)
             scores = [await self.caller.score(system, rows, self.seed + repeat) for repeat in range(repeats)]
             columns.append(_mean_without_missing(np.array(scores)))
+            if np.isnan(columns[0]).all():  # without the start prompt there is nothing to compare with
+                raise TooFewScores("no answer under the start prompt has a score")
         return np.column_stack(columns)
 
 

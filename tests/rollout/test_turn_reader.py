@@ -64,7 +64,7 @@ def test_an_argument_may_quote_tags(write, text):
     arguments = {"text": text, "other": "</tool_call>"}
     for thought in ("", "<think>\nhm\n</think>\n\n"):
         turn = thought + write(**arguments)
-        (call,) = read_turn(turn, [TOOL]).calls
+        (call,) = read_turn(turn, [TOOL]).tool_calls
         assert json.loads(call.arguments) == arguments
         assert ToolGrammar().parse(turn).kind == "act"
         assert ToolGrammar().read_calls(turn, [TOOL]) == [FunctionCall("write", arguments)]
@@ -74,7 +74,7 @@ def test_an_argument_may_quote_tags(write, text):
 def test_calls_behind_a_quoting_call_are_read(write):
     turn = f"I go.\n{write(text='x </tool_call> y')}\n{write(text='<tool_call>')}"
     entry = read_turn(turn, [TOOL])
-    assert [json.loads(call.arguments)["text"] for call in entry.calls] == ["x </tool_call> y", "<tool_call>"]
+    assert [json.loads(call.arguments)["text"] for call in entry.tool_calls] == ["x </tool_call> y", "<tool_call>"]
     assert entry.text == "I go."
 
 
@@ -82,7 +82,7 @@ def test_a_broken_call_does_not_swallow_the_next():
     unclosed_parameter = "<tool_call>\n<function=write>\n<parameter=text>\n1\n</function>\n</tool_call>\n"
     unclosed_string = '<tool_call>\n{"name": "write", "arguments": {"text": "1}}\n</tool_call>\n'
     for broken, good in ((unclosed_parameter, as_xml(text="2")), (unclosed_string, as_json(text="2"))):
-        first, second = read_turn(broken + good, [TOOL]).calls
+        first, second = read_turn(broken + good, [TOOL]).tool_calls
         assert first.name == "write" and "2" not in first.arguments
         assert json.loads(second.arguments) == {"text": "2"}
 
@@ -114,7 +114,7 @@ THOUGHTS = {
 def test_a_thought_is_no_text_and_no_call(turn, outside, calls):
     parts = split_turn(turn)
     assert (parts.outside.strip(), len(parts.calls)) == (outside, calls)
-    assert len(read_turn(turn, [TOOL]).calls) == calls
+    assert len(read_turn(turn, [TOOL]).tool_calls) == calls
 
 
 @pytest.mark.parametrize("grammar", [ToolGrammar(), Dialogue(), SearchGrammar()])
@@ -142,13 +142,13 @@ def test_closed_thoughts_are_removed(text):
 @pytest.mark.parametrize("text", ['{"text": "a"}', '{"text": "\\"quoted\\""}', "{}", ""])
 def test_arguments_that_are_a_json_text_are_decoded_once(text):
     body = json.dumps({"name": "write", "arguments": text})
-    (call,) = read_turn(f"<tool_call>{body}</tool_call>", [TOOL]).calls
+    (call,) = read_turn(f"<tool_call>{body}</tool_call>", [TOOL]).tool_calls
     assert json.loads(call.arguments) == json.loads(text or "{}")
     assert read_call(body) == FunctionCall("write", json.loads(text or "{}"))
 
 
 def test_arguments_that_are_another_text_stay():
-    (call,) = read_turn('<tool_call>{"name": "write", "arguments": "rm -r x"}</tool_call>', [TOOL]).calls
+    (call,) = read_turn('<tool_call>{"name": "write", "arguments": "rm -r x"}</tool_call>', [TOOL]).tool_calls
     assert call.arguments == "rm -r x"
     assert read_call('{"name": "write", "arguments": "rm -r x"}').problem
 
@@ -215,7 +215,7 @@ DEFINITIONS = {
 def test_a_parameter_has_the_type_of_its_schema(schema, written, value):
     shown = tool(text=schema)
     shown["function"]["parameters"]["$defs"] = DEFINITIONS
-    (call,) = read_turn(as_xml(text=written), [shown]).calls
+    (call,) = read_turn(as_xml(text=written), [shown]).tool_calls
     assert json.loads(call.arguments) == {"text": value}
     assert ToolGrammar().read_calls(as_xml(text=written), [shown]) == [FunctionCall("write", {"text": value})]
 

@@ -204,7 +204,7 @@ class AgentArguments(DataAndEnvironment):
     program: str | None = setting("Instead of a harness: your own agent or Program as module:name.")
     keep_failed: str | None = setting("Folder for the work folders of failed rollouts.")
     source: str | None = setting("The folder that paths in the columns files and tests lie in.")
-    shows: list[str] = setting("Files and folders that a harness can read beside its own.", [])
+    shows: list[str] | None = setting("Files and folders that a harness can read beside its own.")
     isolation: str = setting("bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap")
     task: str = setting("A task of load_task.", "")
     reward: list[str] = rewards("exact_match")
@@ -250,7 +250,7 @@ class AgentArguments(DataAndEnvironment):
         workspace = Workspace(
             source=self.source,
             keep_failed=self.keep_failed,
-            shows=self.shows,
+            shows=self.shows or (),
             isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
         )
         return Program(harness(str(self.harness), self.dialect, self.ask), workspace=workspace, reward=reward)

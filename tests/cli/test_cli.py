@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from transformers import AutoTokenizer
 
 from agentic_prompting.cli import COMMANDS, app
 from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
 from agentic_prompting.llm import LLMError
 from support.servers import Answer, LoopbackServer, unused_url
+from support.tokenizers_for_tests import with_tools
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -784,14 +784,6 @@ def test_check_env_begins_each_episode(run, sums):
     assert out.count("the sum is 5") == 3 and out.count("the sum is 10") == 3
 
 
-# Shows tools and writes calls as Qwen3's template does.
-TEMPLATE_WITH_TOOLS = (
-    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
 def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, asking_policy, tmp_path):
     status, out, err = run("check-env", "own_tools:only_picky")
     assert status == 1 and err.count("\n") == 1 and "KeyError" in err and "give one that works: --request" in err
@@ -799,11 +791,7 @@ def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, a
     assert status == 1 and "a call must be" in err
     status, out, err = run("check-env", "own_tools:tools", "--model", asking_policy)
     assert status == 2 and "never shows the agent its tools" in err
-    model = shutil.copytree(asking_policy, tmp_path / "with_tools")
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = TEMPLATE_WITH_TOOLS
-    tokenizer.save_pretrained(model)
-    status, out, _ = run("check-env", "own_tools:tools", "--model", model)
+    status, out, _ = run("check-env", "own_tools:tools", "--model", with_tools(asking_policy, tmp_path / "with_tools"))
     assert status == 0 and "no tool was called" in out
     status, out, _ = run("check-env", "own_sums:silent")
     assert status == 0 and "3 episodes: no reply" in out, "the environment ended each episode"

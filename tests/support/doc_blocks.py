@@ -151,6 +151,7 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
     from support.servers import LoopbackServer
     from support.serving import running, scripted_agent, service_of
+    from support.tokenizers_for_tests import with_tools
 
     oracle = Oracle()
 
@@ -166,9 +167,10 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     monkeypatch.chdir(folder)
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "no-key-at-all")
+    model = with_tools(policy, folder / "model_with_tools")
     for name in MODELS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(policy)
+        (folder / name).symlink_to(model)
 
     questions = [{**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])]
     monkeypatch.setattr(loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split))

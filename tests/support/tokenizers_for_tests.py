@@ -1,14 +1,22 @@
 """Byte-level tokenizers with chat templates in the style of model families, or those of TRL."""
 
+import shutil
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Shows tools and writes calls as Qwen3's does.
+CHATML_WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA3 = (
@@ -84,6 +92,15 @@ _CORPUS = [
     "<think> What should I ask? </think>\n<interaction_prompt> Which country? </interaction_prompt>\n",
     "<interaction_response>\nIt is Kenya.\n</interaction_response>\n<answer> shilling </answer>\n\n",
 ] * 20
+
+
+def with_tools(policy: Path, folder: Path) -> Path:
+    """A copy of a model in `folder` whose chat template shows tools."""
+    shutil.copytree(policy, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHATML_WITH_TOOLS
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def template(name: str) -> str:

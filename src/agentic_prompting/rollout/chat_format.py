@@ -214,8 +214,8 @@ class ChatFormat(TextFormat):
         problem = find_tool_problem(render, getattr(self.grammar, "read_calls", None))
         if problem:
             raise ValueError(
-                f"{problem}: use a model of those families, set tokenizer.chat_template, or, if your own prompts show "
-                "the tools and how to call them, set chat_template_kwargs={'tools': None}"
+                f"{problem}: use another model, set tokenizer.chat_template, or, if your own prompts show the tools "
+                "and how to call them, set chat_template_kwargs={'tools': None}"
             )
 
     def prompt(self, messages: Sequence[Message]) -> list[Any]:

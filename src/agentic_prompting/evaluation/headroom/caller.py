@@ -90,8 +90,11 @@ class Caller:
 
 
 def most_calls(policy: Any) -> int:
-    """Calls of large LLMs that one answer may take: one of a chat model; of an agent one for each turn but the last, or
-    none if it has nobody to ask."""
+    """Calls of large LLMs that one answer may take.
+
+    One of a chat model; of an agent one for each turn but the last, or none if it has nobody to ask. An environment
+    that makes several calls a turn, or a program that asks models of its own, may make more.
+    """
     if not is_agent(policy):
         return 1
     if getattr(policy, "environment", None) is None:

@@ -6,6 +6,7 @@ from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete, fi
 from .loop import gather, run, start
 from .openai_chat import OpenAIChat
 from .spans import start_traces
+from .thoughts import SplitReply, split_thoughts, strip_thoughts
 from .types import (
     BadReply,
     BadRequest,
@@ -45,6 +46,7 @@ __all__ = [
     "RoutedChat",
     "ScriptedChat",
     "ServerFailed",
+    "SplitReply",
     "TimedOut",
     "Unreachable",
     "Usage",
@@ -54,7 +56,9 @@ __all__ = [
     "fill",
     "gather",
     "run",
+    "split_thoughts",
     "start",
     "start_traces",
+    "strip_thoughts",
     "with_system",
 ]

@@ -1,0 +1,68 @@
+"""The thought of a reply: where it begins and ends, cut off, mentioned, and in linear time."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agentic_prompting.llm import split_thoughts, strip_thoughts
+
+VISIBLE = {
+    "closed": ("<think>a</think> b", "b"),
+    "opened by the template": ("a</think> b", "b"),
+    "opened by the template, with a pair inside": ("I write <think>a</think> so </think> b", "b"),
+    "cut off": ("<think>a and", ""),
+    "cut off behind text": ("b\n<think>a and", "b"),
+    "behind the answer": ("b <think>a</think>", "b"),
+    "two": ("<think>a</think> b <think>a</think>c", "b c"),
+    "mentions a pair": ("<think>in <think>...</think> tags</think> b", "b"),
+    "mentions an opening mark": ("<think>I use <think> first.</think> b", "b"),
+    "mentions in backticks": ("<think>`</think>` comes last</think> write `<think>`", "write `<think>`"),
+    "a closing mark in the text": ("<think>a</think> end with </think>.", "end with </think>."),
+    "Magistral": ("[THINK]a[/THINK]b", "b"),
+    "other marks": ("<THINKING>a</THINKING>b ◁think▷a◁/think▷ c", "b  c"),
+    "none": (" b ", "b"),
+    "empty": ("", ""),
+}
+
+
+@pytest.mark.parametrize(("reply", "visible"), VISIBLE.values(), ids=VISIBLE)
+def test_thoughts_are_stripped(reply, visible):
+    assert strip_thoughts(reply) == visible
+
+
+def test_the_thought_is_kept_apart():
+    assert split_thoughts("<think> a </think>b<think>c</think>") == ("a\n\nc", "b")
+    assert split_thoughts("a</think>b").thought == "a"
+    assert split_thoughts("<think>cut").thought == "cut"
+
+
+def test_marks_in_a_payload_are_content():
+    payload = re.compile("<prompt>")
+    prompt = "<prompt>Think in <think></think> tags, then <think>."
+    assert strip_thoughts(f"<think>I try <prompt>x</prompt></think>{prompt}", payload) == prompt
+    assert strip_thoughts("Well. <think>I try <prompt>x</prompt> but", payload) == "Well."
+
+
+PIECES = ["<think>", "</think>", "[THINK]", "`", "text", "<prompt>", "\n"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_any_mixture_is_split(text):
+    thought, visible = split_thoughts(text)
+    assert len(visible) <= len(text) and (visible == text or thought or len(visible) < len(text))
+    assert strip_thoughts(text) == visible.strip()
+
+
+@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think><think></think>", "<think></think>", "`<think>", "<"])
+def test_time_is_linear(piece):
+    payload = re.compile("<prompt>")
+
+    def seconds(count: int) -> float:
+        started = time.process_time()
+        split_thoughts(piece * count, payload)
+        return time.process_time() - started
+
+    seconds(1000)
+    assert seconds(100_000) < 4 * seconds(50_000) + 0.1

@@ -3,6 +3,7 @@
 The papers' tables, and the optimisers that they compare with, are made of these in `benchmarks/paper_tables/`.
 """
 
+from ..rewards import read_answer
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
 from .repeats import pass_at_k
@@ -24,7 +25,6 @@ from .systems import (
     PromptedSystem,
     ProRefineSystem,
     System,
-    read_answer,
 )
 from .tables import (
     Comparison,

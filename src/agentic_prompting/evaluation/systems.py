@@ -6,7 +6,6 @@ failure (an outage, a spent budget: not the system's doing, no score).
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from ..llm.guard import call_guarded, call_guarded_now, describe
 from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
+from ..rewards import read_answer
 from ..rollout import Rollout, rollout_seed
 from ..rollout.recording import rollout_record
 
@@ -245,32 +245,6 @@ class ProRefineSystem(System):
 
 
 # From replies, rollouts and refinements to answers --------------------------------------------------------------------
-
-_BOXED = re.compile(r"\\boxed\s*\{")
-_ANSWER_LINE = re.compile(r"answer\s*:[ \t*]*(.+)", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
-def read_answer(reply: str) -> str:
-    """The answer in a reply: in answer tags, in the last `\\boxed{...}`, or the rest of the line after the last
-    `Answer:`; the whole reply where there is none of these. A full stop and markup around it are not part of it."""
-    if tagged := _ANSWER_TAG.findall(reply):
-        return tagged[-1].strip()
-    if boxes := list(_BOXED.finditer(reply)):
-        return _to_closing_brace(reply[boxes[-1].end() :])
-    if lines := _ANSWER_LINE.findall(reply):
-        return lines[-1].strip().strip("*").removesuffix(".").strip()
-    return reply.strip()
-
-
-def _to_closing_brace(text: str) -> str:
-    depth = 1
-    for place, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if not depth:
-            return text[:place].strip()
-    return text.strip()
-
 
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
     """The answer in the last of the replies, with what all of them took. A failed call is a failed answer."""

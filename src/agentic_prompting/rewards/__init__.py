@@ -1,5 +1,6 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
+from .answers import read_answer
 from .cost import CostReward
 from .judges import GroupJudge, RubricJudge
 from .math import math_equal, math_match, math_reward
@@ -42,6 +43,7 @@ __all__ = [
     "parse_integer",
     "prompt_r1_reward",
     "prompt_r1_score",
+    "read_answer",
     "read_verdict",
     "scorable",
     "search_reward",

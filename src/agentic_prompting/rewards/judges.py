@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 from typing import Any
 
-from ..llm import BadReply, Budget, ChatModel, LLMError, Message, as_chat, charge, fill, gather
+from ..llm import BadReply, Budget, ChatModel, LLMError, Message, as_chat, charge, fill, gather, strip_thoughts
+from ..llm.numbers import value_text
 from ..rollout import Rollout, rollout_seed
 from .qa import scorable
 
@@ -52,8 +52,6 @@ Compare these rollouts with each other by the following criteria. Give each roll
 ({names}): a better rollout a higher score, rollouts that are equally good the same. Their order means nothing.
 {criteria}"""
 """The request of [`GroupJudge`]. Variables: `{task}`, `{rollouts}`, `{names}`, `{criteria}` (str)."""
-
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 class Judge:
@@ -282,17 +280,22 @@ def score_schema(names: Sequence[str]) -> dict[str, Any]:
 def read_scores(text: str, names: Sequence[str]) -> dict[str, float] | None:
     """The scores in a judge's reply, from 0 to 1; `None` unless the whole reply is JSON with exactly these names and
     numbers in range. Thoughts before it and a fence around it are accepted."""
-    text = text.rpartition("</think>")[2].strip()
-    if fenced := _FENCED.fullmatch(text):
-        text = fenced[1]
     try:
-        scores = json.loads(text)["scores"]
+        scores = json.loads(_without_fence(strip_thoughts(text)))["scores"]
         if set(scores) != set(names) or any(isinstance(one, bool | str) for one in scores.values()):
             return None
         found = {name: float(scores[name]) for name in names}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return {name: one / HIGHEST for name, one in found.items()} if _in_range(found.values()) else None
+
+
+def _without_fence(text: str) -> str:
+    """A text without the code fence around it, if there is one."""
+    first_line, line_break, rest = text.partition("\n")
+    if not line_break or first_line.strip() not in ("```", "```json") or not rest.endswith("```"):
+        return text
+    return rest.removesuffix("```")
 
 
 def _in_range(scores: Iterable[float]) -> bool:
@@ -323,7 +326,8 @@ def _task(rollout: Rollout) -> str:
     row = rollout.row
     prompt = row.get("question", row.get("prompt", ""))
     question = prompt if isinstance(prompt, str) else "\n".join(str(one["content"]) for one in prompt)
-    answers = "\nor: ".join(map(str, row.get("answers") or ()))
+    accepted = row.get("answers")
+    answers = "\nor: ".join(map(value_text, () if accepted is None else accepted))
     known = f"\n<accepted_answers>{_plain(answers)}</accepted_answers>" if answers else ""
     return f"<question>{_plain(question)}</question>{known}"
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..rollout import Rollout
-from .qa import accepted_answers, scorable
+from .answers import accepted_answers
+from .qa import scorable
 
 logger = logging.getLogger(__name__)
 

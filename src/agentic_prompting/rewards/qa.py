@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..llm.numbers import read_plain_number
 from ..rollout import Rollout
+from .answers import accepted_answers
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -32,16 +34,27 @@ def _folded(text: str) -> str:
 
 
 def _pairs(prediction: str, answers: Sequence[str]) -> list[tuple[str, str]]:
-    """Prediction and each accepted answer, normalised; with their articles where nothing else is there in either."""
-    pairs = [(normalize_answer(prediction), normalize_answer(answer)) for answer in accepted_answers(answers)]
-    return [
-        pair if any(pair) else (_folded(prediction), _folded(answer))
-        for pair, answer in zip(pairs, answers, strict=True)
-    ]
+    """Prediction and each accepted answer in the form in which they are compared."""
+    pairs = []
+    number = read_plain_number(prediction)
+    for answer in accepted_answers(answers):
+        accepted_number = read_plain_number(answer)
+        if number is not None and accepted_number is not None:
+            # SQuAD drops points and signs, by which 2.5 is 25 and -5 is 5.
+            pair = (str(number), str(accepted_number))
+        else:
+            pair = (normalize_answer(prediction), normalize_answer(answer))
+            if not any(pair):
+                pair = (_folded(prediction), _folded(answer))
+        pairs.append(pair)
+    return pairs
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """1.0 if the normalised prediction equals one of the normalised answers, else 0.0 (Appendix F, EM).
+
+    Where both are nothing but a number they are compared as numbers: to SQuAD's normalisation, which drops points and
+    signs, 2.5 is 25.
 
     Args:
         prediction (`str`): The answer given.
@@ -58,7 +71,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
     The overlap counts tokens with multiplicity. Where one side has no token left after normalisation this is SQuAD
     v2.0's rule: 1.0 if both have none, else 0.0. (v1.1 gives 0.0 in both cases, and would score the right answer to a
-    question without an answer as wrong.)
+    question without an answer as wrong.) Two numbers are compared as in [`exact_match`].
 
     Args:
         prediction (`str`): The answer given.
@@ -133,19 +146,6 @@ def scorable(rollout: Rollout) -> bool:
     neither is the agent's doing, and a 0.0 would teach it something that is not true.
     """
     return rollout.status != "failed" and rollout.error is None and bool(rollout.turns)
-
-
-def accepted_answers(answers: Sequence[str]) -> Sequence[str]:
-    """The answers as they are.
-
-    Raises:
-        `ValueError`: If there is none, or a bare string is passed for the list.
-    """
-    if isinstance(answers, str):
-        raise ValueError(f"answers must be a list of strings, got the string {answers[:80]!r}")
-    if not len(answers):
-        raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
-    return answers
 
 
 def rewards_of(

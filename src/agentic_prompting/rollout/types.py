@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply
+from ..llm.numbers import value_text
 from .grammar import Turn
 
 Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed"]
@@ -212,7 +213,7 @@ class Rollout(TokenSequence):
     def answer(self) -> str | None:
         """The answer's text, stripped; `None` if the agent gave none."""
         if self.returned is not None:
-            return str(self.returned.get("answer") or "").strip() if self.status == "answered" else None
+            return value_text(self.returned.get("answer")).strip() if self.status == "answered" else None
         return self.turns[-1].answer if self.turns and self.status == "answered" else None
 
     @property

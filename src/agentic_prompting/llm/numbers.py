@@ -1,0 +1,140 @@
+"""Numbers as texts: one canonical text for equal numbers of every type, and texts that are nothing but a number."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from numbers import Integral, Rational, Real
+from typing import Any
+
+# A number with more digits before the point, or more zeros behind it, is written with an exponent.
+_MAX_WHOLE_DIGITS = 400
+_MAX_ZEROS = 20
+_MAX_PLAIN_LENGTH = 4_000
+_PLAIN = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether there is no value: `None`, a NaN of any type, pandas' `NA` and `NaT`."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    # `float(value)` is only called on floats: a large integer has none.
+    return isinstance(value, Real) and not isinstance(value, Rational) and math.isnan(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number: of Python, NumPy, `decimal` or `fractions`. A truth value is none."""
+    return isinstance(value, (Real, Decimal)) and not isinstance(value, bool)
+
+
+def number_text(value: Real | Decimal) -> str:
+    """The canonical text of a number: equal numbers have one text, whatever their type.
+
+    Whole numbers have no point, others as few digits as tell them apart from their neighbours of the same type. A
+    fraction without a finite decimal expansion is written as one.
+
+    Args:
+        value (`int`, `float`, `Decimal`, `Fraction` or a NumPy number): The number.
+
+    Raises:
+        `ValueError`: It is infinite or NaN.
+
+    Example:
+
+        >>> [number_text(value) for value in (4, 4.0, Decimal("4.00"), Fraction(8, 2))]
+        ['4', '4', '4', '4']
+        >>> number_text(2.50), number_text(1e-7), number_text(Fraction(1, 3)), number_text(Decimal("1e500"))
+        ('2.5', '0.0000001', '1/3', '1e500')
+    """
+    if isinstance(value, Rational) and not isinstance(value, Integral):
+        return _fraction_text(Fraction(value.numerator, value.denominator))
+    if not isinstance(value, (Decimal, Integral)) and not math.isfinite(value):
+        raise ValueError(f"an accepted answer must be a finite number, got {value!r}")
+    try:
+        if isinstance(value, Decimal):
+            number = value
+        elif isinstance(value, Integral):
+            number = Decimal(int(value))
+        else:  # `str` of a NumPy float has the digits that its own precision needs
+            number = Decimal(str(value))
+    except (ValueError, InvalidOperation):
+        raise ValueError(f"an accepted answer must be a number of a usual size, got a {type(value).__name__}") from None
+    if not number.is_finite():
+        raise ValueError(f"an accepted answer must be a finite number, got {value!r}")
+    return _decimal_text(number)
+
+
+def value_text(value: Any) -> str:
+    """Any value as text: a number by its canonical text, no value as the empty one, everything else by `str`."""
+    if is_missing(value):
+        return ""
+    try:
+        return number_text(value) if is_number(value) else str(value)
+    except ValueError:  # infinite
+        return str(value)
+
+
+def read_plain_number(text: str) -> Fraction | None:
+    """The number that a text consists of, or `None`.
+
+    A sign, commas between thousands, a dollar or percent sign and a full stop are read; `1e3`, `1/2` and numbers with
+    leading zeros (`007` is a name) are not.
+
+    Args:
+        text (`str`): An answer.
+    """
+    if len(text) > _MAX_PLAIN_LENGTH:
+        return None
+    text = text.strip().replace("−", "-")
+    if text.endswith("."):
+        text = text[:-1]
+    text = text.removesuffix("%").rstrip()
+    sign = text[:1] if text[:1] in ("+", "-") else ""
+    digits = text.removeprefix(sign).removeprefix("$").strip()
+    if digits[:1] in ("+", "-") or not _PLAIN.fullmatch(digits):
+        return None
+    return Fraction(sign + digits.replace(",", ""))
+
+
+def _decimal_text(number: Decimal) -> str:
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    significant = "".join(map(str, digits)).lstrip("0")
+    exponent += len(significant) - len(significant.rstrip("0"))
+    significant = significant.rstrip("0")
+    if not significant:
+        return "0"
+
+    # Where the point stands: the number is 0.SIGNIFICANT times ten to this power.
+    point = len(significant) + exponent
+    if -_MAX_ZEROS <= point <= _MAX_WHOLE_DIGITS:
+        if exponent >= 0:
+            text = significant + "0" * exponent
+        elif point > 0:
+            text = f"{significant[:point]}.{significant[point:]}"
+        else:
+            text = f"0.{'0' * -point}{significant}"
+    else:
+        decimals = f".{significant[1:]}" if len(significant) > 1 else ""
+        text = f"{significant[0]}{decimals}e{point - 1}"
+    return f"-{text}" if sign else text
+
+
+def _fraction_text(fraction: Fraction) -> str:
+    """As a decimal number where that ends, which it does if the denominator has no prime factors but 2 and 5."""
+    rest = fraction.denominator
+    places = 0
+    for prime in (2, 5):
+        count = 0
+        while rest % prime == 0:
+            rest //= prime
+            count += 1
+        places = max(places, count)
+    if rest != 1 or places > _MAX_ZEROS:
+        return f"{fraction.numerator}/{fraction.denominator}"
+    scaled = Decimal(int(fraction * 10**places)).as_tuple()
+    return _decimal_text(Decimal((scaled.sign, scaled.digits, -places)))

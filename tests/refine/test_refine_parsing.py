@@ -11,7 +11,7 @@ from agentic_prompting.refine.templates import first_units
 from agentic_prompting.rewards import read_verdict
 
 anything = st.text(max_size=60)
-no_tag = anything.filter(lambda text: not re.search(r"improved[_ -]?prompt", text, re.IGNORECASE))
+no_tag = anything.filter(lambda text: not re.search(r"improved[_ -]?prompt|think", text, re.IGNORECASE))
 opening = st.sampled_from(["<IMPROVED_PROMPT>", "<improved_prompt>", "< Improved_Prompt >", "<IMPROVED PROMPT>"])
 closing = st.sampled_from(["</IMPROVED_PROMPT>", "</improved_prompt >", "< / Improved_Prompt>", "</IMPROVED-PROMPT>"])
 

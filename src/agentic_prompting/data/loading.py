@@ -13,10 +13,13 @@ import difflib
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ..llm.numbers import is_missing
+from .spreadsheets import read_csv, read_excel
 from .task import (
     Found,
     Reader,
@@ -27,7 +30,6 @@ from .task import (
     cut_rows,
     first_line,
     fitting_reader,
-    missing,
     read_all,
     sample_rows,
     to_dataset,
@@ -57,8 +59,8 @@ def load_task(
         name (`str`, or data of your own): A set of [`TASKS`] (`agentic-prompting data list` shows them): `prompt_r1`,
             `hotpotqa`, `gsm8k`, ... Or a pair of E-SPL's, whose splits are two sets: `dapo_aime25`, `hmmt`,
             `aimo_beyondaime`, `aime_and_amc_to_beyondaime`. Your own: a file or several (`.jsonl`, `.json`, `.csv`,
-            `.tsv`, `.parquet`, also addresses), a pandas `DataFrame`, a `datasets.Dataset`, a list of dicts; or a dict
-            of these by split.
+            `.tsv`, `.xlsx`, `.parquet`, also addresses), a pandas `DataFrame`, a `datasets.Dataset`, a list of dicts; or
+            a dict of these by split.
         split (`str`, *optional*, defaults to `"train"`): The split. Prompt-R1's twelve evaluation files are `test`
             together, `test/hotpot` and so on one by one. Of files and data of your own it chooses only if they are a
             dict; splits that are cut by row number (both BBH sets, `gsm8k_dspy`, parts of `nq_hotpotqa`) are cut out of
@@ -113,7 +115,7 @@ def load_task(
 
 def is_own(name: Any) -> bool:
     """Whether this is the user's own data rather than the name of a set."""
-    return not isinstance(name, str) or Path(name).suffix.lower() in SUFFIXES
+    return not isinstance(name, str) or Path(name).suffix.lower() in (*SUFFIXES, *_OTHER_SPREADSHEETS)
 
 
 def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
@@ -213,11 +215,18 @@ def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
 def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
     """The rows of data in memory, and the names of all its columns, as [`read_file`] returns those of a file."""
     if hasattr(data, "iterrows"):
-        frame = data[[column for column in data.columns if column in columns]]
+        filled = data.dropna(how="all")  # an empty row of a spreadsheet
+        frame = filled[[column for column in data.columns if column in columns]]
         records = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        _restore_short_floats(records, {str(name): str(kind) for name, kind in frame.dtypes.items()})
         return _whole_numbers(records), list(data.columns)
     if hasattr(data, "select_columns") and hasattr(data, "__len__"):
-        return data, data.column_names
+        types = {name: str(data.features.arrow_schema.field(name).type) for name in data.column_names}
+        if not any(_SHORT_FLOAT.search(types[name]) for name in columns if name in types):
+            return data, data.column_names
+        records = list(data.select_columns([name for name in data.column_names if name in columns]))
+        _restore_short_floats(records, types)
+        return records, data.column_names
     if not isinstance(data, Iterable):
         raise ValueError(f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}")
     rows = list(data)
@@ -227,6 +236,33 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
     names = list(dict.fromkeys(column for row in rows for column in row))
     # What one lacks is missing, as in a file.
     return _whole_numbers([{**dict.fromkeys(names), **row} for row in rows]), names
+
+
+_SHORT_FLOAT = re.compile(r"half|float(?:16|32)?\b", re.IGNORECASE)  # as pandas and Arrow name these types
+
+
+def _restore_short_floats(records: list[Record], types: Mapping[str, str]) -> None:
+    """Give floats of 16 or 32 bits the digits that they were written with: as 64 bits, 0.1 is 0.10000000149.
+
+    Args:
+        records (`list[dict]`): Changed in place.
+        types (`Mapping[str, str]`): The type of each column.
+    """
+    for name, kind in types.items():
+        if not _SHORT_FLOAT.search(kind):
+            continue
+        import numpy
+
+        short = numpy.float16 if "16" in kind or "half" in kind else numpy.float32
+
+        def restore(value: Any, short: Any = short) -> Any:
+            if isinstance(value, float):
+                return float(str(short(value)))
+            return [restore(item) for item in value] if isinstance(value, list) else value
+
+        for record in records:
+            if name in record:
+                record[name] = restore(record[name])
 
 
 def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
@@ -261,6 +297,8 @@ def _existing(name: str, data_files: Any) -> list[str]:
     for file in files:
         if "://" not in file and not Path(file).is_file():
             raise FileNotFoundError(f"{name}: no such file: {file} (looked in {Path.cwd()})")
+        if Path(file).suffix.lower() in _OTHER_SPREADSHEETS:
+            raise ValueError(f"{name}: this spreadsheet cannot be read, save it as CSV: {file}")
         if Path(file).suffix.lower() not in SUFFIXES:
             raise ValueError(f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {file}")
     return files
@@ -306,7 +344,7 @@ def _whole_numbers(rows: list[Record]) -> list[Record]:
     """The rows, with whole numbers in columns that hold nothing else: pandas, and what it writes, makes floats of all
     where a single one is missing, and an answer of 145.0 is matched by nothing."""
     for name in rows[0] if rows else ():
-        known = [row for row in rows if not missing(row[name])]
+        known = [row for row in rows if not is_missing(row[name])]
         if all(isinstance(row[name], float) and row[name].is_integer() for row in known):
             for row in known:
                 row[name] = int(row[name])
@@ -343,26 +381,16 @@ def _reason(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _csv(lines: _Lines, columns: Any, field: Any, delimiter: str = ",") -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # the csv module's own limit, 128 KiB, is less than a chapter of a book
-    rest = iter(lines)
-    header = next((row for row in csv.reader(rest, delimiter=delimiter, strict=True) if row), [])
-    # Blanks behind each comma of the header: the file is written so throughout. Else a cell's blanks are its own.
-    spaced = len(header) > 1 and all(name[:1] == " " for name in header[1:])
-    if spaced:
-        header = next(csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True))
-    reader = csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=spaced)
-    cells = (row for row in reader if row)  # an empty line is no row
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise ValueError(f"it has several columns called {twice[0]!r}")
-    for row in cells:
-        if len(row) != len(header):
-            raise ValueError(f"it has {len(row)} cell{'s' * (len(row) > 1)} where there are {len(header)} columns")
-        yield dict(zip(header, row, strict=True))
+def _csv(lines: _Lines, columns: Collection[str], field: Any) -> Iterator[Record]:
+    return read_csv(lines, columns, delimiter=",")
 
 
-def _tsv(lines: _Lines, columns: Any, field: Any) -> Iterator[Record]:
-    return _csv(lines, columns, field, delimiter="\t")
+def _tsv(lines: _Lines, columns: Collection[str], field: Any) -> Iterator[Record]:
+    return read_csv(lines, columns, delimiter="\t")
+
+
+def _xlsx(lines: _Lines, columns: Any, field: Any) -> Iterator[Record]:
+    return read_excel(lines.stream)
 
 
 def _json_lines(lines: Iterable[str], columns: Any, field: Any) -> Iterator[Any]:
@@ -408,8 +436,11 @@ def _parquet(lines: _Lines, columns: Collection[str], field: Any) -> Iterator[Re
         table = ParquetFile(lines.stream)
         names = table.schema_arrow.names
         wanted = [name for name in names if name in columns] or names[:1]  # without any column there are no rows
+        types = {name: str(table.schema_arrow.field(name).type) for name in wanted}
         for batch in table.iter_batches(columns=wanted):
-            yield from ({**dict.fromkeys(names), **row} for row in batch.to_pylist())
+            records = batch.to_pylist()
+            _restore_short_floats(records, types)
+            yield from ({**dict.fromkeys(names), **row} for row in records)
     except (ArrowException, OSError) as error:
         raise ValueError(str(error).strip().partition("\n")[0][:200]) from None
 
@@ -420,5 +451,8 @@ SUFFIXES: dict[str, Callable[..., Iterator[Record]]] = {
     ".jsonl": _json_lines,
     ".csv": _csv,
     ".tsv": _tsv,
+    ".xlsx": _xlsx,
 }
 """The readers, by the ending of a file's name."""
+
+_OTHER_SPREADSHEETS = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")

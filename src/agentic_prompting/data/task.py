@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import json
 import logging
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..llm.numbers import is_missing, number_text, value_text
+from ..rewards.answers import answer_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -69,7 +72,7 @@ class Reader:
         golds = answers_of(row[self.golds]) if isinstance(self.golds, str) else self.golds(row)
         if problem := wrong_question(question):
             raise ValueError(problem)
-        texts = (as_text(gold).strip() for gold in golds if not missing(gold))
+        texts = (answer_text(gold).strip() for gold in golds if not is_missing(gold))
         names = self.keep if isinstance(self.keep, Mapping) else dict(zip(self.keep, self.keep, strict=True))
         kept = {name: row[column] for name, column in names.items() if column in row}
         return question.strip(), list(dict.fromkeys(filter(None, texts))), {**kept, **self.meta(row)}
@@ -168,23 +171,11 @@ class Task:
 # Values as they are found ---------------------------------------------------------------------------------------------
 
 
-def missing(value: Any) -> bool:
-    """Whether there is no value: `None`, or the NaN that a column of numbers holds in its place."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def as_text(value: Any) -> str:
-    """One accepted answer as text. Texts and numbers only: what else turns up among answers is a broken row."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"an accepted answer must be a text or a number, got {type(value).__name__}: {value!r:.80}")
-    return str(value)
-
-
 def answers_of(value: Any) -> list[str]:
     """The answers in a column: those of a list, or the one there is, never parsed: `"[1, 2]"` stays the text it is."""
-    value = value.tolist() if hasattr(value, "tolist") else value  # a list in a data frame is an array
-    items = value if isinstance(value, (list, tuple)) else [value]
-    return [as_text(item) for item in items if not missing(item)]
+    is_array = getattr(value, "ndim", 0) > 0  # a list in a data frame; its elements keep their types
+    items = list(value) if is_array or isinstance(value, (list, tuple)) else [value]
+    return [answer_text(item) for item in items if not is_missing(item)]
 
 
 def as_list(value: Any) -> list[str]:
@@ -200,13 +191,16 @@ def as_list(value: Any) -> list[str]:
 
 
 def whole_number(value: Any) -> str:
-    """A number without its needless decimals: `145.0`, `"145.0"` and `"145"` are `"145"`; `"1,000"` is `"1000"`."""
-    text = str(value).replace(",", "").strip()
+    """A number, or one in a text, without needless decimals: `145.0` and `"145.0"` are `"145"`, `"1,000"` is `"1000"`.
+
+    Raises:
+        `ValueError`: It is no number.
+    """
+    text = value_text(value).replace(",", "").strip()
     try:
-        return str(int(text))  # exact, however large
-    except ValueError:
-        number = float(text)
-        return str(int(number)) if number.is_integer() else repr(number)
+        return number_text(Decimal(text))
+    except InvalidOperation:
+        raise ValueError(f"{text[:80]!r} is no number") from None
 
 
 def wrong_question(question: Any) -> str:
@@ -308,7 +302,7 @@ def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> 
             raise ValueError(f"{name}: row {number} of {origin} cannot be read: {first_line(error)}") from None
         if golds or task.unanswerable:
             own, meta = row.get(reader.id), {"row": number, "source": origin, **kept}
-            key = f"{prefix}-{first + number}" if missing(own) else str(own)
+            key = f"{prefix}-{first + number}" if is_missing(own) else value_text(own)
             records.append({"id": key, "question": question, "answers": golds or [""], "task": name, "meta": meta})
     dropped = len(rows) - len(records)
     if dropped and not records:

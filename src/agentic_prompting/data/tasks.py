@@ -104,12 +104,17 @@ def _asked(task: str, text: str) -> str:
 
 # Values in shapes of their own ----------------------------------------------------------------------------------------
 
-_OPTION = re.compile(r"([a-e]) \) (.*?)(?=\s*,?\s*[a-e] \) |\s*$)", re.DOTALL)
+_OPTION_LETTER = re.compile(r"(?:^|[\s,])([a-e]) \) ")
 
 
 def mathqa_options(options: str) -> dict[str, str]:
     """MathQA's options, which are one string: `"a ) 38 , b ) 27.675"` gives `{"a": "38", "b": "27.675"}`."""
-    return {letter: text.strip() for letter, text in _OPTION.findall(options)}
+    letters = list(_OPTION_LETTER.finditer(options))
+    ends = [*(letter.start() for letter in letters[1:]), len(options)]
+    return {
+        letter[1]: options[letter.end() : end].strip().removesuffix(",").strip()
+        for letter, end in zip(letters, ends, strict=False)
+    }
 
 
 def squad_answers(answers: Any) -> list[str]:
@@ -359,15 +364,10 @@ def dapo_question(row: Row) -> str:
     return row["prompt"][0]["content"].replace(DAPO_HEAD, "").replace(DAPO_TAIL, "")
 
 
-def competition_answers(value: object) -> list[str]:
-    """The accepted answer of a competition problem: numbers without needless decimals, LaTeX as it is."""
-    return [whole_number(text) if isinstance(value, (int, float)) else text for text in answers_of(value)]
-
-
 _MATHS = ("math_match", "exact_match")
 _DAPO = Reader(dapo_question, lambda row: answers_of(row["reward_model"]["ground_truth"]), ("prompt", "reward_model"))
 _DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")  # 1.79 M rows: each problem about a hundred times
-_PROBLEM = Reader("problem", lambda row: competition_answers(row["answer"]), ("answer",))
+_PROBLEM = Reader("problem", "answer")
 _AIMO = "AI-MO/aimo-validation-"
 _MATH_ARENA = "MathArena/hmmt_"
 _TRAIN_IS_TEST = {"test": "train"}

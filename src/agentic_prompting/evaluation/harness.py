@@ -17,6 +17,7 @@ from typing import Any
 from ..data import TASKS, find_task, is_own, load_task, validate_dataset
 from ..llm import spans
 from ..records import Record, RecordFile, digest, only_writer
+from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout.progress import progress as progress_of
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
@@ -114,6 +115,9 @@ def evaluate_agent(
         raise ValueError(f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)")
     shared = None if metrics is None else find_metrics(metrics, encoder)
     chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in asked}
+    for task in asked:
+        for metric in chosen[task.name].values():
+            check_answers_of_rows(metric, task.rows)
     evaluation = Evaluation()
     for name, one in systems.items():
         answering = as_system(one)

@@ -40,6 +40,7 @@ def each(score: ItemScore) -> Score:
     def of_all(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[float | None]:
         return [score(prediction, accepted) for prediction, accepted in zip(predictions, answers, strict=True)]
 
+    of_all.__wrapped__ = score  # type: ignore[attr-defined]  # by which `check_answers` finds the rule
     return of_all
 
 

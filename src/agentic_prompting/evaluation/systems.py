@@ -246,6 +246,7 @@ class ProRefineSystem(System):
 
 # From replies, rollouts and refinements to answers --------------------------------------------------------------------
 
+
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
     """The answer in the last of the replies, with what all of them took. A failed call is a failed answer."""
     used = Answer(**_used(replies), seconds=seconds, trajectory=trajectory)

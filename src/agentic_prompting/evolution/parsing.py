@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import json_repair
 
+from ..llm import strip_thoughts
 from .system_prompt import Edit
 
 _NAMES = {
@@ -42,18 +44,23 @@ _LATEX = re.compile(
     r"|r(m|ho|oot|ef|ight[a-z]*|angle|floor|ceil|brace|brack|vert|times)"
 )
 _ID = re.compile(
-    r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d+)[\])\"'`.:\s]*$", re.IGNORECASE
+    r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d{1,18})[\])\"'`.:\s]*$", re.IGNORECASE
 )
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*$", re.MULTILINE)
 _JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
-_REPAIR_LIMIT = 10_000  # characters; repairing takes quadratic time on some texts, and no edit is this long
+_REPAIR_LIMIT = 5_000  # characters; repairing takes quadratic time on some texts: half a second for so many
+_MAX_NEVER_CLOSED = 20  # brackets; with thousands of them repairing takes seconds
+_MAX_ATTEMPTS = 20  # to read a value across code fences, each of at most this length in characters:
+_MAX_VALUE_LENGTH = 100_000
 _DECODER = json.JSONDecoder(strict=False)
 _OWN_MARK = re.compile(r"^\s*(?:\[(?:[A-Z]\.)?G\d+\][.:]?|(?:[A-Z]\.)?G\d+[.:])\s*")
-_SEARCH = r"^[ \t]*<{5,9}[ \t]*SEARCH[ \t]*"
-_BLOCK = re.compile(
-    rf"{_SEARCH}\n(.*?)^[ \t]*={{5,9}}[ \t]*\n(.*?)^[ \t]*>{{5,9}}[ \t]*REPLACE", re.DOTALL | re.MULTILINE
-)
+# The lines of a search and replace block.
+_SEARCH = re.compile(r"[ \t]*<{5,9}[ \t]*SEARCH[ \t]*")
+_DIVIDER = re.compile(r"[ \t]*={5,9}[ \t]*")
+_REPLACE = re.compile(r"[ \t]*>{5,9}[ \t]*REPLACE")
+# What edits begin with: marks of thoughts behind it belong to their texts.
+_PAYLOAD = re.compile(rf"{_JSON.pattern}|^{_SEARCH.pattern}$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -74,22 +81,35 @@ class ParsedEdits:
 
 def parse_edits(text: str) -> ParsedEdits:
     """Read the edits out of a reply (`str`). Never raises."""
+    try:
+        return _parse(text)
+    except RecursionError:  # JSON may be nested almost as deeply as Python can follow
+        return ParsedEdits(problems=("no_json",))
+
+
+def _parse(text: str) -> ParsedEdits:
     text = _storable(final_text(text)).replace("\r\n", "\n")
-    if (blocks := _read_blocks(text)).found:
+    blocks = _read_blocks(text)
+    if blocks.found:
         return blocks
     last: ParsedEdits | None = None
-    for part in _FENCE.split(text):  # so that a block which is never closed cannot swallow the next one
-        for values, mended in _values(escape_latex(part)):
-            read = _read(values, part.rstrip() if mended else "")
-            # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does not.
-            if read.found or last is None:
-                last = read
+    for values, mended in _values(text):
+        read = _read(values, mended)
+        # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does not.
+        if read.found or last is None:
+            last = read
+    if last is None or not last.edits:
+        # Perhaps the text of an edit has a code block in it, whose fence the JSON was taken to end at.
+        for values, mended in _repair_across_fences(text):
+            read = _read(values, mended)
+            if read.edits:
+                return read
     return last or ParsedEdits(problems=("no_json",))
 
 
 def final_text(text: str) -> str:
-    """The reply of a thinking model without its thoughts: the text behind the last `</think>`."""
-    return text.rpartition("</think>")[2].strip()
+    """The reply of a thinking model without its thoughts, empty where it was cut off inside of one."""
+    return strip_thoughts(text, payload=_PAYLOAD)
 
 
 def principle_id(value: Any) -> str:
@@ -121,26 +141,69 @@ def _escape(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def _values(text: str) -> Iterator[tuple[list[Any], bool]]:
-    """The JSON values of a text, in blocks, each with whether its last value had to be repaired. Values with only
-    commas between them form one block (JSON lines)."""
+def _values(text: str) -> Iterator[tuple[list[Any], str]]:
+    """The JSON values of a text, in blocks. Values with only commas between them form one block (JSON lines).
+
+    A value that cannot be read ends at the next code fence, so that a block which is never closed cannot swallow the
+    next one, and is repaired.
+
+    Yields:
+        `tuple[list, str]`: The values of a block, and the text that its last value was repaired from, if it was.
+    """
+    # Escaping changes no fence: the n-th one in either text is the same.
+    escaped = escape_latex(text)
+    fences = [0, *(match.start() for match in _FENCE.finditer(text)), len(text)]
+    escaped_fences = [0, *(match.start() for match in _FENCE.finditer(escaped)), len(escaped)]
     block: list[Any] = []
-    end, mended = 0, False
-    while (start := _JSON.search(text, end)) is not None:
-        if block and text[end : start.start()].strip(" \t\r\n,"):
-            yield block, False
+    end = 0
+    attempts = 0  # to read a value across fences
+    part, part_text = -1, ""
+    while (match := _JSON.search(escaped, end)) is not None:
+        start = match.start()
+        if block and escaped[end:start].strip(" \t\r\n,"):
+            yield block, ""
             block = []
+        if part < 0 or start >= escaped_fences[part + 1]:
+            part = bisect_right(escaped_fences, start) - 1
+            part_text = escaped[escaped_fences[part] : escaped_fences[part + 1]]
+        part_start, part_end = escaped_fences[part], escaped_fences[part + 1]
         try:
-            value, end = _DECODER.raw_decode(text, start.start())
+            try:
+                value, length = _DECODER.raw_decode(part_text, start - part_start)
+                end = part_start + length
+            except json.JSONDecodeError as error:
+                # The fence may stand in the text of an edit. A few attempts of limited length take constant time.
+                if not error.msg.startswith("Unterminated string") or attempts == _MAX_ATTEMPTS:
+                    raise
+                attempts += 1
+                value, length = _DECODER.raw_decode(escaped[start : start + _MAX_VALUE_LENGTH])
+                end = start + length
         except (ValueError, RecursionError):
-            value, end, mended = _repair(text[start.start() :]), len(text), True
-        block.append(value)
-    yield block, mended
+            block.append(_repair(escaped[start:part_end]))
+            yield block, text[fences[part] : fences[part + 1]].rstrip()
+            block = []
+            end = part_end
+        else:
+            block.append(value)
+    yield block, ""
+
+
+def _repair_across_fences(text: str) -> Iterator[tuple[list[Any], str]]:
+    """The first value of a text with fences, repaired up to the end of the text and up to its last fence."""
+    fences = [match.start() for match in _FENCE.finditer(text)]
+    match = _JSON.search(text)
+    if match is None or not fences or fences[-1] < match.start():
+        return
+    for end in (fences[-1], len(text)):
+        whole = text[match.start() : end].rstrip()
+        if len(whole) <= _REPAIR_LIMIT:
+            yield [_repair(escape_latex(whole))], whole
 
 
 def _repair(text: str) -> Any:
     """The value of a text that begins with broken JSON, as far as it can be repaired."""
-    if len(text) > _REPAIR_LIMIT:
+    never_closed = max(text.count("[") - text.count("]"), text.count("{") - text.count("}"))
+    if len(text) > _REPAIR_LIMIT or never_closed > _MAX_NEVER_CLOSED:
         return None
     double = {'"': '\\"', "\\'": "'"}
     quoted = lambda found: re.sub(r"\\.|\"", lambda one: double.get(one[0], one[0]), found[2])  # noqa: E731
@@ -219,7 +282,25 @@ def _storable(text: str) -> str:
 
 
 def _read_blocks(text: str) -> ParsedEdits:
-    blocks = ((old.removesuffix("\n"), new.removesuffix("\n")) for old, new in _BLOCK.findall(text))
-    edits = tuple(Edit("replace", text=new, search=old) for old, new in blocks)
-    cut = len(re.findall(_SEARCH, text, re.MULTILINE)) > len(edits)
-    return ParsedEdits(edits, ("cut_off",) if cut else (), bool(edits) or cut)
+    """The edits in search and replace blocks, line by line."""
+    edits: list[Edit] = []
+    opened = 0
+    search: list[str] | None = None  # the lines of the block's two parts; `None` outside
+    replacement: list[str] | None = None
+    for line in text.split("\n"):
+        if search is None:
+            if _SEARCH.fullmatch(line):
+                opened += 1
+                search = []
+        elif replacement is None:
+            if _DIVIDER.fullmatch(line):
+                replacement = []
+            else:
+                search.append(line)
+        elif _REPLACE.match(line):
+            edits.append(Edit("replace", text="\n".join(replacement), search="\n".join(search)))
+            search = replacement = None
+        else:
+            replacement.append(line)
+    is_cut_off = opened > len(edits)
+    return ParsedEdits(tuple(edits), ("cut_off",) if is_cut_off else (), opened > 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..llm import Reply
 from ..llm.guard import call_guarded
+from ..llm.numbers import finite_float
 from ..rollout import Grammar, Rollout, Sample
 
 Reward = Callable[..., Any]
@@ -39,7 +40,8 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
 async def score(
     reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
 ) -> list[float | None]:
-    """One reward per reply, by one call of the reward function; `None` for NaN and for a reply that is an error.
+    """One reward per reply, by one call of the reward function; `None` for NaN, infinite rewards and
+    a reply that is an error.
 
     Raises:
         `TypeError`: The function does not return one number or `None` per completion.
@@ -60,7 +62,7 @@ async def score(
     returned = await call_guarded(reward, **columns)
     try:
         for number, value in zip(answered, returned, strict=True):
-            scores[number] = None if value is None or value != value else float(value)
+            scores[number] = None if value is None else finite_float(value)
     except (TypeError, ValueError):
         wanted = f"one number or None for each of the {len(answered)} completions"
         name = getattr(reward, "__name__", type(reward).__name__)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..llm import ChatModel, Reply, Usage, as_chat, gather, spans
 from ..records import atomic_write
+from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout import AgentSpec
 from .generation import Generation, Job, propose_children
 from .lineage import attempt_records
@@ -80,6 +81,8 @@ class Evolution:
         config = EvolveConfig() if config is None else config
         _check_types(policy, reference, reward, config)
         rows, self.eval_rows = read_problems(rows, "rows"), read_problems(eval_rows or (), "eval_rows")
+        for problems in (rows, self.eval_rows):
+            check_answers_of_rows(reward, problems)
         if (config.eval_every or config.eval_all) and not self.eval_rows:
             raise ValueError(f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows")
         if len(rows) < config.problems_per_step:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,6 +17,7 @@ import aiohttp
 from ..llm import LLMError, ServerFailed, TimedOut, Unreachable
 from ..llm.loop import run, start
 from ..llm.masking import mask_secrets
+from ..llm.numbers import finite_float
 from ..llm.wire import secrets_in, shown_url
 from ..rollout import Observation, Rollout
 from .tools import Tool
@@ -166,7 +166,7 @@ class _Session:
         observation, reward, done = data["observation"], data["reward"], data["done"]
         if answer["type"] != "observation" or not isinstance(observation, dict) or not isinstance(done, bool):
             raise TypeError("an observation is expected, and whether the episode is done")
-        if reward is not None and (isinstance(reward, bool) or not math.isfinite(float(reward))):
+        if reward is not None and (isinstance(reward, bool) or finite_float(reward) is None):
             raise TypeError(f"{reward!r} is no reward")
         self._observation, self.done = observation, done
         self._rewards += [] if reward is None else [float(reward)]

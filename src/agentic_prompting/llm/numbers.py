@@ -13,6 +13,7 @@ from typing import Any
 _MAX_WHOLE_DIGITS = 400
 _MAX_ZEROS = 20
 _MAX_PLAIN_LENGTH = 4_000
+_MAX_FLOAT32 = 3.4028234e38
 _PLAIN = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -76,6 +77,19 @@ def value_text(value: Any) -> str:
         return number_text(value) if is_number(value) else str(value)
     except ValueError:  # infinite
         return str(value)
+
+
+def finite_float(value: Any) -> float | None:
+    """A number as a float, or `None` if it is NaN or has none in single precision, in which rewards are added up.
+
+    Raises:
+        `TypeError` or `ValueError`: It is no number.
+    """
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if abs(number) <= _MAX_FLOAT32 else None
 
 
 def read_plain_number(text: str) -> Fraction | None:

@@ -10,15 +10,19 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The marks of Qwen and DeepSeek, Magistral, Seed and Kimi; `<thinking>` is what models write that were asked to think.
-_CLOSING_MARKS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "[think]": "[/think]",
-    "<seed:think>": "</seed:think>",
-    "◁think▷": "◁/think▷",
-}
-_ANY_MARK = re.compile("|".join(map(re.escape, [*_CLOSING_MARKS, *_CLOSING_MARKS.values()])), re.IGNORECASE)
+# The marks of Qwen and DeepSeek, Seed, Magistral and Kimi; `<thinking>` is what models write that were asked to think.
+# As brackets and name; a closing mark has a slash between them.
+_MARKS = (
+    ("<", "think", ">"),
+    ("<", "thinking", ">"),
+    ("<", "seed:think", ">"),
+    ("[", "think", "]"),
+    ("◁", "think", "▷"),
+)
+_KINDS = tuple("".join(mark) for mark in _MARKS)
+_ANY_MARK = re.compile(
+    "|".join(f"{re.escape(opening)}/?{name}{re.escape(closing)}" for opening, name, closing in _MARKS), re.IGNORECASE
+)
 
 
 class SplitReply(NamedTuple):
@@ -117,7 +121,7 @@ def _pair_marks(marks: Sequence[_Mark]) -> tuple[list[_Mark | None], _Mark | Non
     mentions an opening mark); `None` where there is no other.
     """
     partners: dict[int, _Mark] = {}
-    opened: dict[str, list[int]] = {kind: [] for kind in _CLOSING_MARKS}
+    opened: dict[str, list[int]] = {kind: [] for kind in _KINDS}
     unopened = None
     for index, mark in enumerate(marks):
         if mark.is_opening:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from ..llm import ChatModel, LLMError, Message, Reply, as_chat, fill, spans
+from ..llm import BadReply, ChatModel, LLMError, Message, Reply, as_chat, fill, spans, strip_thoughts
 from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
@@ -243,9 +243,14 @@ class _Roles:
         return output, complete, reply.usage.completion_tokens
 
     async def feedback(self, output: str, complete: bool) -> str:
-        """f_i: the critic's remarks on the output so far."""
+        """f_i: the critic's remarks on the output so far, without its thought."""
         state = self.settings.prompts.complete if complete else self.settings.prompts.cut_off
-        return await self._ask("feedback", query=self.query.shown, output=output, state=state)
+        reply = await self._ask("feedback", query=self.query.shown, output=output, state=state)
+        remarks = strip_thoughts(reply)
+        if not remarks and reply.strip():
+            self._failed(Failure("feedback", self.number, BadReply.__name__, "the reply ended inside of its thought"))
+            raise _NoReply("feedback")
+        return remarks
 
     async def optimizer(self, prompt: str, feedback: str) -> tuple[str, str | None]:
         """The next p*, and the reason if the reply has no new prompt."""

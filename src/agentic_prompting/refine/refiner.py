@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, get_args
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
 from ..llm.loop import in_parallel, run
 from ..records import RecordFile, digest, only_writer
+from ..rewards import check_answers
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, refine
 from .templates import DEFAULT_PROMPT
@@ -165,6 +166,11 @@ class ProRefiner(RefineSettings):
                     f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
                     "with `question` and `answers`, or another verifier"
                 )
+            if query.answers and isinstance(self.verifier, LabelVerifier):
+                try:
+                    check_answers(self.verifier.score, query.answers)
+                except ValueError as error:
+                    raise ValueError(f"query {number}: {error}") from None
         return asked
 
     def _refine_asked(

@@ -21,6 +21,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ..llm import strip_thoughts
+
 FEEDBACK_ROLE = """\
 You read over the shoulder of a writer who is answering a question, and you say what goes wrong. Look at the facts, \
 the arithmetic, the steps of the argument, whether the question is understood as it is meant, and whether the answer \
@@ -131,8 +133,8 @@ class RolePrompts:
 
 Unit = Literal["tokens", "sentence", "paragraph"]
 
-_OPEN = re.compile(r"<\s*improved[_ -]?prompt\s*>", re.IGNORECASE)
-_CLOSE = re.compile(r"<\s*/\s*improved[_ -]?prompt\s*>", re.IGNORECASE)
+_OPEN = re.compile(r"<\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
+_CLOSE = re.compile(r"<\s{0,9}/\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
 
 _ENDS = {
     # After the sentence's closing marks, or after a line. "3.5" and "e.g.," end nothing; "Dr. Who" does, harmlessly.
@@ -145,7 +147,8 @@ def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
     """The prompt between `<IMPROVED_PROMPT>` tags, stripped, or the reason why there is none.
 
     Upper and lower case, spaces in the tags and text around them make no difference. Of several prompts the last
-    complete one counts: models tend to speak of the tags before they use them.
+    complete one counts: models tend to speak of the tags before they use them. A draft in the optimizer's thought is no
+    prompt, also where the reply was cut off inside of it.
 
     Args:
         reply (`str`): The optimizer's reply.
@@ -153,15 +156,16 @@ def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
     Returns:
         `tuple`: Prompt and `None`; or `None` and `no tag`, `unclosed tag` or `empty prompt`.
     """
-    openings = [match.end() for match in _OPEN.finditer(reply)]
-    closings = [match.start() for match in _CLOSE.finditer(reply)]
+    visible = strip_thoughts(reply, payload=_OPEN)
+    openings = [match.end() for match in _OPEN.finditer(visible)]
+    closings = [match.start() for match in _CLOSE.finditer(visible)]
     if not openings:
         return None, "no tag"
     if not closings or closings[-1] < openings[0]:
         return None, "unclosed tag"
     start = max(opening for opening in openings if opening <= closings[-1])
     end = min(closing for closing in closings if closing >= start)
-    prompt = reply[start:end].strip()
+    prompt = visible[start:end].strip()
     return (prompt, None) if prompt else (None, "empty prompt")
 
 

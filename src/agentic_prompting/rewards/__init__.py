@@ -1,5 +1,6 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
+from .answer_checks import check_answers
 from .answers import read_answer
 from .cost import CostReward
 from .judges import GroupJudge, RubricJudge
@@ -32,6 +33,7 @@ __all__ = [
     "PromptR1Reward",
     "PromptR1Score",
     "RubricJudge",
+    "check_answers",
     "exact_match",
     "exact_match_reward",
     "integer_match",

@@ -6,6 +6,7 @@ All readers take time linear in the reply, whatever a model writes.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,10 +61,14 @@ def find_answer(visible: str) -> str | None:
 
 def find_box(text: str) -> str | None:
     """The content of the last `\\boxed{...}` of a text, as it stands; up to the end of a text that breaks off in it."""
-    last = None
-    for last in _BOX.finditer(text):
-        pass
+    last = last_match(_BOX, text)
     return None if last is None else _up_to_closing_brace(text[last.end() :])
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match of a pattern in a text, if there is one."""
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return matches[0] if matches else None
 
 
 def strip_marks(text: str) -> str:

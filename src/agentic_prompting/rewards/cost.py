@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +18,19 @@ class CostReward:
     A reply costs its full price even if it was recorded or shared, so that the reward depends on the episode alone.
 
     Args:
-        weight (`float`): Reward per unit, at least 0.
+        weight (`float`): Reward per unit, at least 0 and finite.
         unit (`str`, *optional*, defaults to `"usd"`): `usd`, US dollars by the models' prices; or `calls`.
+
+    Raises:
+        `ValueError`: For another weight or unit.
     """
 
     weight: float
     unit: str = "usd"
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.unit not in ("usd", "calls"):
-            raise ValueError(f"a cost has a weight of at least 0 and a unit, usd or calls: {self}")
+        if not 0 <= self.weight < math.inf or self.unit not in ("usd", "calls"):
+            raise ValueError(f"a cost has a finite weight of at least 0 and a unit, usd or calls: {self}")
 
     @property
     def __name__(self) -> str:

@@ -6,6 +6,7 @@ it is the agent's own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -57,7 +58,8 @@ class PromptR1Reward:
             as the rollout parsed them, so a trainer's own grammar needs no repeating here.
 
     Raises:
-        `ValueError`: If `gate` is not known, a coefficient is negative or `k` is not positive.
+        `ValueError`: If `gate` is not known, a coefficient is negative, `k` is not positive, or one of them is not
+            finite.
     """
 
     gate: str = "paper"
@@ -71,8 +73,9 @@ class PromptR1Reward:
     def __post_init__(self):
         if self.gate not in _GATES:
             raise ValueError(f"gate must be one of {', '.join(_GATES)}, got {self.gate!r}")
-        if min(self.alpha, self.beta, self.gamma, self.delta) < 0 or self.k <= 0:
-            raise ValueError(f"the reward's coefficients must not be negative and k must be positive, got {self}")
+        coefficients = (self.alpha, self.beta, self.gamma, self.delta)
+        if not all(0 <= coefficient < math.inf for coefficient in coefficients) or not 0 < self.k < math.inf:
+            raise ValueError(f"the reward's coefficients must not be negative, k positive and all finite, got {self}")
 
     @property
     def __name__(self) -> str:

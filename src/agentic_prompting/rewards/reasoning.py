@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..llm import Message, as_chat, fill, strip_thoughts
-from .answers import ANSWER_MARK, accepted_answers, find_answer, find_box, strip_marks
+from .answers import ANSWER_MARK, accepted_answers, find_answer, find_box, last_match, strip_marks
 from .judges import Judge
 
 JUDGE_ROLE = """\
@@ -197,9 +197,7 @@ def _last_token_with_digits(text: str) -> str:
 
 def _after_answer(text: str) -> str | None:
     """The text after the last `Answer:`."""
-    last = None
-    for last in ANSWER_MARK.finditer(text):
-        pass
+    last = last_match(ANSWER_MARK, text)
     return None if last is None else text[last.end() :]
 
 

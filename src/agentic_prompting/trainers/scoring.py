@@ -27,6 +27,8 @@ from ..data import validate_dataset
 from ..evaluation.repeats import passes
 from ..llm import spans
 from ..llm.guard import Escaped, describe, guarded, place_of, traceback_of
+from ..llm.numbers import finite_float
+from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout import (
     Grammar,
     Limits,
@@ -89,6 +91,7 @@ def check_dataset(
         if first_row is not None:
             check_columns(function, first_row)
             validate_dataset(rows, columns=required_columns(function))
+            check_answers_of_rows(function, rows)
 
     if prompt_template is not None and prompt_column == "prompt":
         raise ValueError(
@@ -214,15 +217,35 @@ def check_rewards(value: Any, count: int, function: Callable[..., Any]) -> list[
             f"the reward function {place_of(function)} must return a list of {count} numbers (or "
             f"None), one for each completion; it returned {description}"
         )
-    return rewards
+    return leave_out_infinite(rewards, function)
+
+
+def leave_out_infinite(rewards: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
+    """Return rewards with `None` in place of infinite ones, such as 1e40 or 10**400.
+
+    A function that computes with what the policy wrote may return them. A single one would make the
+    advantages of its whole group NaN.
+    """
+    finite_rewards = []
+    for reward in rewards:
+        is_infinite = reward is not None and finite_float(reward) is None and reward == reward
+        finite_rewards.append(None if is_infinite else reward)
+    count = sum(reward is None for reward in finite_rewards) - sum(reward is None for reward in rewards)
+    if count:
+        logger.warning(
+            "the reward function %s returned %d infinite rewards: these rollouts have no reward from it",
+            place_of(function),
+            count,
+        )
+    return finite_rewards
 
 
 def is_number_or_none(value: Any) -> bool:
-    """Whether a value is `None` or can be converted to a float."""
+    """Whether a value is `None` or a number."""
     if value is None:
         return True
     try:
-        float(value)
+        finite_float(value)
     except (TypeError, ValueError):
         return False
     return True

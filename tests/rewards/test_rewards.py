@@ -157,6 +157,9 @@ def test_bad_arguments_are_named():
         prompt_r1_score([END], "Nile")
     with pytest.raises(ValueError, match="must not be negative"):
         PromptR1Reward(alpha=-1)
+    for coefficients in ({"alpha": float("nan")}, {"k": float("nan")}, {"k": float("inf")}):
+        with pytest.raises(ValueError, match="finite"):
+            PromptR1Reward(**coefficients)
 
 
 # As TRL reward functions --------------------------------------------------------------------------------------------
@@ -187,6 +190,12 @@ def test_a_price_is_no_reward_where_there_is_none():
     """Else the total of a rollout that was never sampled is 0, the best that there is where answers cost."""
     rollouts = [episode(ASK, END), failed_episode(), episode(status="truncated")]
     assert CostReward(1.0)(rollouts) == [0.0, None, None]
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_price_is_finite(weight):
+    with pytest.raises(ValueError, match="finite weight"):
+        CostReward(weight)
 
 
 def test_answers_that_were_not_given_score_zero():

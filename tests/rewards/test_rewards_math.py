@@ -1,10 +1,11 @@
 """Mathematics as a reward: equal as expressions, and `None` where the grader failed."""
 
 import threading
+import time
 
 import pytest
 
-from agentic_prompting.rewards import math_equal, math_reward
+from agentic_prompting.rewards import math_equal, math_match, math_reward
 from agentic_prompting.rollout import FreeText, Rollout, Sample, parse_turn
 
 pytest.importorskip("math_verify", reason="needs the [math] extra")
@@ -31,6 +32,125 @@ def test_equal(text, answer):
 @pytest.mark.parametrize("text", [r"\boxed{433}", "I tried 432 and then stopped", "", r"\boxed{", r"\boxed{\frac{}{}}"])
 def test_not_equal(text):
     assert math_equal(text, "432") is False
+
+
+# Answers as agents write them, right and wrong.
+RIGHT = {
+    "12.": "12",
+    "$12$.": "12",
+    "x = 12.": "12",
+    "1,000.": "1000",
+    "**12**": "12",
+    "\\[12\\]": "12",
+    "12 apples.": "12",
+    "12°": "12",
+    "90^\\circ": "90",
+    "about 12 apples": "12",
+    "5 + 7 = 12 apples": "12",
+    "12": "12 apples",
+    "**x = 12**": "12",
+    "The answer is 12.": "12",
+    "18.90": "\\$18.90",
+    "\\$18.90": "\\$18.90",
+    "1000": "\\$1,000",
+    "32348": "\\$32,\\!348",
+    "5": "€5",
+    "5 €": "£5",
+    "-$5": "-5",
+    "US$5.00": "5",
+    "5 dollars": "\\$5",
+    "$0.50": "0.5",
+    "−5": "-5",
+    "\\frac{1}{2}.": "0.5",
+    "3/4 cups": "0.75",
+    "0.333333": "1/3",
+    "1e-9": "10^{-9}",
+    "2.5e-9": "2.5 \\times 10^{-9}",
+    "0.0000001": "10^{-7}",
+    "east.": "\\text{east}",
+    "1 and 2": "1,2",
+}
+WRONG = {
+    "6": "\\$5",
+    "12 or 13": "13",
+    "not 12": "12",
+    "3, 4": "4",
+    "12 thousand": "12",
+    "10-12": "12",
+    "x=13": "12",
+    "1e-9": "2e-9",
+    "0.0000001": "0.0000002",
+    "10^{-9}": "2 \\times 10^{-9}",
+    "1e-7": "0",
+    "\\{0.0000001\\}": "\\{0.0000002\\}",
+    "x = 0.0000001": "x = 0.0000003",
+    "0.33": "1/3",
+    "9" * 2000: "12",
+    "": "12",
+}
+
+
+@pytest.mark.parametrize(("answer", "accepted"), RIGHT.items(), ids=RIGHT)
+def test_right_answers_as_agents_write_them(answer, accepted):
+    assert math_match(answer, [accepted]) == 1.0
+
+
+@pytest.mark.parametrize(("answer", "accepted"), WRONG.items(), ids=[*list(WRONG)[:-2], "long", "empty"])
+def test_wrong_answers_as_agents_write_them(answer, accepted):
+    assert math_match(answer, [accepted]) == 0.0
+
+
+def test_a_number_in_prose_is_no_final_answer():
+    replies = ["I tried 432", "<think>The final answer is 432", "The final answer is 431. I hope 432 is wrong", "432"]
+    assert math_reward(None, replies, answers=[["432"]] * 4) == [0.0] * 4
+    replies = ["The final answer is 432. I hope it is right.", "**Answer:**\n\n$$432$$", "So the answer is: **432**"]
+    assert math_reward(None, replies, answers=[["432"]] * 3) == [1.0] * 3
+
+
+def test_a_final_answer_that_is_repeated_is_as_long():
+    long = "+".join(["x"] * 800)
+    assert math_match(long, [long]) == 1.0
+
+
+HARD = ["10^{10^{10}} - 1", "9^{9^{9^{9}}}", "10000000!"]
+
+
+def test_no_answer_stalls_other_threads():
+    """Outside of the main thread, where rewards are called, a computation held the interpreter's lock for ever."""
+    verdicts = []
+
+    def grade():
+        verdicts.extend(math_equal(f"\\boxed{{{answer}}}", "1", timeout_seconds=1) for answer in [*HARD, "1", "2"])
+
+    thread = threading.Thread(target=grade)
+    thread.start()
+    longest, before = 0.0, time.monotonic()
+    while thread.is_alive():
+        time.sleep(0.01)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    assert verdicts == [None, None, None, True, False]
+    assert longest < 5
+
+
+def test_the_grading_process_gets_no_secrets(monkeypatch):
+    from agentic_prompting.rewards import math as module
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    started = []
+    popen = module.subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(options["env"])
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    monkeypatch.setattr(module, "_graders", {})
+    verdicts = []
+    thread = threading.Thread(target=lambda: verdicts.append(math_equal("\\boxed{4}", "2+2")))
+    thread.start()
+    thread.join()
+    assert verdicts == [True] and len(started) == 1
+    assert "OPENAI_API_KEY" not in started[0] and "sk-secret" not in str(started[0])
 
 
 def episode(text, status="answered"):

@@ -108,6 +108,25 @@ def test_columns_that_an_environments_reset_adds_are_not_missed(tiny_policy, tmp
                 options={"reward_funcs": needs_answers})  # fmt: skip
 
 
+def test_infinite_rewards_are_left_out(caplog):
+    """Such as a reward function computes from digits that the policy wrote."""
+    guarded = guard_reward_function(lambda completions, **columns: [10**400, 1e39, float("inf"), 0.5, None])
+    assert guarded(completions=[""] * 5) == [None, None, None, 0.5, None]
+    assert "3 infinite rewards" in caplog.text
+
+
+def test_answers_no_reply_can_match_are_refused(tiny_policy, tmp_path):
+    from agentic_prompting.rewards import math_reward
+
+    pytest.importorskip("math_verify")
+    rows = [{"question": "a ?", "answers": ["4"]}] * 3 + [{"question": "a ?", "answers": ["$"]}]
+    Asked.calls = 0
+    with pytest.raises(ValueError, match="row 3 of the dataset: no reply can match"):
+        options = {"reward_funcs": math_reward}
+        trainer_for(tiny_policy, tmp_path, rows, kind=MultiTurnGRPOTrainer, environment=Asked(), options=options)
+    assert Asked.calls == 0
+
+
 WRONG = {
     "None": (lambda n: None, "returned None"),
     "a number": (lambda n: 0.5, "returned a float"),

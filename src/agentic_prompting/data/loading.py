@@ -59,8 +59,8 @@ def load_task(
         name (`str`, or data of your own): A set of [`TASKS`] (`agentic-prompting data list` shows them): `prompt_r1`,
             `hotpotqa`, `gsm8k`, ... Or a pair of E-SPL's, whose splits are two sets: `dapo_aime25`, `hmmt`,
             `aimo_beyondaime`, `aime_and_amc_to_beyondaime`. Your own: a file or several (`.jsonl`, `.json`, `.csv`,
-            `.tsv`, `.xlsx`, `.parquet`, also addresses), a pandas `DataFrame`, a `datasets.Dataset`, a list of dicts; or
-            a dict of these by split.
+            `.tsv`, `.xlsx`, `.parquet`, also addresses), a pandas `DataFrame`, a `datasets.Dataset`, a list of dicts;
+            or a dict of these by split.
         split (`str`, *optional*, defaults to `"train"`): The split. Prompt-R1's twelve evaluation files are `test`
             together, `test/hotpot` and so on one by one. Of files and data of your own it chooses only if they are a
             dict; splits that are cut by row number (both BBH sets, `gsm8k_dspy`, parts of `nq_hotpotqa`) are cut out of

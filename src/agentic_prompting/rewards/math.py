@@ -39,6 +39,7 @@ _WITH_EXPONENT = re.compile(r"[-+]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})[eE][-+]?\d
 # "The final answer is", "Answer:", "the answer to this is:". The repeat is bounded.
 _PHRASE = re.compile(r"answer(?:[ \t*_`]{0,20}[:：]|[^\n.:]{0,100}?\sis\b:?)", re.IGNORECASE)
 _JOINING_WORDS = frozenset(("or", "and", "to", "through", "vs"))
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
 _MULTIPLIERS = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen", "squared", "cubed"))
 _NEGATIONS = frozenset(("not", "isn't", "never", "neither", "nor"))
 
@@ -145,8 +146,10 @@ def _find_final_answer(text: str) -> str | None:
     phrase = last_match(_PHRASE, visible)
     if phrase is None:
         return None
-    lines = visible[phrase.end() :].split("\n")
-    return next((line for line in lines if strip_marks(line).strip("$[]\\")), None)
+    for line in visible[phrase.end() :].split("\n"):
+        if strip_marks(line).strip("$[]\\"):  # not only the beginning of a block
+            return _SENTENCE_END.split(line, maxsplit=1)[0]
+    return None
 
 
 def _clean(answer: str) -> str:

@@ -322,6 +322,22 @@ def test_three_failures_end_the_refinement():
     assert refined(Log(fail_at={1, 3}), length=100).error is None
 
 
+def test_the_critics_thought_is_no_feedback():
+    def improve(messages):
+        return "<IMPROVED_PROMPT>Count twice.</IMPROVED_PROMPT>"
+
+    critics = iter(["<think>Perhaps the sum?</think>Add them.", "<think>Perhaps the", "Fine."])
+    optimizer = ScriptedChat(improve)
+    task = ScriptedChat(lambda messages: Reply("cut", finish_reason="length"))
+    feedback = ScriptedChat(lambda messages: next(critics))
+    refiner = ProRefiner(task=task, feedback=feedback, optimizer=optimizer, max_steps=3)
+    result = refiner.refine("Count.", "How many?")
+    assert [step.feedback for step in result.steps] == ["Add them.", None, "Fine."]
+    assert result.steps[1].problem == "feedback failed" and result.error is None
+    assert [failure.kind for failure in result.failures] == ["BadReply"]
+    assert "Perhaps" not in str(optimizer.calls)
+
+
 def test_a_fatal_failure_ends_it_at_once():
     log = Log(fail_at={1}, error=BudgetExceeded("$1 is spent"))
     result = refined(log, length=100)

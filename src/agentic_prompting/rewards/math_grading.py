@@ -32,8 +32,11 @@ def compare(gold: str, answer: str, plain: str | None, timeout_seconds: int | No
     Returns:
         `bool | None`: `None` if math-verify cannot read the accepted answer.
     """
+    from math_verify import grader, parser
     from math_verify.utils import timeout
 
+    # Its warning that parsing and comparing have no limits of their own: the limit is around both.
+    grader.TIMEOUT_WARNING_SHOWN = parser.TIMEOUT_WARNING_SHOWN = True
     return timeout(timeout_seconds)(_compare)(gold, answer, plain)  # type: ignore[no-any-return]
 
 

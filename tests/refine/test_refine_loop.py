@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from agentic_prompting.llm import BudgetExceeded, fill
+from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, fill
 from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match

@@ -130,7 +130,7 @@ def serve() -> None:
         if hasattr(signal, "alarm"):  # ends this process, also in the middle of a computation
             signal.alarm(request["seconds"])
         try:
-            reply = {"equal": compare(request["gold"], request["answer"], request["plain"])}
+            reply: dict[str, Any] = {"equal": compare(request["gold"], request["answer"], request["plain"])}
         except Exception as error:  # sympy fails in many ways on what models write
             reply = {"error": f"{type(error).__name__}: {error}"[:300]}
         if hasattr(signal, "alarm"):

@@ -145,6 +145,12 @@ def test_a_reply_is_kept_as_it_is():
     assert observation == Observation(reply.text, None, (reply,), 1.25)
 
 
+def test_the_thought_of_a_reply_is_not_shown():
+    """It would also be what is left of a reply that is cut."""
+    assert observed(f"<think>{'well ' * 100}</think>\nRome.", max_reply_chars=20).text == "Rome."
+    assert observed("<think>cut off").text == "<think>cut off"
+
+
 @pytest.mark.parametrize("length", [19, 20, 21, 500])
 def test_long_replies_are_cut_with_a_mark(length):
     text = "".join(chr(ord("a") + i % 26) for i in range(length))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from agentic_prompting.llm import BudgetExceeded, fill
+from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, fill
 from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
@@ -320,6 +320,22 @@ def test_three_failures_end_the_refinement():
     assert (result.stop_reason, len(result.steps), result.answer) == ("failed", 3, words(100, "v0w"))
     assert str(result.error) == "feedback model in step 3: ServerFailed: scripted failure"
     assert refined(Log(fail_at={1, 3}), length=100).error is None
+
+
+def test_the_critics_thought_is_no_feedback():
+    def improve(messages):
+        return "<IMPROVED_PROMPT>Count twice.</IMPROVED_PROMPT>"
+
+    critics = iter(["<think>Perhaps the sum?</think>Add them.", "<think>Perhaps the", "Fine."])
+    optimizer = ScriptedChat(improve)
+    task = ScriptedChat(lambda messages: Reply("cut", finish_reason="length"))
+    feedback = ScriptedChat(lambda messages: next(critics))
+    refiner = ProRefiner(task=task, feedback=feedback, optimizer=optimizer, max_steps=3)
+    result = refiner.refine("Count.", "How many?")
+    assert [step.feedback for step in result.steps] == ["Add them.", None, "Fine."]
+    assert result.steps[1].problem == "feedback failed" and result.error is None
+    assert [failure.kind for failure in result.failures] == ["BadReply"]
+    assert "Perhaps" not in str(optimizer.calls)
 
 
 def test_a_fatal_failure_ends_it_at_once():

@@ -297,7 +297,14 @@ def test_what_a_tag_grammar_puts_around():
     assert CUSTOM.thought_opening == "<t>"
 
 
-@given(text=st.text())
+def test_free_text_without_its_thought_is_an_answer():
+    turn = FreeText().parse("<think>\\boxed{3}?</think>\n4")
+    assert (turn.kind, turn.well_formed, turn.thought, turn.answer) == ("answer", True, "\\boxed{3}?", "4")
+    cut_off = FreeText().parse("<think>\\boxed{3} unless")
+    assert (cut_off.well_formed, cut_off.answer) == (False, "")
+
+
+@given(text=st.text().filter(lambda text: "think" not in text.lower()))
 def test_free_text_is_an_answer(text):
     turn = FreeText().parse(text)
     assert (turn.kind, turn.well_formed, turn.answer, turn.text) == ("answer", True, text.strip(), text)

@@ -24,6 +24,7 @@ from ..llm import (
     Usage,
     as_chat,
     charge,
+    split_thoughts,
     with_system,
 )
 from ..rollout import PROMPT_R1_TEMPLATE, Environment, Observation, Rollout, rollout_seed
@@ -108,7 +109,9 @@ class LLMEnvironment(Environment):
         else:
             request = (sharers, model, *((message["role"], message["content"]) for message in messages))
             reply = await self._shared.ask(sharers[0], request, lambda: ask(rollout_seed(*sharers)))
-        text = reply.text
+        # Some servers leave the thought in the text; the agent gets what follows it.
+        thought, visible = split_thoughts(reply.text)
+        text = visible.strip() if thought and visible.strip() else reply.text
         if len(text) > self.max_reply_chars:
             text = text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
         return Observation(text=text, error=reply.error, replies=(reply,), seconds=reply.seconds)

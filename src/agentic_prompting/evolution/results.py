@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ..llm.numbers import value_text
 from .system_prompt import SystemPrompt
 
 ROUNDING = 1e-9  # .52 - .51 is a little more than .01 in floating point
@@ -159,7 +160,7 @@ def question_of(row: Mapping[str, Any]) -> str:
 def truth_of(row: Mapping[str, Any]) -> str:
     """The accepted answers of a dataset row in one line."""
     answers = row.get("answers") or ()
-    return answers if isinstance(answers, str) else " | ".join(map(str, answers))
+    return answers if isinstance(answers, str) else " | ".join(map(value_text, answers))
 
 
 # The matrix of mean rewards -------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def number_text(value: Real | Decimal) -> str:
         ('2.5', '0.0000001', '1/3', '1e500')
     """
     if isinstance(value, Rational) and not isinstance(value, Integral):
-        return _fraction_text(Fraction(value.numerator, value.denominator))
+        return _fraction_text(Fraction(int(value.numerator), int(value.denominator)))
     if not isinstance(value, (Decimal, Integral)) and not math.isfinite(value):
         raise ValueError(f"an accepted answer must be a finite number, got {value!r}")
     try:

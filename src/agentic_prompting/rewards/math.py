@@ -32,13 +32,14 @@ TIMEOUT_SECONDS = 5
 """For the comparison of one answer with one accepted answer."""
 
 _MAX_ANSWER_LENGTH = 1_000  # math-verify's regular expressions take quadratic time
-_CURRENCY = r"(?:US)?\\?[$€£¥₹₽₩]|(?:USD|EUR|GBP)\b"
-_LEADING_CURRENCY = re.compile(rf"([-+]?)\s?(?:{_CURRENCY})\s?(?=[-+.\d])")
+_LEADING_CURRENCY = re.compile(r"(?:(?:US)?\\\$|US\$|[€£¥₹₽₩]|(?:USD|EUR|GBP)\b)\s?(?=[-+.\d\\(])")
 _TRAILING_CURRENCY = re.compile(r"(?<=\d)\s?(?:[€£¥₹₽₩]|(?:USD|EUR|GBP)\b)")
-_WITH_EXPONENT = re.compile(r"[-+]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})[eE][-+]?\d{1,3}")
+_DEGREES = re.compile(r"\s?(?:°|\^\s?\\circ|\^\s?\{\s?\\circ\s?\}|\\degrees?)\s?$")
+_WITH_EXPONENT = re.compile(r"(?<![\w.\\])(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})[eE][-+]?\d{1,3}(?![\w.])")
 # "The final answer is", "Answer:", "the answer to this is:". The repeat is bounded.
 _PHRASE = re.compile(r"answer(?:[ \t*_`]{0,20}[:：]|[^\n.:]{0,100}?\sis\b:?)", re.IGNORECASE)
 _JOINING_WORDS = frozenset(("or", "and", "to", "through", "vs"))
+_LEADING_WORDS = re.compile(r"(?:[A-Za-z]+[,:]?\s+)++")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
 _MULTIPLIERS = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen", "squared", "cubed"))
 _NEGATIONS = frozenset(("not", "isn't", "never", "neither", "nor"))
@@ -156,26 +157,37 @@ def _clean(answer: str) -> str:
     """An answer without what stands around it: a box, markup, delimiters, a full stop, the sign of a currency."""
     boxed = find_box(answer)
     cleaned = strip_marks(answer if boxed is None else boxed)
-    cleaned = cleaned.replace("−", "-").replace("\u00a0", " ").replace("°", "^\\circ ")
-    cleaned = _LEADING_CURRENCY.sub(r"\1", cleaned)
+    cleaned = cleaned.replace("−", "-").replace("\u00a0", " ")
+    cleaned = _LEADING_CURRENCY.sub("", cleaned)
     cleaned = _TRAILING_CURRENCY.sub("", cleaned).replace("\\$", "").strip()
+    cleaned = _DEGREES.sub("", cleaned)
     if cleaned.count("$") == 1:  # no delimiter, which come in pairs
         cleaned = cleaned.replace("$", "").strip()
-    if _WITH_EXPONENT.fullmatch(cleaned):
-        cleaned = number_text(Decimal(cleaned))
-    return cleaned
+    return _WITH_EXPONENT.sub(lambda number: number_text(Decimal(number[0])), cleaned)
 
 
 def _plain_text(answer: str) -> str | None:
-    """The text in which math-verify may look for a number; `None` where it would pick one of several."""
+    """The text in which math-verify may look for the answer if all of it is none: a number beside words, or LaTeX
+    behind words or between delimiters. `None` where it would pick one of several numbers, or a wrong one."""
     tokens = answer.split()
+    lowered = [token.lower().strip("*_,.") for token in tokens]
+    if not _NEGATIONS.isdisjoint(lowered):
+        return None
+
+    # LaTeX behind words, as in "about \\frac{1}{2}" or "the answer is $\\pi$".
+    if "\\" in answer or "$" in answer:
+        behind_words = _LEADING_WORDS.sub("", answer)
+        has_several = behind_words.count("$") > 2 or not _JOINING_WORDS.isdisjoint(lowered)
+        if behind_words == answer or has_several:
+            return None
+        return behind_words if "$" in behind_words else f"${behind_words}$"
+
+    # The last number.
     numbers = [place for place, token in enumerate(tokens) if any(character.isdigit() for character in token)]
-    if not numbers or "\\" in answer:
+    if not numbers:
         return None
     last = numbers[-1]
-    if any(token.lower().strip("*_,.") in _NEGATIONS for token in tokens[:last]):
-        return None
-    if any(token.lower().strip("*_,.") in _MULTIPLIERS for token in tokens[last + 1 :]):
+    if not _MULTIPLIERS.isdisjoint(lowered[last + 1 :]):
         return None
     before = tokens[last - 1] if last else ""
     is_joined = before.lower() in _JOINING_WORDS or (before.endswith((",", ";")) and last - 1 in numbers)

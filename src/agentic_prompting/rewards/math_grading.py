@@ -32,8 +32,11 @@ def compare(gold: str, answer: str, plain: str | None, timeout_seconds: int | No
     Returns:
         `bool | None`: `None` if math-verify cannot read the accepted answer.
     """
+    from math_verify import grader, parser
     from math_verify.utils import timeout
 
+    # Its warning that parsing and comparing have no limits of their own: the limit is around both.
+    grader.TIMEOUT_WARNING_SHOWN = parser.TIMEOUT_WARNING_SHOWN = True
     return timeout(timeout_seconds)(_compare)(gold, answer, plain)  # type: ignore[no-any-return]
 
 
@@ -127,7 +130,7 @@ def serve() -> None:
         if hasattr(signal, "alarm"):  # ends this process, also in the middle of a computation
             signal.alarm(request["seconds"])
         try:
-            reply = {"equal": compare(request["gold"], request["answer"], request["plain"])}
+            reply: dict[str, Any] = {"equal": compare(request["gold"], request["answer"], request["plain"])}
         except Exception as error:  # sympy fails in many ways on what models write
             reply = {"error": f"{type(error).__name__}: {error}"[:300]}
         if hasattr(signal, "alarm"):

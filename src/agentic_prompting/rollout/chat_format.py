@@ -22,6 +22,8 @@ from .plain_text import PlainText
 from .tool_templates import find_tool_problem
 from .turn_reader import replace_surrogates
 
+_THOUGHT_OPENING = "<think>"  # as chat templates of thinking models write it
+
 # Words that no template rewrites: no spaces to trim, no tags to strip.
 _USER, _AGENT, _REPLY, _SYSTEM = "QUSERQ", "QAGENTQ", "QREPLYQ", "QSYSTEMQ"
 
@@ -251,9 +253,10 @@ class ChatFormat(TextFormat):
                 f"which a conversation of several turns needs: {error}"
             ) from error
         opening, closing = self.grammar.frame
-        # Whether the template leaves a thought open: it then belongs to the agent's text when a turn is read.
-        thought = self.grammar.thought_opening
-        opened = thought and generation_prompt.rstrip().endswith(thought)
+        # Whether the template leaves a thought open: it then belongs to the agent's text when a turn is read. A grammar
+        # without thoughts reads that of a thinking model.
+        thought = self.grammar.thought_opening or _THOUGHT_OPENING
+        opened = generation_prompt.rstrip().endswith(thought)
         first, other = self._encode(before)[:1], self._encode(after)[:1]
         ends_all = first == other and bool(set(first) & set(self.tokenizer.get_added_vocab().values()))
         return self._encode(before + opening), self._encode(closing + after), thought if opened else "", ends_all

@@ -17,6 +17,8 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Literal, Protocol
 
+from ..llm import split_thoughts
+
 Kind = Literal["act", "answer", "malformed"]
 
 
@@ -124,14 +126,18 @@ class TagGrammar:
 
 @dataclass(frozen=True)
 class FreeText:
-    """No tags: everything that the agent writes is its answer. For tasks of one turn."""
+    """No tags: everything that the agent writes is its answer, but for the thought of a thinking model. For tasks of
+    one turn."""
 
     stops: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
     thought_opening: str = ""
 
     def parse(self, text: str) -> Turn:
-        return Turn(text, "answer", True, answer=text.strip())
+        thought, visible = split_thoughts(text)
+        answer = visible.strip()
+        was_cut_off = bool(thought) and not answer
+        return Turn(text, "answer", not was_cut_off, thought=thought or None, answer=answer)
 
     def escape(self, text: str) -> str:
         return text

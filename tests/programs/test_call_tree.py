@@ -134,8 +134,7 @@ def test_a_reply_without_continuation_is_preferred():
 def test_a_removed_call_is_not_continued():
     tree = CallTree()
     removed = ask(tree, user("a"), reply="four")
-    for _ in range(2):
-        tree.remove(removed)
+    assert [tree.remove(removed) for _ in range(2)] == [True, False]
     assert tree.calls == [] and tree.undelivered_tokens == 4 and tree.sequences() == []
     assert ask(tree, user("a"), assistant("four"), user("c")).parent is None
 

@@ -218,10 +218,10 @@ class CallTree:
         call.reply_key = conversation_key(call.key, reply)
         self._calls_by_reply_key.setdefault(call.reply_key, []).append(call)
 
-    def remove(self, call: Call) -> None:
-        """Remove a call whose reply no client has read. Does nothing if it is removed already."""
+    def remove(self, call: Call) -> bool:
+        """Remove a call whose reply no client has read, and return whether it was still there."""
         if call not in self.calls:
-            return
+            return False
         self.calls.remove(call)
         self.undelivered_tokens += len(call.sample.ids)
         self._repeats[call.context_hash].discard(call.repeat)
@@ -233,6 +233,7 @@ class CallTree:
             self.sequence_count -= 1
         if call.parent is not None:
             call.parent.children.remove(call)
+        return True
 
     def assign_roles(self, policy_name: str, is_trained: Callable[[Call], bool] | None = None) -> None:
         """Decide which calls are the agent's, and which are in the loss.

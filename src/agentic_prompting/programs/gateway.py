@@ -15,8 +15,8 @@ import re
 import resource
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages(), Goo
 _LARGE_BODY = 2**17  # bytes: requests of this size are parsed in a thread
 _EXPIRED_KEYS = 2**14  # that are remembered, with the reason
 _OPEN_FILES = 2**16
-# What reading a body raises that has another shape than any client sends.
+# What a body raises that has another shape than any client sends, while it is read or rendered.
 _SHAPE_ERRORS = (RecursionError, TypeError, AttributeError, KeyError, ValueError)
 
 _Answer = Callable[[web.Request, Dialect, Session], Awaitable[web.StreamResponse]]
@@ -77,7 +77,7 @@ class Gateway:
         self._start_task: asyncio.Task[str] | None = None
         self._start_pid = 0
         self._runner: web.AppRunner | None = None
-        self._has_logged_unreadable = False
+        self._has_logged_malformed = False
 
     # ---- rollouts ----
 
@@ -180,21 +180,22 @@ class Gateway:
                 session = self._find_session(request)
                 with under(request.headers, session.rollout.traceparent):
                     return await answer(request, dialect, session)
-            except Refusal as error:
-                refusal = error
-            except _SHAPE_ERRORS as error:
-                self._log_unreadable()
-                message = f"The request cannot be read ({type(error).__name__})."
-                refusal = Refusal(400, message, "invalid_value")
-            return web.json_response(dialect.write_error(refusal), status=refusal.status)
+            except Refusal as refusal:
+                return web.json_response(dialect.write_error(refusal), status=refusal.status)
 
         return handle
 
-    def _log_unreadable(self) -> None:
-        """Log a traceback at a level that depends on whether it is the first: an agent can cause many."""
-        log = logger.debug if self._has_logged_unreadable else logger.warning
-        self._has_logged_unreadable = True
-        log("a request of a program cannot be read", exc_info=True)
+    @contextmanager
+    def _refuse_malformed(self) -> Iterator[None]:
+        """Turn the errors that a body of an unknown shape causes into a refusal. The first is logged."""
+        try:
+            yield
+        except _SHAPE_ERRORS as error:
+            log = logger.debug if self._has_logged_malformed else logger.warning
+            self._has_logged_malformed = True
+            log("a request of a program cannot be read", exc_info=True)
+            message = f"The request cannot be read ({type(error).__name__})."
+            raise Refusal(400, message, "invalid_value") from None
 
     def _find_session(self, request: web.Request) -> Session:
         """Find the session of a request, and count the request.
@@ -251,7 +252,8 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         async with _wait_if_large(request, session):
-            tokens = await session.count_tokens(await self._read_request(request, dialect, session))
+            with self._refuse_malformed():
+                tokens = await session.count_tokens(await self._read_request(request, dialect, session))
         return web.json_response(dialect.write_token_count(tokens))
 
     async def _answer(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
@@ -259,10 +261,11 @@ class Gateway:
         session.check_calls_left()
         call: Call | None = None
         async with _wait_if_large(request, session):
-            completion_request = await self._read_request(request, dialect, session)
-            if completion_request.model not in session.llms:
-                is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-                call = await session.accept(completion_request, is_retry)
+            with self._refuse_malformed():
+                completion_request = await self._read_request(request, dialect, session)
+                if completion_request.model not in session.llms:
+                    is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+                    call = await session.accept(completion_request, is_retry)
 
         # Send the reply. If the client does not get it, take the call back.
         try:

@@ -22,7 +22,7 @@ import shlex
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut, fill
@@ -38,7 +38,6 @@ from .gateway import Gateway
 from .harness import Harness
 from .protocol import MAX_BODY_BYTES, ChatMessage
 from .rendering import Renderer
-from .request_threads import run_in_request_thread
 from .session import Session
 from .witness import differences, find_records, turns_in
 from .workers import THREADS, Workers
@@ -318,7 +317,7 @@ class Program(Environment):
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
 
         # Write the rollout. In a thread, because a program can send many megabytes.
-        await run_in_request_thread(partial(self._write_rollout, rollout, session, returned, error))
+        await asyncio.to_thread(self._write_rollout, rollout, session, returned, error)
         await self._look_at_calls(session, error)
         if rollout_place is not None:
             await self._compare_record(rollout, session, rollout_place)
@@ -510,7 +509,7 @@ class Program(Environment):
         calls = session.tree.calls
         changed_message = ""
         if self._advice.wants_changed_message:
-            changed_message = await run_in_request_thread(partial(find_changed_message, calls))
+            changed_message = await asyncio.to_thread(find_changed_message, calls)
         self._advice.look_at(
             calls,
             ignored_settings=session.ignored_settings,

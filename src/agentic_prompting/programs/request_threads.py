@@ -1,4 +1,4 @@
-"""Threads for long requests, whose parsing and rendering would hold up the event loop of all rollouts."""
+"""Threads for long requests: parsing and rendering them would hold up the event loop of all rollouts."""
 
 from __future__ import annotations
 

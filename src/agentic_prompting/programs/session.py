@@ -233,8 +233,7 @@ class Session:
 
     def mark_undelivered(self, call: Call) -> None:
         """Take back a reply that its client did not get, unless another call continues it."""
-        if not call.is_continued:
-            self.tree.remove(call)
+        if not call.is_continued and self.tree.remove(call):
             self._undelivered_attempts[call.key] += 1
 
     # ---- calls of large LLMs ----

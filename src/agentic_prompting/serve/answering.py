@@ -48,7 +48,7 @@ class PromptTooLong(BadRequest):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServedAnswer:
     """The outcome of one request.
 
     Args:
@@ -73,7 +73,7 @@ class Answers(Protocol):
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
-    ) -> Answer: ...
+    ) -> ServedAnswer: ...
 
 
 @dataclass
@@ -102,7 +102,7 @@ class AgentAnswers:
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
-    ) -> Answer:
+    ) -> ServedAnswer:
         # Begin an episode, as in training.
         agent = self.agent
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
@@ -110,7 +110,7 @@ class AgentAnswers:
         (row,) = await reset_rows(agent.environment, [row], limits)
         reset_error = row.get(RESET_ERROR)
         if reset_error is not None:
-            return Answer(error=reset_error)
+            return ServedAnswer(error=reset_error)
 
         # Render its prompt. In a thread: a megabyte takes a second.
         prompt_ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])
@@ -119,7 +119,7 @@ class AgentAnswers:
                 f"This model's maximum context length is {limits.max_context} tokens, and your messages result in "
                 f"{len(prompt_ids)} tokens."
             )
-            return Answer(error=PromptTooLong(message))
+            return ServedAnswer(error=PromptTooLong(message))
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
@@ -146,11 +146,11 @@ class AgentAnswers:
         usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
         trajectory = rollout_record(rollout)
         if rollout.error is not None:
-            return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
+            return ServedAnswer(error=rollout.error, usage=usage, trajectory=trajectory)
         why_none = None
         if rollout.answer is None:
             why_none = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."
-        return Answer(
+        return ServedAnswer(
             text=rollout.answer,
             why_none=why_none,
             finish_reason=_FINISH_REASONS[rollout.status],
@@ -174,7 +174,7 @@ class ChatAnswers:
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
-    ) -> Answer:
+    ) -> ServedAnswer:
         sampling: dict[str, Any] = {}
         if max_tokens is not None:
             sampling["max_tokens"] = max_tokens
@@ -193,8 +193,8 @@ class ChatAnswers:
 
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:
-            return Answer(error=account.limit_error or reply.error, usage=reply.usage)
-        return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
+            return ServedAnswer(error=account.limit_error or reply.error, usage=reply.usage)
+        return ServedAnswer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
 
 
 @dataclass

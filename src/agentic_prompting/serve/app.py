@@ -33,7 +33,7 @@ from ..llm.spans import under
 from ..llm.wire import visible
 from ..programs import ChatCompletions, CompletionRequest, Refusal, error_body
 from ..refine import RefinedChat
-from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
+from .answering import AgentAnswers, Answers, ChatAnswers, CostLimit, PromptTooLong, ServedAnswer
 from .protocol import (
     CLOSED_REQUEST,
     ChatRequest,
@@ -93,7 +93,7 @@ class Service:
         self.started = int(time.time())
         self._in_flight = 0
 
-    async def answer(self, request: Request, chat_request: ChatRequest) -> Answer:
+    async def answer(self, request: Request, chat_request: ChatRequest) -> ServedAnswer:
         """The answer to one request.
 
         Raises:
@@ -131,7 +131,7 @@ class Service:
             self.metrics.requests.labels(model, outcome).inc()
             request.state.about = f"{model[:80]} {outcome}{details}"
 
-    async def _play(self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]) -> Answer:
+    async def _play(self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]) -> ServedAnswer:
         """Play the episode of a request, but no longer than its client waits and than a request may take."""
         seed = chat_request.seed
         if seed is None:
@@ -157,7 +157,7 @@ class Service:
         except Exception as error:
             logger.exception("a request failed")
             failed = Closed(f"the request ended with {type(error).__name__}")
-            return Answer(error=error if isinstance(error, LLMError) else failed)
+            return ServedAnswer(error=error if isinstance(error, LLMError) else failed)
         finally:
             disconnected.cancel()
             done.cancel()
@@ -373,7 +373,7 @@ class Metrics:
         self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
         self.errors = Counter("environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common)
 
-    def answered(self, model: str, answer: Answer) -> None:
+    def answered(self, model: str, answer: ServedAnswer) -> None:
         """Count what an answer came to."""
         self.cost.labels(model).inc(answer.usage.cost_usd)
         if answer.error is not None:

@@ -25,7 +25,7 @@ from ..llm.wire import is_loopback
 from ..programs import Completion, Refusal, error_body
 from ..programs.fields import parse_json
 from ..programs.protocol import MAX_MESSAGES
-from .answering import Answer
+from .answering import ServedAnswer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
 _OPEN = ("/health",)  # for load balancers, which have no key and use any host name; reveals nothing about the service
@@ -376,7 +376,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def completion(answer: Answer, model: str, with_trajectory: bool | None) -> Completion:
+def completion(answer: ServedAnswer, model: str, with_trajectory: bool | None) -> Completion:
     """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
     return Completion(
         model=model,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, exact_match_reward
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, Workspace, exact_match_reward
 from agentic_prompting.rollout import Sample, read_rollouts
 from support.programs import byte_tokenizer, called
 from support.training import rows_learned, samples_in, vars_for
@@ -57,7 +57,7 @@ class WatchedProgram(Program):
     """A program whose policy is scripted where its row has a style. Keeps the samples and the rollouts."""
 
     def __init__(self, command, answers_by_tool):
-        super().__init__(command, timeout=300)
+        super().__init__(command, timeout=300, workspace=Workspace(shows=[str(SCRIPTS)]))
         self.answers_by_tool, self.samples, self.played = answers_by_tool, [], []
 
     async def play_episode(self, rollout, policy, chat_format, limits):

@@ -95,7 +95,7 @@ def read_output(line: str) -> str | dict[str, Any]:
     try:
         # Numbers as they are written: 12.50 is another text than 12.5.
         written = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
-        fields = json.loads(line, parse_float=_finite, parse_constant=str)
+        fields = json.loads(line, parse_float=_finite, parse_int=_short, parse_constant=str)
         answer = written.get("answer")
         if "answer" not in written or not (answer is None or isinstance(answer, str)):
             return line
@@ -112,6 +112,11 @@ def read_output(line: str) -> str | dict[str, Any]:
 def _finite(number: str) -> float | str:
     """A number of JSON; as its text where no float has its value (1e400)."""
     return value if math.isfinite(value := float(number)) else number
+
+
+def _short(number: str) -> int | str:
+    """An integer of JSON; as its text where Python refuses to read so many digits."""
+    return int(number) if len(number) < 4300 else number
 
 
 def _fill_argument(template: str, values: Mapping[str, Any]) -> str:

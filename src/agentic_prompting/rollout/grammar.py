@@ -56,6 +56,10 @@ class Grammar(Protocol):
             empty.
         separator (`str`, *optional*): The text between several observations of one turn, if a grammar has them. It is
             the only part of an observation that is tokenised like the template's text.
+        bodies (`Callable`, *optional*): Returns the texts of the tool calls in a turn, if a grammar has tools. Reward
+            functions then get the calls in `completions`.
+        read_calls (`Callable`, *optional*): Returns them as [`FunctionCall`]s. A chat template whose calls it cannot
+            read is refused.
     """
 
     @property

@@ -41,6 +41,7 @@ def test_bm25_finds():
         '{"name": "search", "arguments": {"query_list": ["a", " b "]}}',
         '{"name": "search", "args": {"query_list": ["a", "b"]}}',
         '{"query_list": ["a", "b"]}',
+        '{"name": "search", "arguments": "{\\"query_list\\": [\\"a\\", \\"b\\"]}"}',
     ],
 )
 def test_calls_that_are_read(body):

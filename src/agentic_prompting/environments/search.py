@@ -8,17 +8,17 @@ block, because [`SearchEnvironment`] calls it in threads.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ServerFailed
 from ..llm.guard import call_guarded_now, failure_of
-from ..rollout import Environment, Observation, Rollout, Turn, split_turn
+from ..rollout import Environment, Observation, Rollout, Turn, load_json, split_turn
 
 _CALL_TAGS = ("tool_call", "function_call")
 _TAG = re.compile(r"<(/?)(tool_call|function_call)>")
@@ -125,11 +125,11 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
     """The queries of a tool call's JSON, and a message to the agent if the call is invalid. Never raises.
 
     Accepts `{"name": "search", "arguments": {"query_list": [...]}}`, `args` for `arguments`, a single string for the
-    list, and the arguments alone.
+    list, arguments that are a JSON text, and the arguments alone.
     """
     example = '{"name": "search", "arguments": {"query_list": ["first query", "second query"]}}'
     try:
-        call = json.loads(body)
+        call = load_json(body)
     except (ValueError, RecursionError) as error:
         reason = str(error).partition(":")[0] if isinstance(error, ValueError) else "nested too deeply"
         return [], f"Error: the call is not valid JSON ({reason}). Write it like this: {example}"
@@ -139,6 +139,9 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
     if name != "search":
         return [], f"Error: there is no tool {str(name)[:40]!r}; the only tool is search: {example}"
     arguments: Any = call.get("arguments", call.get("args", call))
+    if isinstance(arguments, str):  # a JSON text, as OpenAI's format has it
+        with suppress(ValueError, RecursionError):
+            arguments = load_json(arguments)
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
     if isinstance(queries, str):
         queries = [queries]

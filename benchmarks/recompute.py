@@ -54,9 +54,8 @@ FIVE = (
 STEP = (
     "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a CPU takes; "
     "{memory_ratio:.2f} × less memory for the loss and its gradients; the largest difference of a gradient "
-    "{gradient_difference:.0e} of the largest gradient. On a CPU's own branch, which scores everything whatever is "
-    "labelled, {head_ratio_cpu:.2f} ×. A whole step of our trainer takes {overhead:.3f} times one of plain "
-    "`GRPOTrainer` on the same tokens"
+    "{gradient_difference:.0e} of the largest gradient. A whole step of our trainer takes {overhead:.3f} times one of "
+    "plain `GRPOTrainer` on the same tokens"
 )
 
 

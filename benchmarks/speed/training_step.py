@@ -2,15 +2,21 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json  # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json --quick  # under 50 s
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --model SMOLLM2  # a real model on a CPU, about 6 minutes
 
 The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 % observation.
 
 - *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we do, on the same
   batch in turns. TRL's head skips unlabelled positions only where Triton is installed, on a GPU. On a CPU that branch
-  is forced here (its kernels fall back to torch), and the CPU's own branch is measured as well. Memory is the largest
-  growth of a fresh process, on a GPU the peak that torch counts.
+  is forced here (its kernels fall back to torch), and the CPU's own branch is measured as well, where our loss gives
+  the head the scored positions alone. Memory is the largest growth of a fresh process, on a GPU the peak that torch
+  counts.
 - *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once,
   and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`, in turns. The head's gain is left out.
+
+`--model` takes the folder of a real model, such as SmolLM2, and measures the loss and its gradients on a CPU with the
+head at every position and at the scored ones alone, LoRA and all weights, bfloat16 autocast and float32. Seconds are
+those of the processor, the least of three alternating runs.
 
 The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference, gradient_difference,
 overhead, observed`.
@@ -30,18 +36,25 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import trl.trainer.utils as trl_utils
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from datasets import Dataset
-from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
-from agentic_prompting.trainers.loss import scored_only
+from agentic_prompting.trainers import loss as loss_of_trainer
+from agentic_prompting.trainers.loss import ScoredTokens, scored_only
+from benchmarks.lab import markdown
 
 WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
 REPLY = " ".join(["country"] * 92)
@@ -253,6 +266,70 @@ def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
     return result
 
 
+# --- a real model on a CPU ----------------------------------------------------------------------------------------
+
+
+def two_turns(rows: int = 8, prompt: int = 100, turn: int = 24, observation: int = 80) -> tuple[torch.Tensor, ...]:
+    """Random ids, attention mask and loss mask of conversations with two turns; later rows end earlier."""
+    own = torch.tensor([[1] * turn + [0] * observation + [1] * turn] * rows)
+    ids = torch.randint(5, 1000, (rows, prompt + own.shape[1]), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        missing = 4 * row % turn
+        mask[row, ids.shape[1] - missing :] = 0
+        own[row, own.shape[1] - missing :] = 0
+    return ids, mask, own
+
+
+def update_seconds(model: Any, precision: str, batch: tuple[torch.Tensor, ...]) -> tuple[float, float]:
+    """Seconds of the processor for the loss of a batch and its gradients, and the loss."""
+    ids, mask, own = batch
+    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True, mixed_precision=precision))
+    model.zero_grad(set_to_none=True)
+    started = time.process_time()
+    score = GRPOTrainer._get_per_token_logps_and_entropies
+    logps, _, _ = score(trainer, ScoredTokens(model, own), ids, mask, own.shape[1])
+    loss = -(logps * own * torch.linspace(-1, 1, len(ids)).unsqueeze(1)).sum() / own.sum()
+    loss.backward()
+    return time.process_time() - started, loss.item()
+
+
+def measure_updates(folder: Path) -> list[dict[str, Any]]:
+    """One row for each way of training and precision."""
+    rows = []
+    select = loss_of_trainer.selectable_backbone
+    for way in ("lora", "full"):
+        for precision in ("bf16", "no"):
+            AcceleratorState._reset_state(True)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            add_fused_lm_head(model)
+            if way == "lora":
+                model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False))
+            model.train()
+            batch = two_turns()
+            seconds: dict[str, list[float]] = {"every": [], "scored": []}
+            losses = {}
+            for _ in range(3):
+                for positions in seconds:
+                    select_none = positions == "every"
+                    loss_of_trainer.selectable_backbone = (lambda model: None) if select_none else select
+                    spent, losses[positions] = update_seconds(model, precision, batch)
+                    seconds[positions].append(spent)
+            loss_of_trainer.selectable_backbone = select
+            every, scored = min(seconds["every"]), min(seconds["scored"])
+            rows.append(
+                {
+                    "way": way,
+                    "precision": "float32" if precision == "no" else precision,
+                    "every_position_s": round(every, 2),
+                    "scored_positions_s": round(scored, 2),
+                    "ratio": round(every / scored, 2),
+                    "loss_difference": abs(losses["every"] - losses["scored"]),
+                }
+            )
+    return rows
+
+
 # --- the trainer around it ----------------------------------------------------------------------------------------
 
 
@@ -304,9 +381,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, fewer repeats")
+    parser.add_argument("--model", type=Path, help="the folder of a real model: measure its update on a CPU instead")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     keep_freed_memory()
+    if arguments.model:
+        updates = measure_updates(arguments.model)
+        print(markdown(list(updates[0]), [[str(cell) for cell in row.values()] for row in updates]))
+        if arguments.json:
+            print(json.dumps(updates))
+        return
     layers = 2 if arguments.quick else 8
     with tempfile.TemporaryDirectory() as folder:
         result = measure_head(Path(folder), layers, repeats=3 if arguments.quick else 9)

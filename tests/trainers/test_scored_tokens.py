@@ -3,8 +3,10 @@
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
+from peft import LoraConfig
 from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox.policy import sandbox_spec, save_policy, world_tokenizer
@@ -64,6 +66,56 @@ def test_the_head_is_asked_for_the_agents_tokens_only(trainer):
     scored = (watched.labels[0] != IGNORED).sum()
     own = (batch["completion_mask"] * batch["tool_mask"]).sum()
     assert scored == own < batch["completion_mask"].sum()
+
+
+@pytest.fixture
+def head_positions(monkeypatch):
+    """The numbers of positions that TRL's head computes, one for each call."""
+    positions, apply = [], trl_utils._ChunkedLogProbFunction.apply
+
+    def count(hidden, *args):
+        positions.append(len(hidden))
+        return apply(hidden, *args)
+
+    monkeypatch.setattr(trl_utils._ChunkedLogProbFunction, "apply", count)
+    return positions
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
+def test_on_a_cpu_the_head_computes_scored_positions(tiny_policy, rows, tmp_path, head_positions, adapter):
+    """Neither prompts nor observations nor padding."""
+    config = LoraConfig(r=4, target_modules="all-linear") if adapter else None
+    trainer = trainer_for(tiny_policy, tmp_path, rows, options={"peft_config": config})
+    batch = one_batch(trainer)
+    head_positions.clear()
+    trainer._compute_loss(trainer.model, batch).backward()
+    assert head_positions == [int((batch["completion_mask"] * batch["tool_mask"]).sum())]
+
+
+def test_a_batch_without_scored_tokens_has_zero_gradients(trainer, head_positions):
+    batch = one_batch(trainer)
+    batch["tool_mask"] = torch.zeros_like(batch["tool_mask"])
+    head_positions.clear()
+    loss, gradients = loss_and_gradients(type(trainer)._compute_loss, trainer, batch)
+    assert head_positions[0] == 0 and loss == 0
+    assert gradients and all((gradient == 0).all() for gradient in gradients)
+
+
+def test_entropies_stay_at_their_positions(trainer, monkeypatch):
+    """As TRL computes them, at the agent's tokens; 0 elsewhere."""
+    batch = one_batch(trainer)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    width = batch["completion_ids"].shape[1]
+    own = batch["completion_mask"] * batch["tool_mask"]
+    add_fused_lm_head(trainer.model, outputs=("log_probs", "entropy"))
+    with torch.no_grad():
+        score = GRPOTrainer._get_per_token_logps_and_entropies
+        expected = score(trainer, trainer.model, ids, mask, width, compute_entropy=True)
+        scored = ScoredTokens(trainer.model, own)
+        got = score(trainer, scored, ids, mask, width, batch_size=3, compute_entropy=True)
+    for ours, theirs in zip(got[:2], expected[:2], strict=True):
+        torch.testing.assert_close(ours, theirs * own, atol=1e-6, rtol=1e-6)
 
 
 def test_earlier_log_probabilities_are_of_the_agents_tokens_too(trainer):

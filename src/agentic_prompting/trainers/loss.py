@@ -2,8 +2,10 @@
 
 TRL's GRPO scores every token of a completion and multiplies those of the environment by zero
 afterwards. Its fused head skips positions labelled -100 where Triton is available (on a GPU). Most
-of a multi-turn conversation is observation, so those tokens are labelled -100, too. Loss and
-gradients stay the same; benchmarks/speed/training_step.py measures the saving.
+of a multi-turn conversation is observation, so those tokens are labelled -100, too. On a CPU the
+head would score every position, the prompt and the padding included, so there it gets the hidden
+states of the scored positions alone. Loss and gradients stay the same;
+benchmarks/speed/training_step.py measures the saving.
 
 Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the
 same weight. TRL's loss types differ in one thing, the weight of a token in a sum. So this weight is
@@ -26,10 +28,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import (
+    DistributedType,
+    extract_model_from_parallel,
+    has_compiled_regions,
+    is_compiled_module,
+)
+from peft import PeftModel
 from trl import GRPOConfig
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
+# The fields of TRL's `FusedCausalLMOutput` that have a value for each token.
+PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1", "label_mask")
 LOGP_BOUND = 0.05
 """The mean `sampling/logp_difference` above which a warning is logged.
 
@@ -66,13 +76,63 @@ class ScoredTokens:
         self._row += len(labels)
         labels = labels.clone()
         labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED)
-        self._output = self.model(*args, labels=labels, **kwargs)
+        backbone = selectable_backbone(self.model) if labels.device.type == "cpu" else None
+        if backbone is None:
+            self._output = self.model(*args, labels=labels, **kwargs)
+        else:
+            self._output = self._call_on_scored(backbone, args, labels, kwargs)
         return self._output
+
+    def _call_on_scored(
+        self,
+        backbone: torch.nn.Module,
+        args: tuple[Any, ...],
+        labels: torch.Tensor,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call the model with a head that sees the positions whose next token is scored, no others."""
+        next_tokens = labels[:, 1:]
+        is_scored = next_tokens != IGNORED
+
+        def select_scored(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+            output.last_hidden_state = output.last_hidden_state[:, :-1][is_scored].unsqueeze(0)
+            return output
+
+        # The head takes labels that are already shifted as they are, one for each hidden state.
+        handle = backbone.register_forward_hook(select_scored)
+        try:
+            output = self.model(*args, shift_labels=next_tokens[is_scored].unsqueeze(0), **kwargs)
+        finally:
+            handle.remove()
+
+        # The values per token go back to their positions; 0 elsewhere, as on a GPU.
+        for name in PER_TOKEN:
+            values = getattr(output, name)
+            if values is not None:
+                setattr(output, name, values.new_zeros(is_scored.shape).masked_scatter(is_scored, values))
+        return output
 
     @property
     def logps(self) -> torch.Tensor:
         """The log-probabilities of the completions of the last call, without gradient."""
         return self._output.log_probs[:, -self.scored.shape[1] :].detach()
+
+
+def selectable_backbone(model: Any) -> torch.nn.Module | None:
+    """Return the part of a model in front of its head; `None` if it cannot be told which positions to pass on.
+
+    Compiled code need not call hooks, and a prompt-learning adapter adds positions of its own.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return None
+    if is_compiled_module(model) or has_compiled_regions(model):
+        return None
+    causal_lm = extract_model_from_parallel(model)
+    if isinstance(causal_lm, PeftModel):
+        if causal_lm.active_peft_config.is_prompt_learning:
+            return None
+        causal_lm = causal_lm.get_base_model()
+    return causal_lm.base_model
 
 
 def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:

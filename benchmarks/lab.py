@@ -26,8 +26,14 @@ REPOSITORY = Path(__file__).parents[1]
 RECORDS = REPOSITORY / "records"
 DEMO = REPOSITORY / "examples" / "configs" / "sandbox.yaml"  # Prompt-R1 in the sandbox
 ESPL = REPOSITORY / "examples" / "configs" / "espl" / "sandbox.yaml"
-DEMO_STEPS = 40  # of the protocol, whose records began with them; the demonstration itself ends sooner
-NOT_OURS = ("sandbox", "task", "share_replies")  # keys that a configuration's program reads; the rest are the trainer's
+DEMO_STEPS = (
+    40  # of the protocol, whose records began with them; the demonstration itself ends sooner
+)
+NOT_OURS = (
+    "sandbox",
+    "task",
+    "share_replies",
+)  # keys that a configuration's program reads; the rest are the trainer's
 BATCH = 256  # rollouts that are sampled at once when questions are asked
 
 
@@ -49,7 +55,12 @@ def settings(config: Path, **changes: Any) -> dict[str, Any]:
 
 
 def train(
-    kind: Any, args: Any, sandbox: Any, environment: Any, before: Callable[[Any], None] | None = None, **options: Any
+    kind: Any,
+    args: Any,
+    sandbox: Any,
+    environment: Any,
+    before: Callable[[Any], None] | None = None,
+    **options: Any,
 ) -> Any:
     """A trainer that has trained on a sandbox's questions, from its warm start, without printing.
 
@@ -66,12 +77,16 @@ def train(
     trainer = kind(args=args, environment=environment, **{**start, **prompt, **options})
     if before is not None:
         before(trainer)
-    with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log entry
+    with redirect_stdout(
+        io.StringIO()
+    ):  # with its progress bar off, transformers prints every log entry
         trainer.train()
     return trainer
 
 
-def ask(model: Path, environment: Any, rows: Iterable[Any], seed: int = 0, **changes: Any) -> list[Any]:
+def ask(
+    model: Path, environment: Any, rows: Iterable[Any], seed: int = 0, **changes: Any
+) -> list[Any]:
     """The rollouts of a saved agent that answers some questions.
 
     Args:
@@ -181,10 +196,15 @@ class Records:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             commit = git("rev-parse", "--short=12", "HEAD")
-        except (OSError, subprocess.CalledProcessError):  # a copy of the files alone, such as on a lent machine
+        except (
+            OSError,
+            subprocess.CalledProcessError,
+        ):  # a copy of the files alone, such as on a lent machine
             commit = "unknown"
         about = {"commit": commit, "date": date.today().isoformat()}
-        about["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
+        about["machine"] = (
+            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
+        )
         with gzip.open(self.path, "at", encoding="utf-8") as file:
             file.writelines(json.dumps({**entry, **about}) + "\n" for entry in entries)
 
@@ -194,7 +214,9 @@ class Records:
         with gzip.open(self.path, "wt", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
-    def missing(self, keys: Sequence[str], wanted: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def missing(
+        self, keys: Sequence[str], wanted: Iterable[tuple[Any, ...]]
+    ) -> list[tuple[Any, ...]]:
         """Those of the wanted combinations of values that no entry has under these keys."""
         known = {tuple(entry[key] for key in keys) for entry in self.read()}
         return [values for values in wanted if values not in known]

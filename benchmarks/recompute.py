@@ -41,7 +41,9 @@ from benchmarks.speed import async_training, gpu_day, long_contexts, plan, scale
 
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
 BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
-INTERVAL = re.compile(r"\d*\.\d+\W*\s\[[-+]?\d*\.\d+,\s+[-+]?\d*\.\d+\]|interval\s+\d*\.\d+\s+to\s+\d*\.\d+")
+INTERVAL = re.compile(
+    r"\d*\.\d+\W*\s\[[-+]?\d*\.\d+,\s+[-+]?\d*\.\d+\]|interval\s+\d*\.\d+\s+to\s+\d*\.\d+"
+)
 NUMBER = re.compile(r"\d*\.?\d+")
 Entries = Sequence[Mapping[str, Any]]
 FIVE = (
@@ -73,7 +75,9 @@ def speed(records: Entries) -> str:
 def five(records: Entries) -> str:
     """The five rows of that table that a reader decides by."""
     rows = speed(records).splitlines()
-    return "\n".join([*rows[:2], *(row for row in rows if row.startswith(tuple(f"| {name}" for name in FIVE)))])
+    return "\n".join(
+        [*rows[:2], *(row for row in rows if row.startswith(tuple(f"| {name}" for name in FIVE)))]
+    )
 
 
 def rollout_grid(records: Entries) -> str:
@@ -117,14 +121,19 @@ def engine(records: Entries) -> str:
     for name, row in full["settings"].items():
         speeds = [row[key] for key in ("engine_tokens_per_s", "batches_tokens_per_s")]
         rows.append([name, *speeds, f"{row['speedup']:.2f}", f"{row['identical']:.2f}"])
-    return markdown(("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical"), rows)
+    return markdown(
+        ("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical"), rows
+    )
 
 
 def demo(records: Entries) -> str:
     """The latest output of `make demo`, with recomputed intervals."""
     summary, examples = records[-1]["summary"], records[-1]["trajectories"]
     n = summary["questions"]
-    lines = ["Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
+    lines = [
+        "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)",
+        "",
+    ]
     for when in ("before", "after"):
         found = wilson_interval(round(summary[f"exact_match_{when}"] * n), n)
         interval = f"95 % interval {found.low:.3f} to {found.high:.3f}"
@@ -143,13 +152,19 @@ def broken(records: Entries) -> str:
     for what, one in {record["what"]: record for record in records}.items():
         demo, espl = one["demo"], one["espl"]["exact_match"]
         start, first, end = (
-            espl[f"policy {row} prompt"][0] for row in ("before, initial", "after, initial", "after, best")
+            espl[f"policy {row} prompt"][0]
+            for row in ("before, initial", "after, initial", "after, best")
         )
-        cells = [what.partition("-")[0], f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}"]
+        cells = [
+            what.partition("-")[0],
+            f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}",
+        ]
         cells += [f"{start:.3f} → {end:.3f}", f"{first:.3f}", f"{one['agreement']:.2f}"]
         cells.append(f"yes, in {len(one['found'])} ways" if one["found"] else "nothing found")
         rows.append(cells)
-    return markdown(("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed"), rows)
+    return markdown(
+        ("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed"), rows
+    )
 
 
 def prorefine_accuracy(records: Entries) -> str:
@@ -157,7 +172,10 @@ def prorefine_accuracy(records: Entries) -> str:
     sets = latest_full(records, "prorefine.py")["correct"]
     return accuracy_table(
         {
-            title: {method: {model: _wilson(ones) for model, ones in row.items()} for method, row in methods.items()}
+            title: {
+                method: {model: _wilson(ones) for model, ones in row.items()}
+                for method, row in methods.items()
+            }
             for title, methods in sets.items()
         }
     )
@@ -178,7 +196,9 @@ def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
     Raises:
         `IndexError`: No full run of the script is recorded.
     """
-    return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
+    return [record for record in records if record["script"] == script and not record["quick"]][-1][
+        "printed"
+    ]
 
 
 def hopeless_bias(records: Entries) -> str:
@@ -191,7 +211,9 @@ def tools_table(records: Entries) -> str:
     """The table of the demo trained through native tool calls, by seed and kind of tool."""
     rows = []
     for row in records:
-        shares = [wilson_interval(row[when]["right"], row[when]["n"]) for when in ("before", "after")]
+        shares = [
+            wilson_interval(row[when]["right"], row[when]["n"]) for when in ("before", "after")
+        ]
         cells = [f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]" for share in shares]
         rows.append([row["seed"], row["through"], *cells])
     return markdown(("seed", "through", "before [95 %]", "after [95 %]"), rows)
@@ -266,7 +288,9 @@ def recompute(page: str) -> tuple[str, list[str]]:
     texts = {}
     for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
         records = Records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz").read()
-        is_known = records or name.startswith("gpu_day")  # which says of each row that it is not measured
+        is_known = records or name.startswith(
+            "gpu_day"
+        )  # which says of each row that it is not measured
         texts[name] = TEXTS[name](records) if is_known else "No run of it has been recorded yet."
 
     def anew(found: re.Match[str]) -> str:
@@ -293,13 +317,21 @@ def main() -> None:
             path.write_text(anew, encoding="utf-8")
         made = {found[2]: found for found in BLOCK.finditer(anew)}
         for name in names:
-            state = "as recorded" if made[name][0] in page else "written" if options.write else "NOT as recorded"
+            state = (
+                "as recorded"
+                if made[name][0] in page
+                else "written"
+                if options.write
+                else "NOT as recorded"
+            )
             wrong += state.startswith("NOT")
             print(f"{place}: {name}: {len(NUMBER.findall(made[name][3]))} numbers, {state}")
         for text in unmarked(anew):
             wrong += 1
             print(f"{place}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
-        by_hand += [(place, command, len(NUMBER.findall(text))) for command, text in BY_HAND.findall(anew)]
+        by_hand += [
+            (place, command, len(NUMBER.findall(text))) for command, text in BY_HAND.findall(anew)
+        ]
     print("\nNot recomputed, since no records are shipped of them:")
     for place, command, count in by_hand:
         print(f"{place}: {count} numbers, of `{command}`")

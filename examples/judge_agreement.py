@@ -19,7 +19,10 @@ from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match
 from agentic_prompting.rollout import Rollout, Sample, TagGrammar, parse_turn
 from agentic_prompting.sandbox import all_questions, as_rows
 
-RUBRIC = {"right": ("The final answer is right.", 3.0), "checked": "The agent asked before it answered."}
+RUBRIC = {
+    "right": ("The final answer is right.", 3.0),
+    "checked": "The agent asked before it answered.",
+}
 SHOWN = re.compile(r"<(rollout_\d+)>(.*?)</\1>", re.DOTALL)
 
 
@@ -29,7 +32,9 @@ def scripted_judge(mistakes: float, first_bonus: float, seed: int) -> ScriptedCh
 
     def reply(messages):
         request = messages[-1]["content"]
-        answers = re.search("<accepted_answers>(.*?)</accepted_answers>", request)[1].split("\nor: ")
+        answers = re.search("<accepted_answers>(.*?)</accepted_answers>", request)[1].split(
+            "\nor: "
+        )
         scores = {}
         for place, (name, text) in enumerate(SHOWN.findall(request)):
             answer = re.search("&lt;answer&gt;(.*?)&lt;/answer&gt;", text)[1]
@@ -50,12 +55,17 @@ def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
     groups = []
     for number, row in enumerate(rows):
         right = draw.sample(range(size), draw.randint(1, size - 1))
-        others = [answer for other in rows for answer in other["answers"] if answer not in row["answers"]]
+        others = [
+            answer for other in rows for answer in other["answers"] if answer not in row["answers"]
+        ]
         group = []
         for place in range(size):
             rollout = Rollout([1], row=dict(row), group=number, seed=number * size + place)
             text = row["answers"][0] if place in right else draw.choice(others)
-            rollout.add_turn(Sample([2]), parse_turn(f"<think>{place}</think><answer>{text}</answer>", TagGrammar()))
+            rollout.add_turn(
+                Sample([2]),
+                parse_turn(f"<think>{place}</think><answer>{text}</answer>", TagGrammar()),
+            )
             group.append(rollout.finish("answered"))
         groups.append(group)
     return groups
@@ -68,7 +78,12 @@ def agreement(judge, groups) -> list[float]:
     for group in groups:
         own, scores = scores[: len(group)], scores[len(group) :]
         truth = [exact_match(one.answer or "", one.row["answers"]) for one in group]
-        pairs = [(own[i], own[j]) for i in range(len(group)) for j in range(len(group)) if truth[i] > truth[j]]
+        pairs = [
+            (own[i], own[j])
+            for i in range(len(group))
+            for j in range(len(group))
+            if truth[i] > truth[j]
+        ]
         shares.append(sum(None not in pair and pair[0] > pair[1] for pair in pairs) / len(pairs))
     return shares
 
@@ -76,10 +91,16 @@ def agreement(judge, groups) -> list[float]:
 def main() -> None:
     """Measure three judges and print their agreement."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--groups", type=int, default=100, help="questions; more make the intervals narrower")
+    parser.add_argument(
+        "--groups", type=int, default=100, help="questions; more make the intervals narrower"
+    )
     parser.add_argument("--size", type=int, default=4, help="rollouts of a question")
-    parser.add_argument("--mistakes", type=float, default=0.05, help="share of rollouts that the script misjudges")
-    parser.add_argument("--first-bonus", type=float, default=7.0, help="points more for the rollout shown first")
+    parser.add_argument(
+        "--mistakes", type=float, default=0.05, help="share of rollouts that the script misjudges"
+    )
+    parser.add_argument(
+        "--first-bonus", type=float, default=7.0, help="points more for the rollout shown first"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -91,13 +112,19 @@ def main() -> None:
     judges = {
         "RubricJudge": RubricJudge(chat(), RUBRIC),
         "GroupJudge": GroupJudge(chat(), RUBRIC, seed=args.seed),
-        "GroupJudge(both_orders=True)": GroupJudge(chat(), RUBRIC, both_orders=True, seed=args.seed),
+        "GroupJudge(both_orders=True)": GroupJudge(
+            chat(), RUBRIC, both_orders=True, seed=args.seed
+        ),
     }
     found = {}
     for name, judge in judges.items():
-        share = bootstrap_interval(agreement(judge, groups))  # over groups: pairs of a group are not independent
+        share = bootstrap_interval(
+            agreement(judge, groups)
+        )  # over groups: pairs of a group are not independent
         numbers = {"agreement": share.mean, "low": share.low, "high": share.high}
-        found[name] = {key: round(value, 3) for key, value in numbers.items()} | {"calls": len(judge.chat.calls)}
+        found[name] = {key: round(value, 3) for key, value in numbers.items()} | {
+            "calls": len(judge.chat.calls)
+        }
         if not args.json:
             print(f"{name}: {share}, {len(judge.chat.calls)} calls")
     if args.json:

@@ -11,7 +11,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # The papers' released files are not ours to distribute. They are in the folder of this variable, or beside the
 # checkout; otherwise the tests on them are skipped.
-if (released := next(Path(__file__).resolve().parents[2].glob("*/data/prompt_r1"), None)) is not None:
+if (
+    released := next(Path(__file__).resolve().parents[2].glob("*/data/prompt_r1"), None)
+) is not None:
     os.environ.setdefault("AGENTIC_PROMPTING_DATA", str(released.parent))
 
 # A shell that runs the tests in the background makes them, and all processes that they start, ignore Ctrl-C.

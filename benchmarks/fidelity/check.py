@@ -41,9 +41,13 @@ def same(expected: Any, got: Any, within: float) -> bool:
     if isinstance(expected, int | float) and isinstance(got, int | float):
         return math.isclose(expected, got, rel_tol=0, abs_tol=within)
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
-        return expected.keys() == got.keys() and all(same(expected[key], got[key], within) for key in expected)
+        return expected.keys() == got.keys() and all(
+            same(expected[key], got[key], within) for key in expected
+        )
     if _many(expected) and _many(got):
-        return len(expected) == len(got) and all(same(a, b, within) for a, b in zip(expected, got, strict=True))
+        return len(expected) == len(got) and all(
+            same(a, b, within) for a, b in zip(expected, got, strict=True)
+        )
     return bool(expected == got)
 
 
@@ -57,7 +61,17 @@ def rows_of(paper: str, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
         try:
             for row in part():
                 known = {"paper": paper, "at": row.at, "rule": row.rule, "holds": row.holds}
-                yield known if row.holds else {**known, "expected": repr(row.expected), "got": repr(row.got)}
+                yield (
+                    known
+                    if row.holds
+                    else {**known, "expected": repr(row.expected), "got": repr(row.got)}
+                )
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            yield {"paper": paper, "at": part.__name__, "rule": "can be checked", "holds": False, "got": what}
+            yield {
+                "paper": paper,
+                "at": part.__name__,
+                "rule": "can be checked",
+                "holds": False,
+                "got": what,
+            }

@@ -58,10 +58,14 @@ def corrections(t: float, eps: float, draw: bool) -> tuple[float, float]:
     return v, v * v + ((eps - t) * NORMAL.pdf(eps - t) - (-eps - t) * NORMAL.pdf(-eps - t)) / mass
 
 
-def message_passing(ratings: Sequence[tuple[float, float]], places: Sequence[int]) -> list[tuple[float, float]]:
+def message_passing(
+    ratings: Sequence[tuple[float, float]], places: Sequence[int]
+) -> list[tuple[float, float]]:
     """Expectation propagation over the chain of adjacent comparisons, repeated until nothing changes."""
     order = sorted(range(len(ratings)), key=lambda i: places[i])
-    skills = [(ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order]  # the dynamics: sigma^2 + tau^2
+    skills = [
+        (ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order
+    ]  # the dynamics: sigma^2 + tau^2
     pi0 = [1 / (variance + BETA**2) for _, variance in skills]
     tau0 = [mu / (variance + BETA**2) for mu, variance in skills]
     pairs = list(pairwise(range(len(order))))
@@ -71,15 +75,24 @@ def message_passing(ratings: Sequence[tuple[float, float]], places: Sequence[int
         for k, (i, j) in enumerate(pairs):
             cavity = {}
             for one in (i, j):
-                others = [messages[c, one] for c in (one - 1, one) if (c, one) in messages and c != k]
-                cavity[one] = (pi0[one] + sum(m[0] for m in others), tau0[one] + sum(m[1] for m in others))
-            (mu_i, var_i), (mu_j, var_j) = ((cavity[one][1] / cavity[one][0], 1 / cavity[one][0]) for one in (i, j))
+                others = [
+                    messages[c, one] for c in (one - 1, one) if (c, one) in messages and c != k
+                ]
+                cavity[one] = (
+                    pi0[one] + sum(m[0] for m in others),
+                    tau0[one] + sum(m[1] for m in others),
+                )
+            (mu_i, var_i), (mu_j, var_j) = (
+                (cavity[one][1] / cavity[one][0], 1 / cavity[one][0]) for one in (i, j)
+            )
             c = math.sqrt(var_i + var_j)
             v, w = corrections((mu_i - mu_j) / c, EPS_ABS / c, places[order[i]] == places[order[j]])
             for one, mu, var, sign in ((i, mu_i, var_i, 1), (j, mu_j, var_j, -1)):
                 mean, variance = mu + sign * var / c * v, var * (1 - var / c**2 * w)
                 new = (max(0.0, 1 / variance - cavity[one][0]), mean / variance - cavity[one][1])
-                moved = max(moved, abs(new[0] - messages[k, one][0]), abs(new[1] - messages[k, one][1]))
+                moved = max(
+                    moved, abs(new[0] - messages[k, one][0]), abs(new[1] - messages[k, one][1])
+                )
                 messages[k, one] = new
         if moved < 1e-14:
             break
@@ -93,7 +106,9 @@ def message_passing(ratings: Sequence[tuple[float, float]], places: Sequence[int
     return after
 
 
-def rated(ratings: Sequence[tuple[float, float]], scores: Sequence[float]) -> list[tuple[float, float]]:
+def rated(
+    ratings: Sequence[tuple[float, float]], scores: Sequence[float]
+) -> list[tuple[float, float]]:
     return [(new.mu, new.sigma) for new in rate([Rating(*one) for one in ratings], scores)]
 
 
@@ -102,7 +117,12 @@ def ratings() -> Iterator[Row]:
     yield Row("Appendix B", "mu_0 = 25, sigma_0 = 25/3", (MU0, SIGMA0), (fresh.mu, fresh.sigma))
     from agentic_prompting.evolution import ratings as module
 
-    for name, value in (("BETA", BETA), ("TAU", TAU), ("DRAW_PROBABILITY", P_DRAW), ("EXPLORATION", 2.0)):
+    for name, value in (
+        ("BETA", BETA),
+        ("TAU", TAU),
+        ("DRAW_PROBABILITY", P_DRAW),
+        ("EXPLORATION", 2.0),
+    ):
         yield Row("Appendix B", f"{name.lower()} = {value:.4g}", value, getattr(module, name))
     start = [(MU0, SIGMA0)] * 2
     c = math.sqrt(2 * (SIGMA0**2 + TAU**2 + BETA**2))
@@ -110,10 +130,22 @@ def ratings() -> Iterator[Row]:
     s2 = SIGMA0**2 + TAU**2
     mean, deviation = s2 / c * v, math.sqrt(s2 * (1 - s2 / c**2 * w))
     expected = [(MU0 + mean, deviation), (MU0 - mean, deviation)]
-    yield Row("Appendix B", "two fresh prompts, one wins: the closed form", expected, rated(start, [0.9, 0.1]), 1e-6)
+    yield Row(
+        "Appendix B",
+        "two fresh prompts, one wins: the closed form",
+        expected,
+        rated(start, [0.9, 0.1]),
+        1e-6,
+    )
     v, w = corrections(0.0, EPS_ABS / c, draw=True)
     deviation = math.sqrt(s2 * (1 - s2 / c**2 * w))
-    yield Row("Appendix B", "two fresh prompts, a draw", [(MU0, deviation)] * 2, rated(start, [0.5, 0.5]), 1e-6)
+    yield Row(
+        "Appendix B",
+        "two fresh prompts, a draw",
+        [(MU0, deviation)] * 2,
+        rated(start, [0.5, 0.5]),
+        1e-6,
+    )
     expected = message_passing([(MU0, SIGMA0)] * 3, [0, 1, 1])
     yield Row(
         "Appendix B",
@@ -131,10 +163,19 @@ def ratings() -> Iterator[Row]:
             for one, other in zip(message_passing(before, places), got, strict=True):
                 apart[n] = max(apart[n], abs(one[0] - other[0]), abs(one[1] - other[1]))
     for n, largest in apart.items():
-        yield Row("Appendix B", f"60 random rankings of {n}: largest distance from message passing", 0.0, largest, 1e-3)
+        yield Row(
+            "Appendix B",
+            f"60 random rankings of {n}: largest distance from message passing",
+            0.0,
+            largest,
+            1e-3,
+        )
     three = [(20.0, 3.0), (25.0, 5.0), (27.0, 2.0)]
     yield Row(
-        "3.2", "only the order of the returns counts", rated(three, [0.1, 0.5, 0.9]), rated(three, [0.0, 0.02, 1.0])
+        "3.2",
+        "only the order of the returns counts",
+        rated(three, [0.1, 0.5, 0.9]),
+        rated(three, [0.0, 0.02, 1.0]),
     )
     yield Row(
         "3.2",
@@ -143,10 +184,18 @@ def ratings() -> Iterator[Row]:
         rated(three, [0.1, 0.5, 0.9]) == rated(three, [0.9, 0.5, 0.1]),
     )
     alone = [(20.0, 3.0)]
-    yield Row("Appendix B", "M - 1 comparisons: a prompt alone is not rated", alone, rated(alone, [1.0]))
+    yield Row(
+        "Appendix B", "M - 1 comparisons: a prompt alone is not rated", alone, rated(alone, [1.0])
+    )
     chain = rated([(MU0, SIGMA0)] * 4, [0.52, 0.515, 0.508, 0.50])
     pairs = message_passing([(MU0, SIGMA0)] * 4, [0, 0, 1, 1])
-    yield Row("Appendix B", "ties by equal return: within .01 of a group's first, not chained", pairs, chain, 1e-3)
+    yield Row(
+        "Appendix B",
+        "ties by equal return: within .01 of a group's first, not chained",
+        pairs,
+        chain,
+        1e-3,
+    )
 
 
 # --- eq 1-4: value, selection, who mutates ----------------------------------------------------------------------------
@@ -186,7 +235,10 @@ def selection() -> Iterator[Row]:
     yield Row("eq 1", "V is the mean over the N rollouts", means, [result.row for result in batch])
     values = [0.4, 0.7]
     yield Row(
-        "eq 1", "... and of a batch the mean over its problems", values, common_means([result.row for result in batch])
+        "eq 1",
+        "... and of a batch the mean over its problems",
+        values,
+        common_means([result.row for result in batch]),
     )
     best = best_result(batch, values)
     yield Row("eq 4", "the prompt with the highest V mutates", 1, best and best.prompt.id)
@@ -199,7 +251,13 @@ def selection() -> Iterator[Row]:
         weights = [math.exp(score / temperature) for score in scores]
         expected = [weight / sum(weights) for weight in weights]
         got = [drawn[number] / 12_000 for number in range(4)]
-        yield Row("eq 3", f"T = {temperature:g}: p as exp((mu + lambda sigma) / T), 12,000 draws", expected, got, 0.02)
+        yield Row(
+            "eq 3",
+            f"T = {temperature:g}: p as exp((mu + lambda sigma) / T), 12,000 draws",
+            expected,
+            got,
+            0.02,
+        )
     population = prompts_of(4, rule="softmax", independent_draws=True)
     give(population, beliefs)
     twice = sum(len({prompt.id for prompt in population.select(3)}) < 3 for _ in range(500))
@@ -208,7 +266,9 @@ def selection() -> Iterator[Row]:
     give(population, beliefs)
     picks = [[prompt.id for prompt in population.select(3)] for _ in range(6000)]
     top = scores.index(max(scores))
-    yield Row("A.5", "the highest score is always in the batch", True, all(top in pick for pick in picks))
+    yield Row(
+        "A.5", "the highest score is always in the batch", True, all(top in pick for pick in picks)
+    )
     others = Counter(number for pick in picks for number in pick if number != top)
     shares = [others[number] / 6000 for number in range(4) if number != top]
     yield Row("A.5", "the rest at random from the window", [2 / 3] * 3, shares, 0.03)
@@ -234,7 +294,10 @@ def children() -> Iterator[Row]:
     child = population.add(SystemPrompt("child", parents=(0,), operator="mutation"))
     got = population.rating(child)
     yield Row(
-        "Appendix B", "mutation: mu of the parent, sqrt(sigma^2 + 1)", (29.0, math.sqrt(17.0)), (got.mu, got.sigma)
+        "Appendix B",
+        "mutation: mu of the parent, sqrt(sigma^2 + 1)",
+        (29.0, math.sqrt(17.0)),
+        (got.mu, got.sigma),
     )
     crossed = population.add(SystemPrompt("crossed", parents=(0, 1, 2), operator="crossover"))
     precision = 1 / 16 + 1 / 9 + 1 / 36
@@ -248,15 +311,24 @@ def children() -> Iterator[Row]:
     )
     before = {0: Rating(29.38, 4.0)}
     late = population.rating(population.add(SystemPrompt("late", parents=(0,)), before))
-    yield Row("Algorithm 1", "a child inherits what its parent had at the batch it was made from", 29.38, late.mu)
+    yield Row(
+        "Algorithm 1",
+        "a child inherits what its parent had at the batch it was made from",
+        29.38,
+        late.mu,
+    )
     wide = prompts_of(1, delta_sigma=3.0)
     wide.add(SystemPrompt("c", parents=(0,)))
     yield Row("Appendix B", "Delta sigma = 3", math.sqrt(SIGMA0**2 + 9), wide.rating(1).sigma)
     matrix = [[0.8, 0.2, 0.5, 0.0], [0.6, 0.4, 0.5, 0.0], [0.2, 0.2, 0.1, 0.9]]
     wins = []
     for row in matrix:
-        wins.append([c for c in range(4) if all(row[c] > other[c] for other in matrix if other is not row)])
-    yield Row("Algorithm 2", "rho_i: the problems each prompt alone did best", wins, sole_wins(matrix))
+        wins.append(
+            [c for c in range(4) if all(row[c] > other[c] for other in matrix if other is not row)]
+        )
+    yield Row(
+        "Algorithm 2", "rho_i: the problems each prompt alone did best", wins, sole_wins(matrix)
+    )
     yield Row("Algorithm 2", "a tie is nobody's problem", [[], []], sole_wins([[0.5], [0.5]]))
 
 
@@ -284,20 +356,32 @@ def operators() -> Iterator[Row]:
     three = [Edit("add", text=f"new rule {n}") for n in range(3)]
     report = Draft(parent).apply(three, ("add", "modify"), ESPLSettings().max_ops)
     yield Row(
-        "A.4", "K_ops = 2: of three edits of a problem two count", (2, 1), (len(report.applied), len(report.refused))
+        "A.4",
+        "K_ops = 2: of three edits of a problem two count",
+        (2, 1),
+        (len(report.applied), len(report.refused)),
     )
     merged = Draft(parent).apply([Edit("merge", ("G0", "G1"), "both")], ("add", "modify"))
-    yield Row("A.3", "a problem may add and modify, not merge", {"not_allowed": 1}, dict(merged.counts))
+    yield Row(
+        "A.3", "a problem may add and modify, not merge", {"not_allowed": 1}, dict(merged.counts)
+    )
     draft = Draft(parent)
     draft.apply([Edit("modify", ("G0",), "local idea")], ("add", "modify"), suggested=("modify",))
     yield Row(
-        "A.5", "a problem's modify is a proposal, not applied directly", parent.principles, draft.finish().principles
+        "A.5",
+        "a problem's modify is a proposal, not applied directly",
+        parent.principles,
+        draft.finish().principles,
     )
     draft.apply([Edit("merge", ("G0", "G1"), "one wide rule")], ("modify", "merge"))
-    yield Row("A.5", "merge: several principles become one", ("one wide rule",), draft.finish().principles)
+    yield Row(
+        "A.5", "merge: several principles become one", ("one wide rule",), draft.finish().principles
+    )
     plan = Draft(parent)
     plan.apply([Edit("modify", ("G1",), "revised")], ("modify", "merge"))
-    yield Row("A.5", "modify: of an existing principle", ("old rule", "revised"), plan.finish().principles)
+    yield Row(
+        "A.5", "modify: of an existing principle", ("old rule", "revised"), plan.finish().principles
+    )
     words = [Edit("add", text=" ".join(["word"] * n)) for n in (32, 33)]
     report = Draft(parent).apply(words)
     yield Row(
@@ -307,9 +391,16 @@ def operators() -> Iterator[Row]:
         (len(report.applied), dict(report.counts)),
     )
     report = Draft(parent).apply([Edit("modify", ("G7",), "x")])
-    yield Row("Algorithm 1", "git.apply: an unknown id does not apply", {"unknown_id": 1}, dict(report.counts))
+    yield Row(
+        "Algorithm 1",
+        "git.apply: an unknown id does not apply",
+        {"unknown_id": 1},
+        dict(report.counts),
+    )
     text = SystemPrompt("one two one", id=0)
-    report = Draft(text).apply([Edit("replace", text="x", search="one"), Edit("replace", text="x", search="two")])
+    report = Draft(text).apply(
+        [Edit("replace", text="x", search="one"), Edit("replace", text="x", search="two")]
+    )
     yield Row(
         "Algorithm 1",
         "git.apply: text that occurs twice does not apply",
@@ -317,8 +408,15 @@ def operators() -> Iterator[Row]:
         (dict(report.counts), len(report.applied)),
     )
     shown = SystemPrompt("Solve.", ("a", "b"))
-    yield Row("C.4, Figure 9", "principles are numbered from G0, in brackets", "Solve.\n[G0]. a\n[G1]. b", shown.text)
-    few = asyncio.run(crossover(ScriptedChat(lambda messages: "?"), results([[[1.0], [1.0]], [[0.0], [0.0]]])))
+    yield Row(
+        "C.4, Figure 9",
+        "principles are numbered from G0, in brackets",
+        "Solve.\n[G0]. a\n[G1]. b",
+        shown.text,
+    )
+    few = asyncio.run(
+        crossover(ScriptedChat(lambda messages: "?"), results([[[1.0], [1.0]], [[0.0], [0.0]]]))
+    )
     yield Row(
         "Algorithm 2",
         "one prompt ahead everywhere: nothing to cross",
@@ -327,13 +425,29 @@ def operators() -> Iterator[Row]:
     )
     asked: list[str] = []
     batch = results([[[1.0], [0.0], [0.0]], [[0.0], [1.0], [1.0]]])
-    asyncio.run(crossover(ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or "?"), batch))
+    asyncio.run(
+        crossover(
+            ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or "?"), batch
+        )
+    )
     order = [asked[0].index("rule 1"), asked[0].index("rule 0")]
-    yield Row("Algorithm 2", "the overall top prompt comes first, as the one to edit", sorted(order), order)
-    yield Row("Algorithm 2", "... with the problems it won", True, all(f"x{c}" in asked[0] for c in range(3)))
+    yield Row(
+        "Algorithm 2",
+        "the overall top prompt comes first, as the one to edit",
+        sorted(order),
+        order,
+    )
+    yield Row(
+        "Algorithm 2",
+        "... with the problems it won",
+        True,
+        all(f"x{c}" in asked[0] for c in range(3)),
+    )
     mixed = results([[[1.0, 0.0], [0.0, 1.0]]])[0]
     calls = asyncio.run(mutate(ScriptedChat(lambda messages: "[]"), mixed)).counts["calls"]
-    yield Row("A.2-A.3", "a summary for each rollout, a critique for each problem", 2 * 2 + 2, calls)
+    yield Row(
+        "A.2-A.3", "a summary for each rollout, a critique for each problem", 2 * 2 + 2, calls
+    )
 
 
 def reflection() -> Iterator[Row]:
@@ -346,7 +460,9 @@ def reflection() -> Iterator[Row]:
         '{"operation": "modify", "principle": "local idea", "modified_from": "G0"}]\n```',
         '```json\n[{"operation": "modify", "principle": "planned rule", "modified_from": "G0"}]\n```',
     ]
-    reference = ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or said[len(asked) - 1])
+    reference = ScriptedChat(
+        lambda messages: asked.append(messages[-1]["content"]) or said[len(asked) - 1]
+    )
     parent = SystemPrompt("Solve.", ("old rule",), id=0)
     attempts = (Attempt("I multiply: 41", 0.0), Attempt("I add: 42", 1.0))
     result = PromptResult(parent, (ProblemResult("What is x?", "42", attempts),))
@@ -356,18 +472,37 @@ def reflection() -> Iterator[Row]:
     shown = ["What is x?", "old rule", "42"]
     for attempt, text in zip(attempts, (first, second), strict=True):
         yield Row(
-            "A.2", f"a summary reads problem, prompt, truth, {attempt.text!r}", True, _in([*shown, attempt.text], text)
+            "A.2",
+            f"a summary reads problem, prompt, truth, {attempt.text!r}",
+            True,
+            _in([*shown, attempt.text], text),
         )
     yield Row(
-        "A.2", "... and of one attempt alone", (False, False), (attempts[1].text in first, attempts[0].text in second)
+        "A.2",
+        "... and of one attempt alone",
+        (False, False),
+        (attempts[1].text in first, attempts[0].text in second),
     )
-    yield Row("A.3", "the critique reads both summaries, prompt and truth", True, _in([*shown, *said[:2]], critique))
+    yield Row(
+        "A.3",
+        "the critique reads both summaries, prompt and truth",
+        True,
+        _in([*shown, *said[:2]], critique),
+    )
     yield Row("A.4", "... and is told K_ops (7 here)", True, "7" in critique)
     yield Row(
-        "A.5", "the plan reads the prompt and all proposals", True, _in(["old rule", "added rule", "local idea"], plan)
+        "A.5",
+        "the plan reads the prompt and all proposals",
+        True,
+        _in(["old rule", "added rule", "local idea"], plan),
     )
     child = outcome.child and outcome.child.principles
-    yield Row("A.5", "the child: the plan's modify, the problem's add", ("planned rule", "added rule"), child)
+    yield Row(
+        "A.5",
+        "the child: the plan's modify, the problem's add",
+        ("planned rule", "added rule"),
+        child,
+    )
 
 
 def _in(parts: Sequence[str], text: str) -> bool:
@@ -398,9 +533,14 @@ def numbers() -> Iterator[Row]:
         ("baseline V_i of eq 1", "baseline", "normal"),
     ):
         yield Row("A.5, eq 1-2", rule, value, defaults[name])
-    a_pass, passes = defaults["per_device_train_batch_size"], defaults["gradient_accumulation_steps"]
+    a_pass, passes = (
+        defaults["per_device_train_batch_size"],
+        defaults["gradient_accumulation_steps"],
+    )
     yield Row("A.5", "b = 10 problems a batch on one GPU", 10, a_pass * passes / (3 * 5))
-    pairs = {name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()}
+    pairs = {
+        name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()
+    }
     for at, name, sets in (
         ("DAPO100 to AIME25", "dapo_aime25", ("dapo100", "aime25")),
         ("HMMT 23/24/February 25 to November 25", "hmmt", ("hmmt_feb", "hmmt_nov25")),
@@ -409,14 +549,27 @@ def numbers() -> Iterator[Row]:
         yield Row("4.1", at, sets, pairs[name])
     yield Row("4.1", "100 problems of DAPO", 100, TASKS["dapo100"].expected_rows["train"])
     hmmt = TASKS["hmmt_feb"].sources[0]
-    years = [year for year in ("2023", "2024", "2025") if any(year in path for path in (hmmt.path, *hmmt.also))]
+    years = [
+        year
+        for year in ("2023", "2024", "2025")
+        if any(year in path for path in (hmmt.path, *hmmt.also))
+    ]
     yield Row("4.1", "HMMT of three years", ["2023", "2024", "2025"], years)
-    modes = {mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False) for mode in ("rl", "evolution", "joint")}
-    does = {mode: (args.evolves, args.mode_at(0) in ("joint", "rl")) for mode, args in modes.items()}
+    modes = {
+        mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False)
+        for mode in ("rl", "evolution", "joint")
+    }
+    does = {
+        mode: (args.evolves, args.mode_at(0) in ("joint", "rl")) for mode, args in modes.items()
+    }
     expected = {"rl": (False, True), "evolution": (True, False), "joint": (True, True)}
     yield Row("4.1", "RL only, evolution and both: what changes", expected, does)
-    maths = yaml.safe_load((EXAMPLES / "configs" / "espl" / "math_qwen3_4b.yaml").read_text(encoding="utf-8"))
-    yield Row("A.5", "LoRA of rank 32 at 4e-5", (32, 4e-5), (maths["lora_r"], maths["learning_rate"]))
+    maths = yaml.safe_load(
+        (EXAMPLES / "configs" / "espl" / "math_qwen3_4b.yaml").read_text(encoding="utf-8")
+    )
+    yield Row(
+        "A.5", "LoRA of rank 32 at 4e-5", (32, 4e-5), (maths["lora_r"], maths["learning_rate"])
+    )
 
 
 def search() -> Iterator[Row]:
@@ -429,16 +582,28 @@ def search() -> Iterator[Row]:
         (turn.kind, read_call(turn.request or "")[0]),
     )
     last = SearchGrammar().parse("I have it.\nAnswer: 4 x 400 metres")
-    yield Row("A.5", "the answer stands behind 'Answer:'", ("answer", "4 x 400 metres"), (last.kind, last.answer))
+    yield Row(
+        "A.5",
+        "the answer stands behind 'Answer:'",
+        ("answer", "4 x 400 metres"),
+        (last.kind, last.answer),
+    )
     for correct in (1, 0):
         for form in (1, 0):
-            said = f"Answer: {'right' if correct else 'wrong'}" + ("" if form else "\nAnswer: again")
+            said = f"Answer: {'right' if correct else 'wrong'}" + (
+                "" if form else "\nAnswer: again"
+            )
             rollout = Rollout([1]).finish("answered")
             rollout.add_turn(Sample([1]), SearchGrammar().parse(said))
             if not form and correct:
                 continue  # a reply with two answers counts as no answer
             (got,) = search_reward([], [], [rollout], [["right"]])
-            yield Row("released recipe", f".1 (format {form} - 1) + correct {correct}", 0.1 * (form - 1) + correct, got)
+            yield Row(
+                "released recipe",
+                f".1 (format {form} - 1) + correct {correct}",
+                0.1 * (form - 1) + correct,
+                got,
+            )
 
 
 PARTS: list[Part] = [ratings, selection, children, operators, reflection, numbers, search]

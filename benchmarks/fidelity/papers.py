@@ -13,7 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from benchmarks.fidelity import espl as fidelity_espl, prompt_r1 as fidelity_prompt_r1, prorefine as fidelity_prorefine
+from benchmarks.fidelity import (
+    espl as fidelity_espl,
+    prompt_r1 as fidelity_prompt_r1,
+    prorefine as fidelity_prorefine,
+)
 from benchmarks.fidelity.check import rows_of
 
 PAPERS = {"Prompt-R1": fidelity_prompt_r1, "E-SPL": fidelity_espl, "ProRefine": fidelity_prorefine}
@@ -21,12 +25,20 @@ PAPERS = {"Prompt-R1": fidelity_prompt_r1, "E-SPL": fidelity_espl, "ProRefine": 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one line of JSON at the end, and nothing else")
-    parser.add_argument("--only", default="", help="rows whose paper, place or rule holds this text")
+    parser.add_argument(
+        "--json", action="store_true", help="one line of JSON at the end, and nothing else"
+    )
+    parser.add_argument(
+        "--only", default="", help="rows whose paper, place or rule holds this text"
+    )
     parser.add_argument("--quick", action="store_true", help="no difference here: it takes seconds")
     args = parser.parse_args()
     every = [row for paper, module in PAPERS.items() for row in rows_of(paper, module.PARTS)]
-    rows = [row for row in every if args.only.casefold() in f"{row['paper']} {row['at']} {row['rule']}".casefold()]
+    rows = [
+        row
+        for row in every
+        if args.only.casefold() in f"{row['paper']} {row['at']} {row['rule']}".casefold()
+    ]
     wrong = [row for row in rows if not row["holds"]]
     untested = [
         {"paper": paper, "what": what, "why": why}
@@ -34,10 +46,22 @@ def main() -> int:
         for what, why in module.UNTESTED.items()
     ]
     if args.json:
-        print(json.dumps({"rows": len(rows), "false": len(wrong), "untested": untested, "wrong": wrong, "all": rows}))
+        print(
+            json.dumps(
+                {
+                    "rows": len(rows),
+                    "false": len(wrong),
+                    "untested": untested,
+                    "wrong": wrong,
+                    "all": rows,
+                }
+            )
+        )
         return int(bool(wrong))
     for row in rows:
-        print(f"{'yes' if row['holds'] else 'NO '}  {row['paper']:9}  {row['at']:14}  {row['rule']}")
+        print(
+            f"{'yes' if row['holds'] else 'NO '}  {row['paper']:9}  {row['at']:14}  {row['rule']}"
+        )
         if not row["holds"]:
             print(f"     expected {row.get('expected')}, got {row['got']}")
     for one in untested:

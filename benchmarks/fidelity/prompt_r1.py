@@ -18,7 +18,13 @@ from agentic_prompting.data import TASKS
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import METRICS, semantic_similarity
 from agentic_prompting.llm import RoutedChat, ScriptedChat
-from agentic_prompting.rewards import PromptR1Reward, exact_match, normalize_answer, prompt_r1_score, token_f1
+from agentic_prompting.rewards import (
+    PromptR1Reward,
+    exact_match,
+    normalize_answer,
+    prompt_r1_score,
+    token_f1,
+)
 from agentic_prompting.rollout import (
     Limits,
     Rollout,
@@ -44,7 +50,9 @@ def tagged(tag: str, text: str) -> str:
 
 def turn(thought: str | None, tag: str | None, text: str = "") -> str:
     """A turn as the agent writes it."""
-    return ("" if thought is None else tagged(THINK, thought)) + ("" if tag is None else tagged(tag, text))
+    return ("" if thought is None else tagged(THINK, thought)) + (
+        "" if tag is None else tagged(tag, text)
+    )
 
 
 class Letters:
@@ -73,11 +81,15 @@ class Episode:
         self.logprobs: list[float] = []
         environment = LLMEnvironment(ScriptedChat(self._reply))
         start = Rollout([ord(character) for character in "q+template "])
-        self.rollout: Rollout = asyncio.run(play(start, self._policy, environment, Letters(), self.limits))
+        self.rollout: Rollout = asyncio.run(
+            play(start, self._policy, environment, Letters(), self.limits)
+        )
 
     async def _policy(self, request: SampleRequest) -> Sample:
         self.contexts.append("".join(map(chr, request.context)))
-        ids = [ord(character) for character in self.turns[len(self.contexts) - 1]][: request.max_new_tokens]
+        ids = [ord(character) for character in self.turns[len(self.contexts) - 1]][
+            : request.max_new_tokens
+        ]
         logprobs = [-((7 * i) % 5 + 1) / 8 for i in range(len(ids))]
         self.logprobs += logprobs
         return Sample(ids, logprobs, finished=len(ids) == len(self.turns[len(self.contexts) - 1]))
@@ -91,25 +103,42 @@ def interaction() -> Iterator[Row]:
     turns = [turn(f"a{t}", ASK, f"p{t}") for t in (1, 2, 3)] + [turn("end", ANSWER, "y")]
     episode = Episode(turns)
     histories = [["p1"], ["p1", "r1", "p2"], ["p1", "r1", "p2", "r2", "p3"]]
-    yield Row("eq 1", "the first request meets an empty history H_0", histories[0], episode.asked[0])
-    yield Row("eq 2", "the history grows by the pair of request and reply", histories, episode.asked)
+    yield Row(
+        "eq 1", "the first request meets an empty history H_0", histories[0], episode.asked[0]
+    )
+    yield Row(
+        "eq 2", "the history grows by the pair of request and reply", histories, episode.asked
+    )
     leaked = [text for said in episode.asked for text in said if "a1" in text or "template" in text]
     yield Row("eq 1", "L sees neither thoughts nor the template", [], leaked)
     states = ["q+template "]
     for written, reply in zip(turns, ("r1", "r2", "r3"), strict=False):
         states.append(states[-1] + written + tagged(REPLY, reply))
     yield Row("eq 3", "S begins with the question and the template", states[0], episode.contexts[0])
-    yield Row("eq 4-6", "the state is all thoughts, requests and replies so far", states, episode.contexts)
+    yield Row(
+        "eq 4-6", "the state is all thoughts, requests and replies so far", states, episode.contexts
+    )
     total = sum(episode.logprobs)
     yield Row(
-        "eq 7", "log pi of a turn is a sum over its thought and its request", total, sum(episode.rollout.logprobs)
+        "eq 7",
+        "log pi of a turn is a sum over its thought and its request",
+        total,
+        sum(episode.rollout.logprobs),
     )
     own = sum(len(written) for written in turns)
-    yield Row("eq 9", "only S's factors are the policy's: replies are masked", own, sum(episode.rollout.mask))
+    yield Row(
+        "eq 9",
+        "only S's factors are the policy's: replies are masked",
+        own,
+        sum(episode.rollout.mask),
+    )
     replies = len(tagged(REPLY, "r1")) * 3
     yield Row("eq 9", "... and are in the trajectory", replies, episode.rollout.mask.count(0))
     yield Row(
-        "Figure 8", "three interactions and an answer", ("answered", 3), (episode.rollout.status, len(episode.asked))
+        "Figure 8",
+        "three interactions and an answer",
+        ("answered", 3),
+        (episode.rollout.status, len(episode.asked)),
     )
     endless = Episode([turn("a", ASK, "p")] * 9)
     yield Row(
@@ -122,7 +151,10 @@ def interaction() -> Iterator[Row]:
     yield Row("Table 6", "a turn ends at 1,024 tokens", 1024, len(long.rollout.ids))
     wordy = Episode([turn("a" * 900, ASK, "p")] * 9, Limits(max_turns=9, max_context=2000))
     yield Row(
-        "Table 6", "prompt and response together stay within the context", True, len(wordy.rollout.context) <= 2000
+        "Table 6",
+        "prompt and response together stay within the context",
+        True,
+        len(wordy.rollout.context) <= 2000,
     )
 
 
@@ -130,15 +162,30 @@ def routing() -> Iterator[Row]:
     weights = {"m1": 0.7, "m2": 0.2, "m3": 0.1}
     models = {name: ScriptedChat([name]) for name in weights}
     routed = RoutedChat(models, weights)
-    drawn = Counter(routed.choose([{"role": "user", "content": "q"}], session=str(n)) for n in range(20_000))
+    drawn = Counter(
+        routed.choose([{"role": "user", "content": "q"}], session=str(n)) for n in range(20_000)
+    )
     shares = {name: drawn[name] / 20_000 for name in weights}
-    yield Row("eq 17", "models are drawn as rho says (20,000 sessions)", weights, shares, within=0.015)
-    again = {routed.choose([{"role": "user", "content": f"p{t}"}], session="one") for t in range(50)}
+    yield Row(
+        "eq 17", "models are drawn as rho says (20,000 sessions)", weights, shares, within=0.015
+    )
+    again = {
+        routed.choose([{"role": "user", "content": f"p{t}"}], session="one") for t in range(50)
+    }
     yield Row("eq 17", "one model for a whole session", 1, len(again))
     asked: list[str] = []
-    by_rule = RoutedChat(models, lambda question, names: asked.append(question) or names[len(question) % 3])
-    chosen = [by_rule.choose([{"role": "user", "content": "q" * n}], session=f"s{n}") for n in range(6)]
-    yield Row("eq 17", "rho may be any function of the question", [f"m{n % 3 + 1}" for n in range(6)], chosen)
+    by_rule = RoutedChat(
+        models, lambda question, names: asked.append(question) or names[len(question) % 3]
+    )
+    chosen = [
+        by_rule.choose([{"role": "user", "content": "q" * n}], session=f"s{n}") for n in range(6)
+    ]
+    yield Row(
+        "eq 17",
+        "rho may be any function of the question",
+        [f"m{n % 3 + 1}" for n in range(6)],
+        chosen,
+    )
 
 
 # --- eq 10-13: the reward ---------------------------------------------------------------------------------------------
@@ -177,8 +224,18 @@ def reward(told: Sequence[tuple[str, str, str]], golds: Sequence[str]) -> Fracti
 def rewards() -> Iterator[Row]:
     for one in fields(PromptR1Reward):
         if one.name in WEIGHTS:
-            yield Row("Appendix G", f"{one.name} = {WEIGHTS[one.name]}", float(WEIGHTS[one.name]), one.default)
-    t, end, bare, none = ("w", ASK, "p"), ("w", ANSWER, "right"), ("", ANSWER, "right"), ("w", ANSWER, "wrong")
+            yield Row(
+                "Appendix G",
+                f"{one.name} = {WEIGHTS[one.name]}",
+                float(WEIGHTS[one.name]),
+                one.default,
+            )
+    t, end, bare, none = (
+        ("w", ASK, "p"),
+        ("w", ANSWER, "right"),
+        ("", ANSWER, "right"),
+        ("w", ANSWER, "wrong"),
+    )
     golden = {
         "request, answer": [t, end],
         "request, wrong answer": [t, none],
@@ -191,20 +248,32 @@ def rewards() -> Iterator[Row]:
     }
     for name, told in golden.items():
         turns = [turn(thought or None, tag, text) for thought, tag, text in told]
-        yield Row("eq 10-13", name, float(reward(told, ["right"])), prompt_r1_score(turns, ["right"]).total)
+        yield Row(
+            "eq 10-13",
+            name,
+            float(reward(told, ["right"])),
+            prompt_r1_score(turns, ["right"]).total,
+        )
     rng, apart, outside = random.Random(0), 0, 0
     words = ["Paris", "the", "a", "Paris,", "PARIS", "city", "An", "of", "42", "U.S."]
     for _ in range(3000):
-        golds = [" ".join(rng.choices(words[3:], k=rng.randint(1, 4))) + " x" for _ in range(rng.randint(1, 3))]
+        golds = [
+            " ".join(rng.choices(words[3:], k=rng.randint(1, 4))) + " x"
+            for _ in range(rng.randint(1, 3))
+        ]
         told = [
             (rng.choice(["", "w", "some thought"]), ASK, rng.choice(["p", "more, please?"]))
             for _ in range(rng.randint(0, 5))
         ]
         if rng.random() < 0.8:
-            told.append((rng.choice(["", "w"]), ANSWER, " ".join(rng.choices(words, k=rng.randint(1, 4)))))
+            told.append(
+                (rng.choice(["", "w"]), ANSWER, " ".join(rng.choices(words, k=rng.randint(1, 4))))
+            )
         if not told:
             continue
-        got = prompt_r1_score([turn(thought or None, tag, text) for thought, tag, text in told], golds).total
+        got = prompt_r1_score(
+            [turn(thought or None, tag, text) for thought, tag, text in told], golds
+        ).total
         apart += abs(float(reward(told, golds)) - got) > 1e-9
         outside += not -1 - 1e-9 <= got <= 1 + 1e-9
     yield Row("eq 10-13", "3,000 random trajectories: rewards that differ", 0, apart)
@@ -212,7 +281,12 @@ def rewards() -> Iterator[Row]:
     two = PromptR1Reward(k=2.0, alpha=1.0).score(
         [parse_turn(turn("w", ASK, "p"))] * 2 + [parse_turn(turn("w", ANSWER, "x"))], ["x"]
     )
-    yield Row("eq 10-13", "k = 2, alpha = 1: min(2, 2 + .6), then -2 + 2 + 1", (1.0, 2.0), (two.total, two.format))
+    yield Row(
+        "eq 10-13",
+        "k = 2, alpha = 1: min(2, 2 + .6), then -2 + 2 + 1",
+        (1.0, 2.0),
+        (two.total, two.format),
+    )
 
 
 # --- eq 11-12, Appendix F: metrics ------------------------------------------------------------------------------------
@@ -226,8 +300,18 @@ def metrics() -> Iterator[Row]:
         "$1,234.50": "123450",
     }.items():
         yield Row("eq 11", f"Norm({before!r})", after, normalize_answer(before))
-    yield Row("eq 11", "tokens are a multiset: 'b b c' and 'b b b' share two", 2 * 2 / 6, token_f1("b b c", ["b b b"]))
-    yield Row("eq 12", "the best of the references counts", 1.0, token_f1("Nairobi", ["Mombasa", "the Nairobi."]))
+    yield Row(
+        "eq 11",
+        "tokens are a multiset: 'b b c' and 'b b b' share two",
+        2 * 2 / 6,
+        token_f1("b b c", ["b b b"]),
+    )
+    yield Row(
+        "eq 12",
+        "the best of the references counts",
+        1.0,
+        token_f1("Nairobi", ["Mombasa", "the Nairobi."]),
+    )
     rng, apart, unequal = random.Random(1), 0, 0
     words = ["the", "Red", "red", "fox.", "fox", "a", "jumps", "over", "it's", "its"]
     for _ in range(3000):
@@ -291,7 +375,9 @@ def template() -> Iterator[Row]:
     text = prompt_r1_template()
     yield Row("Table 1", "at most 50 words of thought at first", True, "under 50 words" in text)
     for tag in (THINK, ASK, ANSWER):
-        yield Row("Table 1", f"<{tag}> is asked for", True, f"<{tag}>" in text and f"</{tag}>" in text)
+        yield Row(
+            "Table 1", f"<{tag}> is asked for", True, f"<{tag}>" in text and f"</{tag}>" in text
+        )
     yield Row("Table 1", "the question has its place, once", 1, text.count("{question}"))
     first, later = text.index("At first"), text.index("Read each reply")
     yield Row("Table 1", "the explanation comes before anything else", True, first < later)
@@ -323,14 +409,28 @@ def table_6() -> Iterator[Row]:
         yield Row("Table 6", f"{name} {value:g}: the run's file", value, run[key])
         yield Row("Table 6", f"{name} {value:g}: the trainer's default", value, defaults[key])
     yield Row("Table 6", "agent Qwen3-4B", "Qwen/Qwen3-4B", run["model_name_or_path"])
-    yield Row("eq 15", "clip 1 +- 0.2, KL 0.001 (released script)", (0.2, 0.001), (run["epsilon"], run["beta"]))
-    yield Row("eq 15", "a mean over each trajectory's tokens, then over trajectories", "grpo", run["loss_type"])
-    yield Row("eq 15", "the KL term has no importance ratio", False, defaults["use_bias_correction_kl"])
+    yield Row(
+        "eq 15",
+        "clip 1 +- 0.2, KL 0.001 (released script)",
+        (0.2, 0.001),
+        (run["epsilon"], run["beta"]),
+    )
+    yield Row(
+        "eq 15",
+        "a mean over each trajectory's tokens, then over trajectories",
+        "grpo",
+        run["loss_type"],
+    )
+    yield Row(
+        "eq 15", "the KL term has no importance ratio", False, defaults["use_bias_correction_kl"]
+    )
     yield Row("eq 14", "advantages are standardised in the group", "group", run["scale_rewards"])
     asking = Rollout([1])
     asking.add_turn(Sample([1]), parse_turn(turn("w", ASK, "p")))
     said = asyncio.run(LLMEnvironment(ScriptedChat(["r" * 5000])).step(asking))
-    yield Row("Appendix G", "a reply of at most 2,048 characters (released code)", 2048, len(said.text))
+    yield Row(
+        "Appendix G", "a reply of at most 2,048 characters (released code)", 2048, len(said.text)
+    )
 
 
 def data() -> Iterator[Row]:
@@ -355,7 +455,9 @@ def data() -> Iterator[Row]:
     missing = [name for name in names if not any(name in one.casefold() for one in sets)]
     yield Row("4.1", "the twelve sets by name", [], missing)
     yield Row("Appendix D", "128 rows of each", {128}, set(sets.values()))
-    table = yaml.safe_load((EXAMPLES / "configs" / "eval_prompt_r1_table2.yaml").read_text(encoding="utf-8"))
+    table = yaml.safe_load(
+        (EXAMPLES / "configs" / "eval_prompt_r1_table2.yaml").read_text(encoding="utf-8")
+    )
     yield Row("Tables 2-3", "every set has its row", 12, len(set(table["tasks"])))
     columns = {
         "baseline",
@@ -369,16 +471,39 @@ def data() -> Iterator[Row]:
         "gepa",
         "prompt_r1",
     }
-    yield Row("Tables 2-3", "every column of the table is a system", set(), columns - set(table["systems"]))
+    yield Row(
+        "Tables 2-3",
+        "every column of the table is a system",
+        set(),
+        columns - set(table["systems"]),
+    )
     yield Row("Appendix G", "three runs", 3, table["runs"])
-    ablations = yaml.safe_load((EXAMPLES / "configs" / "eval_prompt_r1_table4.yaml").read_text(encoding="utf-8"))
+    ablations = yaml.safe_load(
+        (EXAMPLES / "configs" / "eval_prompt_r1_table4.yaml").read_text(encoding="utf-8")
+    )
     without = {"without_environment", "without_rl", "without_agent", "prompt_r1"}
-    yield Row("Table 4", "full, without environment, RL, agent", set(), without - set(ablations["systems"]))
+    yield Row(
+        "Table 4",
+        "full, without environment, RL, agent",
+        set(),
+        without - set(ablations["systems"]),
+    )
     yield Row("Table 4", "on the twelve sets", 12, len(set(ablations["tasks"])))
-    swapped = yaml.safe_load((EXAMPLES / "configs" / "eval_prompt_r1_table5.yaml").read_text(encoding="utf-8"))
-    used = [(one.get("folder"), one.get("environment")) for one in swapped["systems"].values() if "folder" in one]
+    swapped = yaml.safe_load(
+        (EXAMPLES / "configs" / "eval_prompt_r1_table5.yaml").read_text(encoding="utf-8")
+    )
+    used = [
+        (one.get("folder"), one.get("environment"))
+        for one in swapped["systems"].values()
+        if "folder" in one
+    ]
     yield Row("Table 5", "two trained agents x two environments", 4, len(set(used)))
-    yield Row("Table 5", "on four sets of another kind", 4, sum("ood" in task for task in swapped["tasks"]))
+    yield Row(
+        "Table 5",
+        "on four sets of another kind",
+        4,
+        sum("ood" in task for task in swapped["tasks"]),
+    )
     # A figure of Table 2 over 128 questions is a multiple of 100 / 128 up to its two decimals.
     printed = [48.44, 44.53, 97.66, 26.56, 18.75, 28.13]
     fits = [min(abs(100 * i / 128 - value) for i in range(129)) <= 0.0051 for value in printed]
@@ -401,7 +526,13 @@ def averages() -> Iterator[Row]:
         ("Table 3", "F1", [76.91, 61.59, 29.28, 25.76], 48.39),
     ):
         got = mean_of_means([[value] for value in values], n_resamples=10).mean
-        yield Row(at, f"average {metric} of Prompt-R1 over the sets that report it", printed, got, within=0.0051)
+        yield Row(
+            at,
+            f"average {metric} of Prompt-R1 over the sets that report it",
+            printed,
+            got,
+            within=0.0051,
+        )
 
 
 def table_7() -> Iterator[Row]:
@@ -417,10 +548,25 @@ def table_7() -> Iterator[Row]:
         ("bf16", True),
     ):
         yield Row("Table 7", f"SFT: {name} {value}", value, TABLE_7[name])
-    yield Row("Table 7", "SFT: LoRA of rank 8", 8, inspect.signature(train_sft).parameters["lora_rank"].default)
+    yield Row(
+        "Table 7",
+        "SFT: LoRA of rank 8",
+        8,
+        inspect.signature(train_sft).parameters["lora_rank"].default,
+    )
 
 
-PARTS: list[Part] = [interaction, routing, rewards, metrics, template, table_6, table_7, data, averages]
+PARTS: list[Part] = [
+    interaction,
+    routing,
+    rewards,
+    metrics,
+    template,
+    table_6,
+    table_7,
+    data,
+    averages,
+]
 UNTESTED = {
     "eq 8 (the likeliest answer of all texts)": "no decoder finds it; the final turn is sampled as in training",
     "eq 14-15 (advantages and gradient)": "need a policy: tests/trainers/test_trainer.py holds TRL's loss to NumPy",

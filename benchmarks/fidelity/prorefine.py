@@ -54,21 +54,28 @@ class World:
             self.calls.append((role, said, {**sampling, "shown": len(messages)}))
             if role == "task":
                 text, complete = self.output(messages[0]["content"], sampling["max_tokens"])
-                return Reply(text, finish_reason="stop" if complete else "length", usage=Usage(1, len(text.split())))
+                return Reply(
+                    text,
+                    finish_reason="stop" if complete else "length",
+                    usage=Usage(1, len(text.split())),
+                )
             if role == "feedback":
                 query, output = said.removeprefix("q=").split(";o=")
                 return Reply(self.feedback(query, output), finish_reason="stop")
             if role == "optimizer":
                 prompt, feedback = said.removeprefix("p=").split(";f=")
                 return Reply(
-                    f"<IMPROVED_PROMPT>{self.optimizer(prompt, feedback)}</IMPROVED_PROMPT>", finish_reason="stop"
+                    f"<IMPROVED_PROMPT>{self.optimizer(prompt, feedback)}</IMPROVED_PROMPT>",
+                    finish_reason="stop",
                 )
             return Reply("wrong", finish_reason="stop")
 
         return answer
 
 
-def algorithm_1(world: World, query: str, prompt: str, k: int, n: int) -> tuple[list[str], list[str], str]:
+def algorithm_1(
+    world: World, query: str, prompt: str, k: int, n: int
+) -> tuple[list[str], list[str], str]:
     """Algorithm 1 as it is printed: the outputs, the prompts, p*."""
     outputs, prompts = [], [prompt]
     for i in range(1, n + 1):
@@ -83,12 +90,16 @@ def algorithm_1(world: World, query: str, prompt: str, k: int, n: int) -> tuple[
 
 def refined(world: World, **options: Any) -> RefinementResult:
     return ProRefiner(
-        **{role: world.chat(role) for role in ("task", "feedback", "optimizer")}, prompts=PLAIN, **options
+        **{role: world.chat(role) for role in ("task", "feedback", "optimizer")},
+        prompts=PLAIN,
+        **options,
     ).refine("p0", "q0")
 
 
 def algorithm() -> Iterator[Row]:
-    parted: dict[str, int] = dict.fromkeys(("outputs o_i", "prompts p*", "p* returned", "answer under p*", "steps"), 0)
+    parted: dict[str, int] = dict.fromkeys(
+        ("outputs o_i", "prompts p*", "p* returned", "answer under p*", "steps"), 0
+    )
     rng = random.Random(0)
     for seed in range(150):
         k, n, length = rng.randint(1, 10), rng.randint(1, 12), rng.randint(1, 90)
@@ -106,7 +117,10 @@ def algorithm() -> Iterator[Row]:
     result = refined(world)
     limits = [sampling["max_tokens"] for role, _, sampling in world.calls if role == "task"]
     yield Row(
-        "Algorithm 1", "in step i at most i k tokens; k = 10, n = 25", [10 * i for i in range(1, 26)], limits[:25]
+        "Algorithm 1",
+        "in step i at most i k tokens; k = 10, n = 25",
+        [10 * i for i in range(1, 26)],
+        limits[:25],
     )
     yield Row(
         "Algorithm 1",
@@ -121,12 +135,25 @@ def algorithm() -> Iterator[Row]:
         (len(result.steps), result.stop_reason, len(limits)),
     )
     short = refined(World(2, 24))
-    yield Row("Algorithm 1", "24 words end in step 3", (3, "finished"), (len(short.steps), short.stop_reason))
-    told = {role: next(said for name, said, _ in world.calls if name == role) for role in ("feedback", "optimizer")}
-    output = world.output("p0", 10)[0]
-    yield Row("Algorithm 1", "feedback reads the query and o_i", f"q=q0;o={output}", told["feedback"])
     yield Row(
-        "Algorithm 1", "the optimizer reads p* and f_i", f"p=p0;f={world.feedback('q0', output)}", told["optimizer"]
+        "Algorithm 1",
+        "24 words end in step 3",
+        (3, "finished"),
+        (len(short.steps), short.stop_reason),
+    )
+    told = {
+        role: next(said for name, said, _ in world.calls if name == role)
+        for role in ("feedback", "optimizer")
+    }
+    output = world.output("p0", 10)[0]
+    yield Row(
+        "Algorithm 1", "feedback reads the query and o_i", f"q=q0;o={output}", told["feedback"]
+    )
+    yield Row(
+        "Algorithm 1",
+        "the optimizer reads p* and f_i",
+        f"p=p0;f={world.feedback('q0', output)}",
+        told["optimizer"],
     )
     shown = {sampling["shown"] for role, _, sampling in world.calls}
     yield Row("Results", "stateless: a call sees its own step alone", {2}, shown)
@@ -140,20 +167,37 @@ def algorithm() -> Iterator[Row]:
     writer.output = lambda prompt, limit: ("One. Two! Three?", True)  # type: ignore[method-assign]
     pieces = [step.output for step in refined(writer, unit="sentence").steps]
     growing = ["One.", "One. Two!", "One. Two! Three?"]
-    yield Row("Implementation", "a step may be a sentence", growing, [(piece or "").strip() for piece in pieces])
+    yield Row(
+        "Implementation",
+        "a step may be a sentence",
+        growing,
+        [(piece or "").strip() for piece in pieces],
+    )
     for name, value in (("tokens_per_step", 10), ("max_steps", 25)):
-        yield Row("Setup", f"{name} = {value}", value, getattr(ProRefiner(*[world.chat("task")] * 3), name))
+        yield Row(
+            "Setup",
+            f"{name} = {value}",
+            value,
+            getattr(ProRefiner(*[world.chat("task")] * 3), name),
+        )
 
 
 def verifiers() -> Iterator[Row]:
     def run(setting: str, length: int = 5, **options: Any) -> tuple[World, RefinementResult]:
         world = World(3, length)
         critic = _Critic(world, options.pop("says", "wrong"))
-        refiner = ProRefiner.from_paper(setting, world.chat("task"), critic, prompts=PLAIN, **options)
+        refiner = ProRefiner.from_paper(
+            setting, world.chat("task"), critic, prompts=PLAIN, **options
+        )
         return world, refiner.refine("p0", {"question": "q0", "answers": ["12"]})
 
     world, none = run("no_verifier")
-    yield Row("Verifier", "none: every query is refined", ("finished", None), (none.stop_reason, none.verdict))
+    yield Row(
+        "Verifier",
+        "none: every query is refined",
+        ("finished", None),
+        (none.stop_reason, none.verdict),
+    )
     world, right = run("verifier", says="right")
     first = world.output("p0", 512)[0]
     yield Row(
@@ -163,11 +207,15 @@ def verifiers() -> Iterator[Row]:
         (right.stop_reason, right.answer, len(right.steps)),
     )
     world, wrong = run("verifier", says="wrong")
-    yield Row("Verifier", "wrong: the prompt is refined", ("wrong", 1), (wrong.verdict, len(wrong.steps)))
+    yield Row(
+        "Verifier", "wrong: the prompt is refined", ("wrong", 1), (wrong.verdict, len(wrong.steps))
+    )
     world, best = run("optimal_verifier", score=lambda answer, golds: 1.0)
     yield Row("Verifier", "optimal: the label says right", "verified", best.stop_reason)
     world, worst = run("optimal_verifier", score=lambda answer, golds: 0.0)
-    yield Row("Verifier", "optimal: the label says wrong", ("wrong", 1), (worst.verdict, len(worst.steps)))
+    yield Row(
+        "Verifier", "optimal: the label says wrong", ("wrong", 1), (worst.verdict, len(worst.steps))
+    )
     steps = [len(refined(World(seed, 10 * seed)).steps) for seed in (1, 2, 3)]
     mean = summarize([refined(World(seed, 10 * seed)) for seed in (1, 2, 3)])["steps"]
     yield Row("Figure 4", "mean number of iterations", sum((1, 2, 3)) / 3, mean)
@@ -198,24 +246,46 @@ def data() -> Iterator[Row]:
     for name, sizes in splits.items():
         rows = TASKS[name].expected_rows
         yield Row(
-            "Data", f"{name}: {'/'.join(map(str, sizes))}", sizes, (rows["train"], rows["validation"], rows["test"])
+            "Data",
+            f"{name}: {'/'.join(map(str, sizes))}",
+            sizes,
+            (rows["train"], rows["validation"], rows["test"]),
         )
     yield Row("Data", "svamp: 1,000 test rows", 1000, TASKS["svamp"].expected_rows["test"])
     for said, gold, score in (("so 5 + 8 = 13.\nAnswer: 13", "13", 1.0), ("Answer: 12", "13", 0.0)):
-        yield Row("Figure 2", f"object counting: {said[-10:]!r} against 13", score, integer_match(said, [gold]))
+        yield Row(
+            "Figure 2",
+            f"object counting: {said[-10:]!r} against 13",
+            score,
+            integer_match(said, [gold]),
+        )
 
 
 def table_1() -> Iterator[Row]:
     table = yaml.safe_load((CONFIGS / "eval_prorefine_table1.yaml").read_text(encoding="utf-8"))
-    five = {"bbh_object_counting/test", "bbh_word_sorting/test", "gsm8k_dspy/test", "svamp/test", "aqua/test"}
+    five = {
+        "bbh_object_counting/test",
+        "bbh_word_sorting/test",
+        "gsm8k_dspy/test",
+        "svamp/test",
+        "aqua/test",
+    }
     yield Row("Table 1", "the five sets are asked", set(), five - set(table["tasks"]))
     settings = {one.get("setting") for one in table["systems"].values() if one}
     yield Row(
-        "Table 1", "all three verifier settings", set(), {"no_verifier", "verifier", "optimal_verifier"} - settings
+        "Table 1",
+        "all three verifier settings",
+        set(),
+        {"no_verifier", "verifier", "optimal_verifier"} - settings,
     )
-    yield Row("Table 1", "beside CoT and TextGrad", set(), {"cot", "textgrad"} - set(table["systems"]))
     yield Row(
-        "Setup", "Llama-3.1-70B criticises, edits and judges", True, "3.1-70B" in table["models"]["critic"]["name"]
+        "Table 1", "beside CoT and TextGrad", set(), {"cot", "textgrad"} - set(table["systems"])
+    )
+    yield Row(
+        "Setup",
+        "Llama-3.1-70B criticises, edits and judges",
+        True,
+        "3.1-70B" in table["models"]["critic"]["name"],
     )
 
 
@@ -238,9 +308,19 @@ def intervals() -> Iterator[Row]:
         got = wald_interval(round(share * n), n)
         yield Row("Table 1", f"{name}: the printed interval", interval, (got.low, got.high), 0.0011)
     verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.808, 0.689, 0.684))
-    yield Row("Table 1", "SVAMP, verifier, 1B: better than both, two stars", "**", stars(verifier, [cot, textgrad]))
+    yield Row(
+        "Table 1",
+        "SVAMP, verifier, 1B: better than both, two stars",
+        "**",
+        stars(verifier, [cot, textgrad]),
+    )
     verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.893, 0.854, 0.840))
-    yield Row("Table 1", "SVAMP, verifier, 8B: better than one, a star", "*", stars(verifier, [cot, textgrad]))
+    yield Row(
+        "Table 1",
+        "SVAMP, verifier, 8B: better than one, a star",
+        "*",
+        stars(verifier, [cot, textgrad]),
+    )
     z = 1.959963984540054
     for successes, n in ((48, 100), (11, 100), (0, 100), (1, 1)):
         p = successes / n
@@ -248,7 +328,13 @@ def intervals() -> Iterator[Row]:
         root = (b * b - 4 * a * c) ** 0.5
         low, high = ((-b - root) / (2 * a), (-b + root) / (2 * a))
         got = wilson_interval(successes, n)
-        yield Row("Table 1", f"{successes} of {n}: Wilson's 95 % interval", (low, high), (got.low, got.high), 1e-6)
+        yield Row(
+            "Table 1",
+            f"{successes} of {n}: Wilson's 95 % interval",
+            (low, high),
+            (got.low, got.high),
+            1e-6,
+        )
 
 
 PARTS: list[Part] = [algorithm, verifiers, data, table_1, intervals]

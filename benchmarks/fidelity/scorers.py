@@ -53,7 +53,9 @@ class Difference:
 def normalised(text: str) -> str:
     """`normalize_answer` of both scripts."""
     lowered = text.lower()
-    without_punctuation = "".join(character for character in lowered if character not in set(string.punctuation))
+    without_punctuation = "".join(
+        character for character in lowered if character not in set(string.punctuation)
+    )
     without_articles = re.sub(r"\b(a|an|the)\b", " ", without_punctuation)
     return " ".join(without_articles.split())
 
@@ -256,7 +258,9 @@ def math_reason(reply: str, accepted: str, reference: float) -> str:
     if any(reply == form.format(value) for form in _HEDGES for value in _VALUES):
         return "hedge"
     is_other = not any(reply == form.format(accepted) for form in _FORMS)
-    return "small number" if is_other and is_small.search(reply) and is_small.search(accepted) else ""
+    return (
+        "small number" if is_other and is_small.search(reply) and is_small.search(accepted) else ""
+    )
 
 
 Reference = Callable[[str, str], float]
@@ -273,7 +277,9 @@ def compare(
     for reply, accepted in pairs:
         expected, score = reference(reply, accepted), ours(reply, [accepted])
         if score is None or abs(score - expected) > 1e-9:
-            yield Difference(scorer, reply, accepted, expected, score, reason(reply, accepted, expected))
+            yield Difference(
+                scorer, reply, accepted, expected, score, reason(reply, accepted, expected)
+            )
 
 
 def differences() -> list[Difference]:
@@ -304,13 +310,28 @@ def main() -> int:
     unexplained = [difference for difference in found if not difference.reason]
     if arguments.json:
         counts = Counter((difference.scorer, difference.reason) for difference in found)
-        rows = [{"scorer": scorer, "reason": reason, "count": count} for (scorer, reason), count in counts.items()]
-        print(json.dumps({"pairs": PAIRS, "differences": rows, "unexplained": [asdict(one) for one in unexplained]}))
+        rows = [
+            {"scorer": scorer, "reason": reason, "count": count}
+            for (scorer, reason), count in counts.items()
+        ]
+        print(
+            json.dumps(
+                {
+                    "pairs": PAIRS,
+                    "differences": rows,
+                    "unexplained": [asdict(one) for one in unexplained],
+                }
+            )
+        )
         return int(bool(unexplained))
     for difference in found:
         scores = f"{difference.reference:.2f}, ours {difference.ours}"
-        print(f"{difference.scorer}: {difference.reply!r} for {difference.accepted!r}: {scores} ({difference.reason})")
-    for (scorer, reason), count in sorted(Counter((one.scorer, one.reason) for one in found).items()):
+        print(
+            f"{difference.scorer}: {difference.reply!r} for {difference.accepted!r}: {scores} ({difference.reason})"
+        )
+    for (scorer, reason), count in sorted(
+        Counter((one.scorer, one.reason) for one in found).items()
+    ):
         print(f"{scorer}: {count} of {PAIRS} pairs differ: {REASONS.get(reason, 'NO REASON')}")
     return int(bool(unexplained))
 

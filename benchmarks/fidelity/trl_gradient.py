@@ -24,9 +24,20 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentic_prompting import ESPLConfig, ESPLTrainer, FreeText, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting import (
+    ESPLConfig,
+    ESPLTrainer,
+    FreeText,
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+)
 from agentic_prompting.rollout import BatchEngine, Sample
-from agentic_prompting.sandbox.policy import build_policy, sandbox_spec, save_policy, world_tokenizer
+from agentic_prompting.sandbox.policy import (
+    build_policy,
+    sandbox_spec,
+    save_policy,
+    world_tokenizer,
+)
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 BETAS, LEVELS, ACCUMULATIONS = (0.0, 0.1), ("token", "sequence"), (1, 2)
@@ -42,12 +53,18 @@ class _Gradients(TrainerCallback):
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        parts = [
+            torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()
+        ]
         self.kept.append(torch.cat([part.detach().float().flatten() for part in parts]))
 
 
-def gradients(kind: str, policy: Path, folder: Path, order: int = 0, **settings: Any) -> list[torch.Tensor]:
+def gradients(
+    kind: str, policy: Path, folder: Path, order: int = 0, **settings: Any
+) -> list[torch.Tensor]:
     """The gradient of each update of one trainer, completions forced.
 
     Args:
@@ -64,8 +81,12 @@ def gradients(kind: str, policy: Path, folder: Path, order: int = 0, **settings:
         seen[tuple(prompt)] += 1
         number = seen[tuple(prompt)]
         draw = torch.Generator().manual_seed(1000 * len(prompt) + number)
-        ids = torch.randint(20, len(tokenizer) - 20, (2 + 3 * number % LONGEST,), generator=draw).tolist()
-        return [*ids[: LONGEST - 1], tokenizer.eos_token_id] if number % 2 else [*ids, *ids][:LONGEST]
+        ids = torch.randint(
+            20, len(tokenizer) - 20, (2 + 3 * number % LONGEST,), generator=draw
+        ).tolist()
+        return (
+            [*ids[: LONGEST - 1], tokenizer.eos_token_id] if number % 2 else [*ids, *ids][:LONGEST]
+        )
 
     def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
         torch.manual_seed(order)  # the next use of it is the order of the batch's rows
@@ -88,7 +109,9 @@ def gradients(kind: str, policy: Path, folder: Path, order: int = 0, **settings:
         "loss_type": "dapo", "beta": 0.0,
         **({"mode": "rl", "prompts_per_step": 1} if kind == "espl" else {}), **settings,
     }  # fmt: skip
-    arguments["per_device_train_batch_size"] = 2 * GROUP // arguments.get("gradient_accumulation_steps", 1)
+    arguments["per_device_train_batch_size"] = (
+        2 * GROUP // arguments.get("gradient_accumulation_steps", 1)
+    )
     arguments.setdefault("gradient_accumulation_steps", 1)
     system = [] if kind == "espl" else [{"role": "system", "content": SYSTEM}]
     rows = [{"prompt": [*system, {"role": "user", "content": question}]} for question in QUESTIONS]
@@ -154,7 +177,11 @@ def main() -> int:
             print(label, results[label], flush=True)
     if options.json:
         print(json.dumps({"same_gradient": results}))
-    far = [one for one in results.values() if "apart" in one and one["apart"] > ROUNDING * max(1.0, one["largest"])]
+    far = [
+        one
+        for one in results.values()
+        if "apart" in one and one["apart"] > ROUNDING * max(1.0, one["largest"])
+    ]
     return 1 if far else 0
 
 

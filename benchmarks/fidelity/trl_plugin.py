@@ -61,7 +61,11 @@ def pytest_runtest_logreport(report: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
         _OUTCOMES[name] = ["failed", _one_line(str(crash.message if crash else report.longrepr))]
     elif report.skipped:
-        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+        reason = (
+            report.longrepr[-1]
+            if isinstance(report.longrepr, tuple)
+            else getattr(report, "wasxfail", "")
+        )
         _OUTCOMES.setdefault(name, ["skipped", _one_line(str(reason))])
     elif report.when == "call":
         _OUTCOMES.setdefault(name, ["passed", ""])

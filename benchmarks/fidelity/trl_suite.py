@@ -60,21 +60,43 @@ def compared(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
     """
     passed = [name for name, (outcome, _) in theirs.items() if outcome == "passed"]
     found = {name: ours.get(name, ("not run", "")) for name in passed}
-    lost = {name: message or outcome for name, (outcome, message) in found.items() if outcome != "passed"}
+    lost = {
+        name: message or outcome
+        for name, (outcome, message) in found.items()
+        if outcome != "passed"
+    }
     return {
         "trl_passes": len(passed),
         "ours_passes": len(passed) - len(lost),
-        "differences": {name: {"error": error, "intended": intended(name)} for name, error in lost.items()},
+        "differences": {
+            name: {"error": error, "intended": intended(name)} for name, error in lost.items()
+        },
     }
 
 
-def run_tests(folder: Path, trainer: str, bf16: bool, keyword: str = "") -> dict[str, tuple[str, str]]:
+def run_tests(
+    folder: Path, trainer: str, bf16: bool, keyword: str = ""
+) -> dict[str, tuple[str, str]]:
     """Run the tests in `folder`, which holds the models under their names, with one of the two classes."""
     outcomes = folder / f"outcomes_{trainer}_{'bf16' if bf16 else 'float32'}.json"
     how = {"trainer": trainer, "bf16": bf16, "outcomes": str(outcomes)}
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "cache"),
+    }
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "pytest", f"tests/{TESTS}", "-p", "trl_plugin", "-p", "no:cacheprovider", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        f"tests/{TESTS}",
+        "-p",
+        "trl_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     options = [
         "-m",
         "not slow",
@@ -112,13 +134,22 @@ def show(setting: str, result: Mapping[str, Any]) -> None:
     """One setting's result as text."""
     print(f"{setting}: TRL's class passes {result['trl_passes']}, ours {result['ours_passes']}")
     for name, why in result["differences"].items():
-        print(f"  {name}: {'intended: ' + why['intended'] if why['intended'] else 'NOT INTENDED: ' + why['error']}")
+        print(
+            f"  {name}: {'intended: ' + why['intended'] if why['intended'] else 'NOT INTENDED: ' + why['error']}"
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--checkout", type=Path, required=True, help="a checkout of TRL's repository")
-    parser.add_argument("--bf16", choices=("on", "off", "both"), default="both", help="train under bfloat16 autocast")
+    parser.add_argument(
+        "--checkout", type=Path, required=True, help="a checkout of TRL's repository"
+    )
+    parser.add_argument(
+        "--bf16",
+        choices=("on", "off", "both"),
+        default="both",
+        help="train under bfloat16 autocast",
+    )
     parser.add_argument("--keyword", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--json", action="store_true", help="the result as one line of JSON, last")
     options = parser.parse_args()
@@ -127,13 +158,18 @@ def main() -> int:
         folder = Path(name)
         lay_out(options.checkout, folder)
         for setting in ("on", "off") if options.bf16 == "both" else (options.bf16,):
-            theirs, ours = (run_tests(folder, one, setting == "on", options.keyword) for one in ("trl", "ours"))
+            theirs, ours = (
+                run_tests(folder, one, setting == "on", options.keyword) for one in ("trl", "ours")
+            )
             results[f"bf16={setting}"] = compared(theirs, ours)
             show(f"bf16={setting}", results[f"bf16={setting}"])
     if options.json:
         print(json.dumps(results))
     unexplained = [
-        name for result in results.values() for name, why in result["differences"].items() if why["intended"] is None
+        name
+        for result in results.values()
+        for name, why in result["differences"].items()
+        if why["intended"] is None
     ]
     return 1 if unexplained else 0
 

@@ -35,11 +35,25 @@ _WORDS = {
     64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
 }  # fmt: skip
 
-_SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+_SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 _DENSE = {**_SMALL, "intermediate_size": 32}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "output_router_logits": True,
+}
 # Folder, configuration, its arguments, chat template, text of the end of a turn.
-_QWEN2, _QWEN3, _LLAMA = ("qwen2_5", "<|im_end|>"), ("qwen3", "<|im_end|>"), ("llama3", "<|eot_id|>")
+_QWEN2, _QWEN3, _LLAMA = (
+    ("qwen2_5", "<|im_end|>"),
+    ("qwen3", "<|im_end|>"),
+    ("llama3", "<|eot_id|>"),
+)
 _MODELS: list[tuple[str, str, dict[str, Any], tuple[str | None, str]]] = [
     ("tiny-Qwen2ForCausalLM-2.5", "Qwen2Config", _DENSE, _QWEN2),
     ("tiny-Qwen2ForSequenceClassification-2.5", "Qwen2Config", _DENSE, _QWEN2),
@@ -133,9 +147,15 @@ def tokenizer(template: str | None, end: str, size: int = SIZE) -> PreTrainedTok
     return fast
 
 
-def _make_model(folder: Path, config: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast) -> None:
+def _make_model(
+    folder: Path, config: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast
+) -> None:
     torch.manual_seed(0)
-    ends = {"eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id, "bos_token_id": None}
+    ends = {
+        "eos_token_id": fast.eos_token_id,
+        "pad_token_id": fast.pad_token_id,
+        "bos_token_id": None,
+    }
     ends["vocab_size"] = len(fast)
     made = getattr(transformers, config)(**{**arguments, **ends})
     kind = transformers.AutoModelForCausalLM
@@ -149,7 +169,9 @@ def _make_zen(folder: Path) -> None:
     """Two forms of the same prompts, as `load_dataset(folder, form, split=...)` reads them."""
     forms = {
         "standard_prompt_only": _LINES,
-        "conversational_prompt_only": [[{"role": "user", "content": f"{line} what?"}] for line in _LINES],
+        "conversational_prompt_only": [
+            [{"role": "user", "content": f"{line} what?"}] for line in _LINES
+        ],
     }
     card = ["---", "configs:"]
     for form, prompts in forms.items():
@@ -171,7 +193,9 @@ def _byte_order() -> list[int]:
 def _byte_symbols() -> dict[int, str]:
     """The character that stands for each byte in a byte-level vocabulary."""
     order = _byte_order()
-    return {byte: chr(byte if place < 188 else 256 + place - 188) for place, byte in enumerate(order)}
+    return {
+        byte: chr(byte if place < 188 else 256 + place - 188) for place, byte in enumerate(order)
+    }
 
 
 def _other_words(taken: set[str]) -> Iterator[str]:

@@ -43,7 +43,9 @@ async def vote(row: Mapping[str, Any], base_url: str, api_key: str) -> str | Non
     return first if first == second else await asks(row, base_url, api_key)
 
 
-async def _converse(row: Mapping[str, Any], base_url: str, api_key: str, forgets: bool) -> str | None:
+async def _converse(
+    row: Mapping[str, Any], base_url: str, api_key: str, forgets: bool
+) -> str | None:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared())
     question: Any = {"role": "user", "content": f"question : {row['question']}"}
     messages, asked = [question], list[Any]()
@@ -57,14 +59,25 @@ async def _converse(row: Mapping[str, Any], base_url: str, api_key: str, forgets
             return None
         request = {"role": "user", "content": text.split("<interaction_prompt>")[1].strip()}
         asked = [request] if forgets else [*asked, request]
-        reply = (await client.chat.completions.create(model="oracle", messages=asked)).choices[0].message
+        reply = (
+            (await client.chat.completions.create(model="oracle", messages=asked))
+            .choices[0]
+            .message
+        )
         asked += [{"role": "assistant", "content": reply.content}]
-        heard = {"role": "user", "content": f"<interaction_response>\n{reply.content}\n</interaction_response>"}
+        heard = {
+            "role": "user",
+            "content": f"<interaction_response>\n{reply.content}\n</interaction_response>",
+        }
         messages = [question, said, heard] if forgets else [*messages, said, heard]
     return None
 
 
-AGENTS: dict[str, Callable[..., Any]] = {"script": asks, "vote": vote, "last exchange": last_exchange}
+AGENTS: dict[str, Callable[..., Any]] = {
+    "script": asks,
+    "vote": vote,
+    "last exchange": last_exchange,
+}
 
 
 @contextmanager

@@ -83,7 +83,9 @@ def train(what: str, run: str, folder: Path, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The runs of .ci/run with one thing in them broken.")
+    parser = argparse.ArgumentParser(
+        description="The runs of .ci/run with one thing in them broken."
+    )
     parser.add_argument("what", choices=BREAK)
     parser.add_argument("--folder", type=Path, default=Path("runs/broken"), help="the runs")
     parser.add_argument("--run", choices=RUNS, help="one of them, trained in this process")
@@ -95,21 +97,43 @@ def main() -> None:
     summaries = {}
     for run in RUNS:
         # The demo has no ratings, so that broken ratings do not change it.
-        folder = options.folder / ("none" if (options.what, run) == ("ratings", "demo") else name) / run
+        folder = (
+            options.folder / ("none" if (options.what, run) == ("ratings", "demo") else name) / run
+        )
         if not (folder / "summary.json").exists():
-            command = [sys.executable, "-m", __spec__.name, options.what, "--folder", str(options.folder), "--run", run]
+            command = [
+                sys.executable,
+                "-m",
+                __spec__.name,
+                options.what,
+                "--folder",
+                str(options.folder),
+                "--run",
+                run,
+            ]
             command += ["--seed", str(options.seed)]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         summaries[run] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     agree = agreement_in(folder)
     found = problems(summaries["demo"], summaries["espl"], agree)
-    shown = {run: {key: summary[key] for key in summary if "exact_match" in key} for run, summary in summaries.items()}
+    shown = {
+        run: {key: summary[key] for key in summary if "exact_match" in key}
+        for run, summary in summaries.items()
+    }
     if options.what == "none":  # the README's output of `make demo`
         of_demo = options.folder / "none" / "demo"
         examples = json.loads((of_demo / "trajectories.json").read_text(encoding="utf-8"))
-        Records(RECORDS / "demo.jsonl.gz").add({"summary": summaries["demo"], "trajectories": examples})
-    Records(RECORDS / "broken.jsonl.gz").add({"what": name, **shown, "agreement": round(agree, 4), "found": found})
-    print("\n".join([f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]))
+        Records(RECORDS / "demo.jsonl.gz").add(
+            {"summary": summaries["demo"], "trajectories": examples}
+        )
+    Records(RECORDS / "broken.jsonl.gz").add(
+        {"what": name, **shown, "agreement": round(agree, 4), "found": found}
+    )
+    print(
+        "\n".join(
+            [f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]
+        )
+    )
     sys.exit(bool(found) == (options.what == "none"))
 
 

@@ -57,7 +57,11 @@ from benchmarks.lab import (
 RECORDS = RECORDED / "calls.jsonl.gz"
 SEEDS, TUNING_SEEDS = (201, 202, 203, 204, 205), (1, 2, 3)  # none that the sandbox was made with
 GOOD = {"plain": 0.85, "guarded": 0.6}  # exact match to reach
-EVERY, MOST, QUESTIONS = 2, 24, 256  # steps between two evaluations; steps at most; questions of an evaluation
+EVERY, MOST, QUESTIONS = (
+    2,
+    24,
+    256,
+)  # steps between two evaluations; steps at most; questions of an evaluation
 SETTINGS = {"today": "never", "replies shared": "step"}  # the environment's `share_replies`
 
 
@@ -70,7 +74,11 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
     rows = {}
     for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
         of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
-        pairs = [(one, runs[world, "today", seed]) for seed, one in of_seed.items() if (world, "today", seed) in runs]
+        pairs = [
+            (one, runs[world, "today", seed])
+            for seed, one in of_seed.items()
+            if (world, "today", seed) in runs
+        ]
         if pairs:
             rows[world, name] = _of_pairs(pairs)
     return rows
@@ -88,14 +96,24 @@ def _of_pairs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> d
         "reached": sum(one["reached"] for one, _ in pairs),
         "exact_match": score,
         "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
-        "paid_twice": None if pairs[0][0]["paid_twice"] is None else sum(one["paid_twice"] for one, _ in pairs),
+        "paid_twice": None
+        if pairs[0][0]["paid_twice"] is None
+        else sum(one["paid_twice"] for one, _ in pairs),
         "seeds": sorted(one["seed"] for one, _ in pairs),
     }
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Calls of the large LLM until the agent is good, by world and setting."""
-    titles = "world", "setting", "steps", "calls", "different in their step", "of today's [95 %]", "dollars of it"
+    titles = (
+        "world",
+        "setting",
+        "steps",
+        "calls",
+        "different in their step",
+        "of today's [95 %]",
+        "dollars of it",
+    )
     rows = []
     for (world, name), row in of_settings(records).items():
         cells = [world, name, f"{row['steps']:.1f}", f"{row['calls']:,}", f"{row['different']:.0%}"]
@@ -110,7 +128,9 @@ def finding(records: Sequence[Mapping[str, Any]]) -> str:
     rows = of_settings(records)
 
     def ratios(*names: str) -> list[str]:
-        return [shown(rows[world, name]["calls_ratio"], digits=2) for name in names for world in GOOD]
+        return [
+            shown(rows[world, name]["calls_ratio"], digits=2) for name in names for world in GOOD
+        ]
 
     plain, guarded = ratios("replies shared")
     refilled = ratios("refilled")
@@ -134,7 +154,9 @@ class Counted:
         self.oracle, self.step, self.training = oracle, 0, True
         self.calls, self.usd, self.asked = 0, 0.0, Counter[Any]()
 
-    async def __call__(self, messages: Any, *, repeat: int | None = None, session: str | None = None) -> Any:
+    async def __call__(
+        self, messages: Any, *, repeat: int | None = None, session: str | None = None
+    ) -> Any:
         from agentic_prompting.llm.budget import PRICES
         from agentic_prompting.llm.wire import priced
 
@@ -142,7 +164,9 @@ class Counted:
         if self.training:
             self.calls += 1
             self.asked[self.step, json.dumps(messages)] += 1
-            usage = priced(reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"])
+            usage = priced(
+                reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"]
+            )
             self.usd += usage.cost_usd
             return replace(reply, usage=usage)
         return reply
@@ -153,7 +177,9 @@ class Counted:
         return self.calls - len(self.asked)
 
 
-def evaluations(trainer: Any, chat: Counted, test: Sequence[Any], seed: int, good: float) -> list[dict[str, Any]]:
+def evaluations(
+    trainer: Any, chat: Counted, test: Sequence[Any], seed: int, good: float
+) -> list[dict[str, Any]]:
     """Evaluate every second step of a training, and end it when the score is reached.
 
     Returns:
@@ -173,7 +199,11 @@ def evaluations(trainer: Any, chat: Counted, test: Sequence[Any], seed: int, goo
                 return
             chat.training, environment = False, LLMEnvironment(chat)
             agent = PromptAgent(
-                trainer.model, trainer.processing_class, environment, trainer.spec, max_batch_size=BATCH
+                trainer.model,
+                trainer.processing_class,
+                environment,
+                trainer.spec,
+                max_batch_size=BATCH,
             )
             rollouts = agent.answer_all(test, seed=seed, progress=False)
             trainer.model.train()
@@ -181,7 +211,9 @@ def evaluations(trainer: Any, chat: Counted, test: Sequence[Any], seed: int, goo
             right = wilson_interval(correct(rollouts).count("1"), len(rollouts))
             ends = [round(right.low, 4), round(right.high, 4)]
             spent = {"step": state.global_step, "calls": chat.calls, "usd": round(chat.usd, 6)}
-            curve.append({**spent, "different": len(chat.asked), "exact_match": right.mean, "interval": ends})
+            curve.append(
+                {**spent, "different": len(chat.asked), "exact_match": right.mean, "interval": ends}
+            )
             log(f"  step {state.global_step}: {right.mean:.3f} after {chat.calls} calls")
             control.should_training_stop |= right.mean >= good or state.global_step >= MOST
 
@@ -191,20 +223,29 @@ def evaluations(trainer: Any, chat: Counted, test: Sequence[Any], seed: int, goo
 
 def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[str, Any]:
     """Train with one setting until the agent is good or the steps are over, and return the run's record."""
-    from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
+    from agentic_prompting import (
+        LLMEnvironment,
+        MultiTurnGRPOTrainer,
+        PromptR1Config,
+        PromptR1Trainer,
+    )
     from agentic_prompting.rewards import PromptR1Reward
     from agentic_prompting.trainers import MultiTurnGRPOConfig
 
     oracle, sandbox, system_prompt = prepared
     chat, curve = Counted(oracle), list[dict[str, Any]]()
-    values = settings(DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed)
+    values = settings(
+        DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed
+    )
     options: dict[str, Any] = {}
     if world == "plain":
         kind: Any = PromptR1Trainer
         args: Any = PromptR1Config(**values)
     else:
         theirs = settings(ESPL)  # what that world's own configuration says of sampling and learning
-        values |= {key: theirs[key] for key in ("temperature", "learning_rate", "lr_scheduler_type")}
+        values |= {
+            key: theirs[key] for key in ("temperature", "learning_rate", "lr_scheduler_type")
+        }
         kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**values)
         options = {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
 
@@ -213,12 +254,29 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         curve = evaluations(trainer, chat, list(sandbox.test)[:QUESTIONS], seed, GOOD[world])
 
     started = time.perf_counter()
-    train(kind, args, sandbox, LLMEnvironment(chat, share_replies=SETTINGS[name]), before=watch, **options)
+    train(
+        kind,
+        args,
+        sandbox,
+        LLMEnvironment(chat, share_replies=SETTINGS[name]),
+        before=watch,
+        **options,
+    )
     last, seconds = curve[-1], round(time.perf_counter() - started)
     log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
-    about = {"world": world, "seed": seed, "setting": name, "values": {"share_replies": SETTINGS[name]}}
+    about = {
+        "world": world,
+        "seed": seed,
+        "setting": name,
+        "values": {"share_replies": SETTINGS[name]},
+    }
     twice = chat.twice if SETTINGS[name] == "step" else None
-    end = {"reached": last["exact_match"] >= GOOD[world], "paid_twice": twice, "curve": curve, "seconds": seconds}
+    end = {
+        "reached": last["exact_match"] >= GOOD[world],
+        "paid_twice": twice,
+        "curve": curve,
+        "seconds": seconds,
+    }
     return {**about, **last, **end}
 
 
@@ -242,15 +300,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed for tuning, plain world")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}")
     parser.add_argument("--worlds", nargs="+", choices=GOOD, help="default: both")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: both")
-    parser.add_argument("--folder", type=Path, default=Path("runs/calls"), help="warm starts, created where missing")
-    parser.add_argument("--records", type=Path, help="default: records/calls.jsonl.gz; with --quick in the folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: both"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/calls"), help="warm starts, created where missing"
+    )
+    parser.add_argument(
+        "--records", type=Path, help="default: records/calls.jsonl.gz; with --quick in the folder"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args()
     quiet()
     seeds = options.seeds or (TUNING_SEEDS[:1] if options.quick else SEEDS)
     worlds = options.worlds or (("plain",) if options.quick else tuple(GOOD))
-    records = Records(options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS))
+    records = Records(
+        options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
+    )
     started, wanted = time.time(), product(worlds, options.settings, seeds)
     for world, name, seed in records.missing(("world", "setting", "seed"), wanted):
         prepared = prepare(seed, world, options.folder / f"{seed}-{world}")

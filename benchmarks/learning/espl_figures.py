@@ -26,7 +26,12 @@ from agentic_prompting.evolution.lineage import LINES, figure_class
 from benchmarks.learning.espl_sandbox import spearman
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = {"aime25": "dapo100_aime25", "hmmt": "hmmt", "beyondaime": "aime_beyondaime", "search": "nq_hotpotqa"}
+CONFIGS = {
+    "aime25": "dapo100_aime25",
+    "hmmt": "hmmt",
+    "beyondaime": "aime_beyondaime",
+    "search": "nq_hotpotqa",
+}
 """The configuration of each pair; with `--sandbox` the pair is `sandbox`."""
 
 VARIANTS: dict[str, list[str]] = {
@@ -35,7 +40,16 @@ VARIANTS: dict[str, list[str]] = {
     "policy_edits": ["--reflector", "policy"],
     # GRPO: advantages divided by the deviation, 1/|o| inside the sum; CISPO: clipped weights, a mean over all tokens.
     "rl_grpo": ["--mode", "rl", "--loss_type", "grpo", "--scale_rewards", "group"],
-    "rl_cispo": ["--mode", "rl", "--loss_type", "cispo", "--scale_rewards", "group", "--epsilon_high", "5.0"],
+    "rl_cispo": [
+        "--mode",
+        "rl",
+        "--loss_type",
+        "cispo",
+        "--scale_rewards",
+        "group",
+        "--epsilon_high",
+        "5.0",
+    ],
     "evolution": ["--mode", "evolution"],
     "reflection": ["--mode", "reflection"],
 }
@@ -53,7 +67,9 @@ class Figure(NamedTuple):
 FIGURES = {
     "1": Figure("evolving system prompts helps RL generalize", "bars", ("rl_grpo", "joint")),
     "8": Figure("learned ratings against held-out success", "ratings", ("joint",)),
-    "11": Figure("held-out success", "bars", ("reflection", "evolution", "rl_grpo", "rl_cispo", "joint")),
+    "11": Figure(
+        "held-out success", "bars", ("reflection", "evolution", "rl_grpo", "rl_cispo", "joint")
+    ),
     "12": Figure("held-out success while learning", "curves", ("evolution", "rl_grpo", "joint")),
     "13": Figure("agentic search", "bars", ("evolution", "rl_grpo", "joint")),
     "14": Figure("with crossover and without", "curves", ("rl_grpo", "mutation_only", "joint")),
@@ -65,7 +81,11 @@ def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) ->
     """The command's words that train a variant."""
     config = ROOT / "examples" / "configs" / "espl" / f"{CONFIGS.get(pair, pair)}.yaml"
     chosen = VARIANTS[variant]
-    if variant == "joint" and pair != "sandbox" and "p_crossover: 0.0" in config.read_text(encoding="utf-8"):
+    if (
+        variant == "joint"
+        and pair != "sandbox"
+        and "p_crossover: 0.0" in config.read_text(encoding="utf-8")
+    ):
         chosen = VARIANTS["mutation_only"]  # BeyondAIME: the paper's best is without crossover
     where = ["--config", str(config), "--output_dir", str(runs / pair / variant)]
     return ["espl", *where, *chosen, *options]
@@ -78,16 +98,24 @@ def curve_of(run: Path) -> list[tuple[int, float]]:
     """Step and mean held-out reward, read from a trainer's folder or from `evolve`'s checkpoint in it."""
     if (state := run / "trainer_state.json").exists():
         log = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-        return [(entry["step"], entry["eval_reward"]) for entry in log if entry.get("eval_reward") is not None]
+        return [
+            (entry["step"], entry["eval_reward"])
+            for entry in log
+            if entry.get("eval_reward") is not None
+        ]
     if (state := run / "state.json").exists():
         steps = json.loads(state.read_text(encoding="utf-8"))["steps"]
-        return [(one["step"] + 1, one["held_out"]) for one in steps if one.get("held_out") is not None]
+        return [
+            (one["step"] + 1, one["held_out"]) for one in steps if one.get("held_out") is not None
+        ]
     return []
 
 
 def ratings_of(run: Path) -> list[dict[str, Any]]:
     """Id, μ, σ, score and operator of each prompt whose held-out score was measured."""
-    path = next((run / name for name in ("population.json", "state.json") if (run / name).exists()), None)
+    path = next(
+        (run / name for name in ("population.json", "state.json") if (run / name).exists()), None
+    )
     members = [node.member for node in read_lineage(path).nodes] if path else []
     return [
         {
@@ -109,10 +137,15 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
     else:
         found = {name: curve_of(runs[name]) for name in figure.variants}
     shown = {name: points for name, points in found.items() if points}
-    if figure.kind == "bars":  # the mean of the last three evaluations, so that no lucky one is chosen
+    if (
+        figure.kind == "bars"
+    ):  # the mean of the last three evaluations, so that no lucky one is chosen
         shown = {name: fmean(value for _, value in points[-3:]) for name, points in shown.items()}
     why = "no prompt has a held-out score" if figure.kind == "ratings" else "no held-out rewards"
-    data = {"shown": shown, "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]}}
+    data = {
+        "shown": shown,
+        "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]},
+    }
     if figure.kind == "ratings":
         data["spearman"] = {name: _spearman(points) for name, points in shown.items()}
     return data
@@ -130,22 +163,35 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
     axis = picture.subplots()
     axis.set_title(title)
     if figure.kind == "bars":
-        bars = axis.bar(list(shown), list(shown.values()), color=[LINES[n % len(LINES)][0] for n in range(len(shown))])
+        bars = axis.bar(
+            list(shown),
+            list(shown.values()),
+            color=[LINES[n % len(LINES)][0] for n in range(len(shown))],
+        )
         axis.bar_label(bars, fmt="%.3f")
         axis.set_ylabel("held-out reward")
     elif figure.kind == "curves":
         for (name, points), (colour, dashes) in zip(shown.items(), LINES, strict=False):
-            axis.plot(*zip(*points, strict=True), label=name, color=colour, dashes=dashes, marker=".")
+            axis.plot(
+                *zip(*points, strict=True), label=name, color=colour, dashes=dashes, marker="."
+            )
         axis.set(xlabel="training step", ylabel="held-out reward")
         axis.legend(fontsize="small")
     else:
         for points in shown.values():
             mu, score = [one["mu"] for one in points], [one["held_out"] for one in points]
             axis.errorbar(
-                mu, score, xerr=[one["sigma"] for one in points], fmt="o", color=LINES[0][0], ecolor="#9CC9E3"
+                mu,
+                score,
+                xerr=[one["sigma"] for one in points],
+                fmt="o",
+                color=LINES[0][0],
+                ecolor="#9CC9E3",
             )
             for one in points:
-                axis.annotate(str(one["id"]), (one["mu"], one["held_out"]), (4, 4), textcoords="offset points")
+                axis.annotate(
+                    str(one["id"]), (one["mu"], one["held_out"]), (4, 4), textcoords="offset points"
+                )
         axis.set(xlabel="rating μ ± σ", ylabel="held-out reward")
     axis.grid(alpha=0.3)
     picture.savefig(path, dpi=110)
@@ -153,7 +199,9 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
 
 # The sandbox, and the command line -----------------------------------------------------------------------------------
 
-SANDBOX = shlex.split("--seed 0 --n_test 64 --eval_strategy steps --per_device_eval_batch_size 64 --eval_all true")
+SANDBOX = shlex.split(
+    "--seed 0 --n_test 64 --eval_strategy steps --per_device_eval_batch_size 64 --eval_all true"
+)
 
 
 def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
@@ -165,7 +213,12 @@ def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
     folder = runs / pair / variant
     prepare_guarded(runs / pair)
     shutil.copytree(runs / pair / "warm_start", folder / "warm_start", dirs_exist_ok=True)
-    program = [sys.executable, "-m", "agentic_prompting.cli.programs", *command(pair, variant, runs, options)]
+    program = [
+        sys.executable,
+        "-m",
+        "agentic_prompting.cli.programs",
+        *command(pair, variant, runs, options),
+    ]
     subprocess.run(program, check=True, stdout=sys.stderr)
 
 
@@ -173,8 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the commands, with `--sandbox` run them, and draw the figures of finished runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pair", choices=CONFIGS, help="training and held-out set of the figures")
-    parser.add_argument("--sandbox", action="store_true", help="train all variants in the sandbox instead")
-    parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), help="all by default")
+    parser.add_argument(
+        "--sandbox", action="store_true", help="train all variants in the sandbox instead"
+    )
+    parser.add_argument(
+        "--figures", nargs="+", choices=FIGURES, default=list(FIGURES), help="all by default"
+    )
     parser.add_argument("--steps", type=int, default=12, help="of each training in the sandbox")
     parser.add_argument("--runs", type=Path, default=Path("runs/espl"), help="where the runs are")
     parser.add_argument("--draw", type=Path, help="folder for the pictures")
@@ -189,11 +246,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.sandbox:
         every = max(1, asked.steps // 6)
         for name in missing:
-            train(pair, name, asked.runs, [*SANDBOX, "--max_steps", str(asked.steps), "--eval_steps", str(every)])
+            train(
+                pair,
+                name,
+                asked.runs,
+                [*SANDBOX, "--max_steps", str(asked.steps), "--eval_steps", str(every)],
+            )
         missing = []
-    result: dict[str, Any] = {"pair": pair, "figures": {name: data_of(one, runs) for name, one in figures.items()}}
+    result: dict[str, Any] = {
+        "pair": pair,
+        "figures": {name: data_of(one, runs) for name, one in figures.items()},
+    }
     start = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.programs"]
-    result["to_train"] = {name: shlex.join([*start, *command(pair, name, asked.runs)]) for name in missing}
+    result["to_train"] = {
+        name: shlex.join([*start, *command(pair, name, asked.runs)]) for name in missing
+    }
     for name, figure in figures.items():
         if asked.draw and result["figures"][name]["shown"]:
             asked.draw.mkdir(parents=True, exist_ok=True)

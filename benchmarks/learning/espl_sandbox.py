@@ -29,7 +29,9 @@ def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Rank correlation, ties at their mean rank; NaN where one side is constant."""
     from scipy.stats import spearmanr
 
-    return float(spearmanr(ours, theirs).statistic) if len({*ours}) > 1 < len({*theirs}) else math.nan
+    return (
+        float(spearmanr(ours, theirs).statistic) if len({*ours}) > 1 < len({*theirs}) else math.nan
+    )
 
 
 def partial(ab: float, ac: float, bc: float) -> float:
@@ -42,7 +44,11 @@ def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
     """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's at fixed order."""
     mu, score, birth = (list(column) for column in zip(*rated, strict=True))
     rating, born, both = spearman(mu, score), spearman(birth, score), spearman(mu, birth)
-    return {"rating": rating, "birth order": born, "rating, birth order held fixed": partial(rating, both, born)}
+    return {
+        "rating": rating,
+        "birth order": born,
+        "rating, birth order held fixed": partial(rating, both, born),
+    }
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -52,7 +58,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     rows = []
     for name in found[0]:
         values = [one[name] for one in found if not math.isnan(one[name])]
-        rows.append([name, shown(interval(values), digits=2), ", ".join(f"{value:.2f}" for value in values)])
+        rows.append(
+            [name, shown(interval(values), digits=2), ", ".join(f"{value:.2f}" for value in values)]
+        )
     best = [max(prompts, key=lambda prompt: prompt[0])[1] for prompts in rated]
     newest = [prompts[-1][1] for prompts in rated]
     both = [", ".join(f"{score:.3f}" for score in scores) for scores in (best, newest)]
@@ -69,15 +77,29 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
     `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
     """
-    from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward, ScriptedChat
+    from agentic_prompting import (
+        ESPLConfig,
+        ESPLTrainer,
+        LLMEnvironment,
+        PromptR1Reward,
+        ScriptedChat,
+    )
     from benchmarks.learning.league_cell import prepare
 
     sandbox, times = prepare("rules", SEED), {"joint": [], "rl": []}
     shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
-        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # take turns at being first, in a fresh process
-            args = ESPLConfig(**settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}")))
-            idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05) if args.evolves else None
+        for mode in (
+            ("joint", "rl") if turn % 2 else ("rl", "joint")
+        ):  # take turns at being first, in a fresh process
+            args = ESPLConfig(
+                **settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}"))
+            )
+            idle = (
+                ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
+                if args.evolves
+                else None
+            )
             trainer = train(
                 ESPLTrainer,
                 args,
@@ -87,7 +109,9 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
                 reference=idle,
                 initial_prompt=sandbox.root,
             )
-            logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
+            logged = [
+                entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry
+            ]
             times[mode] += logged[1:]  # the first one compiles and fills caches
     return {mode: statistics.median(values) for mode, values in times.items()}
 
@@ -96,16 +120,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of evolution.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of the step")
     parser.add_argument("--output", type=Path, default=Path("runs/espl_benchmark"), help="models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args()
     started = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     seconds = measure_overhead(options.output, rounds=2 if options.quick else 3, steps=6)
     ratio = seconds["joint"] / seconds["rl"]
-    print(f"median step: joint {seconds['joint']:.3f} s, rl {seconds['rl']:.3f} s, ratio {ratio:.3f}")
-    result = {"overhead_ratio": round(ratio, 3), "step_seconds": {k: round(v, 3) for k, v in seconds.items()}}
+    print(
+        f"median step: joint {seconds['joint']:.3f} s, rl {seconds['rl']:.3f} s, ratio {ratio:.3f}"
+    )
+    result = {
+        "overhead_ratio": round(ratio, 3),
+        "step_seconds": {k: round(v, 3) for k, v in seconds.items()},
+    }
     if options.json:
-        result |= {"sandbox": True, "quick": options.quick, "seconds": round(time.perf_counter() - started)}
+        result |= {
+            "sandbox": True,
+            "quick": options.quick,
+            "seconds": round(time.perf_counter() - started),
+        }
         print(json.dumps(result))
 
 

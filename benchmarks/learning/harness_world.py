@@ -21,7 +21,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting.cli.check_harness import ScriptedAgent, byte_format, call_of, filled, play_scripted, tools_in
+from agentic_prompting.cli.check_harness import (
+    ScriptedAgent,
+    byte_format,
+    call_of,
+    filled,
+    play_scripted,
+    tools_in,
+)
 from agentic_prompting.programs import Program, harness
 from agentic_prompting.rollout import Rollout
 from benchmarks.lab import RECORDS, Records, interval, log, markdown, quiet, shown
@@ -63,7 +70,9 @@ def draw_world(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 def right_word(rollout: Rollout, folder: Path) -> float:
     """1 if the file holds the word of the row and nothing else."""
     file = folder / "answer.txt"
-    return float(file.is_file() and file.read_text(errors="replace").strip() == rollout.row["answer"])
+    return float(
+        file.is_file() and file.read_text(errors="replace").strip() == rollout.row["answer"]
+    )
 
 
 class Writer(ScriptedAgent):
@@ -83,7 +92,11 @@ def record(program: Program, question: str) -> Parts:
     rollout, _ = play_scripted(program, writer, row={"question": question, "answer": WORDS[0]})
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)
     (one,) = rollout.sequences
-    decode, parts, at = writer.form.tokenizer.decode, [(writer.form.tokenizer.decode(one.prompt_ids), False)], 0
+    decode, parts, at = (
+        writer.form.tokenizer.decode,
+        [(writer.form.tokenizer.decode(one.prompt_ids), False)],
+        0,
+    )
     for own, run in groupby(one.mask):
         end = at + len(list(run))
         parts.append((decode(one.ids[at:end]), bool(own)))
@@ -112,7 +125,9 @@ def make_policy(seed: int, parts: Parts, pieces: int) -> tuple[Any, Any]:
     return Qwen3ForCausalLM(config), tokenizer
 
 
-def warm_start(model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entries, seed: int, steps: int) -> float:
+def warm_start(
+    model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entries, seed: int, steps: int
+) -> float:
     """Imitate the recorded rollout, with questions of the world: the loss.
 
     In the first half of the steps without the harness's own prompt, with which all rows' conversations begin, and with
@@ -124,7 +139,11 @@ def warm_start(model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entri
     draw, loss = random.Random(f"warm {seed}"), torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
-    known = {(row["question"], word): _imitated(tokenizer, parts, asked, row, word) for row in rows for word in WORDS}
+    known = {
+        (row["question"], word): _imitated(tokenizer, parts, asked, row, word)
+        for row in rows
+        for word in WORDS
+    }
     shared = os.path.commonprefix([ids for ids, _ in known.values()])  # noqa: RUF071 - of ids
     for step in range(steps):
         first, batch = step < steps // 2, []
@@ -135,7 +154,9 @@ def warm_start(model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entri
         longest = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
         labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
-        past = model(torch.tensor([shared[-1:] if first else shared]), use_cache=True, logits_to_keep=1).past_key_values
+        past = model(
+            torch.tensor([shared[-1:] if first else shared]), use_cache=True, logits_to_keep=1
+        ).past_key_values
         past.batch_repeat_interleave(WARM_BATCH)
         loss = model(ids, labels=labels, past_key_values=past).loss
         loss.backward()
@@ -204,7 +225,9 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     trainer.train()
     after = trainer.evaluate()["eval_reward"]
     program.close()
-    rewards = [round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry]
+    rewards = [
+        round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry
+    ]
     return {
         "harness": name, "dialect": HARNESSES[name], "seed": seed, "steps": steps, "warm_steps": warm_steps,
         "warm_loss": round(loss, 4), "before": round(before, 4), "after": round(after, 4), "rewards": rewards,
@@ -218,7 +241,15 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     rows = []
     for name, found in summarise(records).items():
         figures = (shown(found["before"]), shown(found["after"]), shown(found["gain"], "+"))
-        rows.append((f"{name}, by {HARNESSES[name]}", *figures, found["failed"], found["differences"], found["seeds"]))
+        rows.append(
+            (
+                f"{name}, by {HARNESSES[name]}",
+                *figures,
+                found["failed"],
+                found["differences"],
+                found["seeds"],
+            )
+        )
     return markdown(("harness", "before", "after", "gain", "failed", "differences", "seeds"), rows)
 
 
@@ -237,14 +268,28 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="two steps of a seed that is not reported, in pi")
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}")
-    parser.add_argument("--only", action="append", choices=[*HARNESSES], help="these harnesses only")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two steps of a seed that is not reported, in pi"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=[*HARNESSES], help="these harnesses only"
+    )
     parser.add_argument("--steps", type=int, help=f"default: {STEPS}; with --quick 2")
     parser.add_argument("--warm-steps", type=int, default=WARM_STEPS)
-    parser.add_argument("--records", type=Path, help="default: records/harness_world.jsonl.gz; not kept with --quick")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="default: records/harness_world.jsonl.gz; not kept with --quick",
+    )
     options = parser.parse_args()
     quiet()
     put_in_path()
@@ -253,7 +298,9 @@ def main() -> None:
         records = Records(options.records or default)
         names = options.only or (["pi"] if options.quick else [*HARNESSES])
         seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
-        for name, seed in records.missing(("harness", "seed"), [(name, seed) for name in names for seed in seeds]):
+        for name, seed in records.missing(
+            ("harness", "seed"), [(name, seed) for name in names for seed in seeds]
+        ):
             steps = options.steps or (2 if options.quick else STEPS)
             found = measure(name, seed, Path(folder, f"{name}-{seed}"), steps, options.warm_steps)
             records.add(found)

@@ -103,7 +103,9 @@ class World:
         rows = stats.beta.ppf(quantiles, self.base, 1 - self.base).clip(1e-6, 1 - 1e-6)
         nodes, weights = np.polynomial.hermite_e.hermegauss(9)
         shifts = np.linspace(-14, 14, 281)
-        logits = special.logit(rows)[None, :, None] + shifts[:, None, None] + self.interaction * nodes
+        logits = (
+            special.logit(rows)[None, :, None] + shifts[:, None, None] + self.interaction * nodes
+        )
         mean_of_shift = special.expit(logits).mean(axis=1) @ (weights / weights.sum())
 
         def draw_scores(rng: np.random.Generator, means: np.ndarray, n: int) -> np.ndarray:
@@ -232,11 +234,15 @@ def simulate_router(tasks: int, seed: int = 5) -> list[dict[str, Any]]:
             gain = route_prompts(first, second, rng)
             surely.append(gain.low > 0)
             gains.append(gain.mean)
-        cells.append({"world": name, "gain": float(np.mean(gains)), "surely above 0": float(np.mean(surely))})
+        cells.append(
+            {"world": name, "gain": float(np.mean(gains)), "surely above 0": float(np.mean(surely))}
+        )
     return cells
 
 
-def _twice(world: World, rng: np.random.Generator, means: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def _twice(
+    world: World, rng: np.random.Generator, means: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Two answers of each prompt to the same rows, whose chances are the same for both."""
     difficulty = rng.beta(world.base, 1 - world.base, (n, 1)).clip(1e-6, 1 - 1e-6)
     noise = world.interaction * rng.standard_normal((n, len(means)))
@@ -268,7 +274,10 @@ def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
                 rng = np.random.default_rng([7, g, n])
                 population = draw(rng, 400_000)
                 sizes = [size for size in (2, 4, 8) if size <= g]
-                truth = {size: float(np.mean(1 - population**size - (1 - population) ** size)) for size in sizes}
+                truth = {
+                    size: float(np.mean(1 - population**size - (1 - population) ** size))
+                    for size in sizes
+                }
                 passes = {k: float(np.mean(1 - (1 - population) ** k)) for k in (1, g)}
                 differing: dict[int, list[bool]] = {size: [] for size in sizes}
                 passing: dict[int, list[bool]] = {k: [] for k in passes}
@@ -277,9 +286,13 @@ def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
                     for size in sizes:
                         signal = measure_groups(rewards, size)
                         assert signal.differing is not None
-                        differing[size].append(signal.differing.low - 1e-9 <= truth[size] <= signal.differing.high)
+                        differing[size].append(
+                            signal.differing.low - 1e-9 <= truth[size] <= signal.differing.high
+                        )
                     for k, share in passes.items():
-                        passing[k].append(signal.pass_at[k].low - 1e-9 <= share <= signal.pass_at[k].high)
+                        passing[k].append(
+                            signal.pass_at[k].low - 1e-9 <= share <= signal.pass_at[k].high
+                        )
                 for size in sizes:
                     cells.append(
                         {
@@ -297,7 +310,9 @@ def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
 def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str, Any]]:
     """How often the bracket holds the true ceiling, and how far naive and cross are from it."""
     cells = []
-    for spread, base in ((0.0, 0.5),) if quick else ((0.0, 0.5), (1.0, 0.5), (3.0, 0.5), (1.0, 0.2)):
+    for spread, base in (
+        ((0.0, 0.5),) if quick else ((0.0, 0.5), (1.0, 0.5), (3.0, 0.5), (1.0, 0.2))
+    ):
         for choices in (4,) if quick else (4, 8):
             for repeats in (2,) if quick else (2, 4, 8):
                 rng = np.random.default_rng([9, choices, repeats])
@@ -306,7 +321,9 @@ def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str,
                 held, naive, cross, widths = [], [], [], []
                 for _ in range(tasks):
                     chances = _chances(rng, rows, choices, base, spread)
-                    scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(float)
+                    scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(
+                        float
+                    )
                     ceiling = measure_ceiling(scores, [str(place) for place in range(choices)])
                     assert ceiling.cross is not None
                     held.append(ceiling.low <= truth <= ceiling.high)
@@ -323,7 +340,9 @@ def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str,
     return cells
 
 
-def _chances(rng: np.random.Generator, rows: int, choices: int, base: float, spread: float) -> np.ndarray:
+def _chances(
+    rng: np.random.Generator, rows: int, choices: int, base: float, spread: float
+) -> np.ndarray:
     difficulty = special.logit(rng.beta(base, 1 - base, (rows, 1)).clip(1e-6, 1 - 1e-6))
     return special.expit(difficulty + spread * rng.standard_normal((rows, choices)))
 
@@ -357,7 +376,11 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     coverage = [cell["coverage"] for cell in cells]
     nothing = [cell for cell in cells if cell["spread"] == 0 and cell["start"] is None]
     summary: dict[str, Any] = {
-        "coverage": {"mean": float(np.mean(coverage)), "least": min(coverage), "most": max(coverage)},
+        "coverage": {
+            "mean": float(np.mean(coverage)),
+            "least": min(coverage),
+            "most": max(coverage),
+        },
         "f_test where no prompt differs": max(cell["f_test"] for cell in nothing),
     }
     for delta in DELTAS:
@@ -368,12 +391,20 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         # A start prompt below all others: every challenger gains about 0.10, and not more.
         drawn = [cell[f"{delta:.2f}"]["power"] for cell in gaining if cell["start"] is None]
         summary[f"delta {delta:.2f}"] = {
-            "false worth it, truth 0": max(cell[f"{delta:.2f}"]["false worth it"] for cell in nothing),
-            "false worth it, truth 0, after top-up": max(cell[name]["false worth it"] for cell in nothing),
+            "false worth it, truth 0": max(
+                cell[f"{delta:.2f}"]["false worth it"] for cell in nothing
+            ),
+            "false worth it, truth 0, after top-up": max(
+                cell[name]["false worth it"] for cell in nothing
+            ),
             "false not worth it": max(cell[name]["false not worth it"] for cell in cells),
-            "not worth it though the best of all is": max(cell[name]["not worth it, best of all is"] for cell in cells),
+            "not worth it though the best of all is": max(
+                cell[name]["not worth it, best of all is"] for cell in cells
+            ),
             "cannot tell": float(np.mean([cell[f"{delta:.2f}"]["cannot tell"] for cell in cells])),
-            "cannot tell after top-up": float(np.mean([cell[name]["cannot tell"] for cell in cells])),
+            "cannot tell after top-up": float(
+                np.mean([cell[name]["cannot tell"] for cell in cells])
+            ),
             "coverage after top-up, least": min(cell[name]["coverage"] for cell in cells),
             "power where the chosen prompt gains 0.10, least": min(powers) if powers else None,
             "power, start prompt one of the draws, least": min(drawn) if drawn else None,
@@ -383,7 +414,9 @@ def summarise_prompts(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--quick", action="store_true", help="few tasks and cells")
     parser.add_argument("--tasks", type=int, help="tasks a cell")
@@ -401,7 +434,11 @@ def as_tables(result: dict[str, Any]) -> str:
     )
     families = dict.fromkeys((cell["family"], cell["spread"]) for cell in result["prompts"])
     for family, spread in families:
-        cells = [cell for cell in result["prompts"] if (cell["family"], cell["spread"]) == (family, spread)]
+        cells = [
+            cell
+            for cell in result["prompts"]
+            if (cell["family"], cell["spread"]) == (family, spread)
+        ]
 
         def mean(*path: str, cells: Sequence[Any] = cells) -> float:
             values = []
@@ -420,7 +457,10 @@ def as_tables(result: dict[str, Any]) -> str:
     for name in ("router", "groups", "ceilings"):
         lines += ["", name]
         for cell in result[name]:
-            shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in cell.items()}
+            shown = {
+                key: round(value, 3) if isinstance(value, float) else value
+                for key, value in cell.items()
+            }
             lines.append("  " + ", ".join(f"{key} {value}" for key, value in shown.items()))
     return "\n".join(lines)
 

@@ -35,7 +35,12 @@ from benchmarks.lab import log, quiet
 
 WORLDS = ("rules", "unguarded", "misleading")
 SEEDS, CHALLENGERS, REPEATS = 20, 11, 1
-RIGHT = {"rules": 0.9, "unguarded": 0.9, "misleading": 0.5, "habits": 0.9}  # how often a challenger's word is right
+RIGHT = {
+    "rules": 0.9,
+    "unguarded": 0.9,
+    "misleading": 0.5,
+    "habits": 0.9,
+}  # how often a challenger's word is right
 
 
 def challengers(world: str, rules: Mapping[str, str], rng: random.Random) -> list[str]:
@@ -74,8 +79,12 @@ def measure_world(world: str, seeds: Sequence[int], folder: Path) -> list[dict[s
         rules = draw_rules(rng)
         start = SystemPrompt(PREAMBLE)
         if world == "misleading":
-            outdated = rng.sample([word for word in WORDS if word not in rules.values()], len(rules))
-            principles = [say(sought(relation), word) for relation, word in zip(rules, outdated, strict=True)]
+            outdated = rng.sample(
+                [word for word in WORDS if word not in rules.values()], len(rules)
+            )
+            principles = [
+                say(sought(relation), word) for relation, word in zip(rules, outdated, strict=True)
+            ]
             start = SystemPrompt(PREAMBLE, tuple(principles))
         agent.environment = LLMEnvironment(GuardedOracle(rules if is_guarded else {}, seed=seed))
         chat = AgentChat(agent, seed=seed)
@@ -111,7 +120,8 @@ def mean_score(chat: Any, prompt: str, rows: Sequence[Mapping[str, Any]]) -> flo
     for repeat in range(REPEATS):
         answers = system(rows, seed=1000 + repeat)
         records = [
-            {"answer": answer.text, "answers": row["answers"]} for answer, row in zip(answers, rows, strict=True)
+            {"answer": answer.text, "answers": row["answers"]}
+            for answer, row in zip(answers, rows, strict=True)
         ]
         (of_repeat,) = score_records(records, find_metrics(["exact_match"])).values()
         scores += [score for score in of_repeat if score is not None]
@@ -125,12 +135,16 @@ def measure_demo(folder: Path) -> dict[str, Any]:
     from agentic_prompting.sandbox.setup import DEMO_SEED, prepare_sandbox
 
     sandbox = prepare_sandbox(folder, DEMO_SEED)
-    agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(Oracle(seed=DEMO_SEED)), max_batch_size=256)
+    agent = PromptAgent.from_pretrained(
+        sandbox.model, LLMEnvironment(Oracle(seed=DEMO_SEED)), max_batch_size=256
+    )
     return headroom(list(sandbox.test), agent=agent, group_size=8, calls=2048).to_json()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="draws of rules a world")
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=tuple(RIGHT))
@@ -141,9 +155,16 @@ def main() -> None:
         for world in arguments.worlds:
             draws += measure_world(world, range(arguments.seeds), Path(folder) / world)
         demo = measure_demo(Path(folder) / "demo")
-    summary = {world: summarise([draw for draw in draws if draw["world"] == world]) for world in arguments.worlds}
+    summary = {
+        world: summarise([draw for draw in draws if draw["world"] == world])
+        for world in arguments.worlds
+    }
     result = {"summary": summary, "draws": draws, "demo": demo}
-    print(json.dumps(result) if arguments.json else json.dumps({"summary": summary, "demo": demo}, indent=2))
+    print(
+        json.dumps(result)
+        if arguments.json
+        else json.dumps({"summary": summary, "demo": demo}, indent=2)
+    )
 
 
 def summarise(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -31,20 +31,39 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from agentic_prompting.records import atomic_write
-from benchmarks.lab import RECORDS as RECORDED, REPOSITORY, Records, git, interval, log, markdown, share, shown
+from benchmarks.lab import (
+    RECORDS as RECORDED,
+    REPOSITORY,
+    Records,
+    git,
+    interval,
+    log,
+    markdown,
+    share,
+    shown,
+)
 from benchmarks.learning import espl_sandbox
 from benchmarks.learning.league_cell import run
 from benchmarks.paper_tables.estimates import seed_interval
 
 RECORDS = RECORDED / "league_two.jsonl.gz"
-SETTINGS = tuple((world, reflector) for world in ("rules", "many", "misleading") for reflector in ("easy", ".7"))
-SEEDS, TUNING_SEEDS = tuple(range(521, 537)), (1, 2, 3, 42)  # 42's warm start comes with the package
+SETTINGS = tuple(
+    (world, reflector) for world in ("rules", "many", "misleading") for reflector in ("easy", ".7")
+)
+SEEDS, TUNING_SEEDS = (
+    tuple(range(521, 537)),
+    (1, 2, 3, 42),
+)  # 42's warm start comes with the package
 PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
 DISTILLED = ("joint, then imitation", "joint, then on-policy")
 ORDER = (*PRIMARY, *SECONDARY, *DISTILLED)
 HEADING = "## The second league of E-SPL"  # of the protocol
-MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
+MARGIN, GOOD, BATCHES = (
+    0.05,
+    0.8,
+    3,
+)  # not worse by more; calls until this exact match, on the mean of so many batches
 AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
     (f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded", "one_call_minus_joint",
      "low_one_sided", -MARGIN),
@@ -57,7 +76,11 @@ FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
     "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
     "on_policy_minus_imitation": "On-policy distillation, with a teacher that moved, minus imitation",
 }
-OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
+OTHERS = (
+    "base, first",
+    "base, final",
+    "trained, first",
+)  # besides the trained weights under the final prompt
 FORK = multiprocessing.get_context("fork")  # this process never imports torch
 UNLOCKED = 0.5  # exact match on the questions that end on a relation
 
@@ -86,7 +109,9 @@ def by_cell(records: Iterable[Mapping[str, Any]]) -> dict[Cell, Mapping[str, Any
     return {(one["world"], one["reflector"], one["seed"], one["method"]): one for one in records}
 
 
-def difference(found: Found, method: str, other: str, settings: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def difference(
+    found: Found, method: str, other: str, settings: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
     """Exact match of a method minus another's: the mean over the settings, paired by seed.
 
     Returns:
@@ -94,18 +119,30 @@ def difference(found: Found, method: str, other: str, settings: Sequence[tuple[s
     """
     values = []
     for seed in sorted({seed for _, _, seed, _ in found}):
-        pairs = [(found.get((*one, seed, method)), found.get((*one, seed, other))) for one in settings]
+        pairs = [
+            (found.get((*one, seed, method)), found.get((*one, seed, other))) for one in settings
+        ]
         if all(a is not None and b is not None for a, b in pairs):
-            values.append(statistics.fmean(share(a["correct"]) - share(b["correct"]) for a, b in pairs))  # type: ignore[index]
+            values.append(
+                statistics.fmean(share(a["correct"]) - share(b["correct"]) for a, b in pairs)
+            )  # type: ignore[index]
     if not values:
         return {"n": 0}
     one_sided = seed_interval(values, 0.9).low if len(values) > 1 else None
-    return {**interval(values), "low_one_sided": one_sided and round(one_sided, 4), "n": len(values)}
+    return {
+        **interval(values),
+        "low_one_sided": one_sided and round(one_sided, 4),
+        "n": len(values),
+    }
 
 
 def complete(found: Found, methods: Sequence[str]) -> list[tuple[str, str]]:
     """The settings that have the cells of these methods on all seeds: those that the primary outcome is about."""
-    return [one for one in SETTINGS if all((*one, seed, method) in found for seed in SEEDS for method in methods)]
+    return [
+        one
+        for one in SETTINGS
+        if all((*one, seed, method) in found for seed in SEEDS for method in methods)
+    ]
 
 
 def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
@@ -120,7 +157,10 @@ def unlocked(record: Mapping[str, Any]) -> int:
     """Guarded relations that a question may end on and that the agent gets right more often than not."""
     ends = [one for one in record["guarded"] if one in record["ends"]]
     right = {
-        one: [c == "1" for c, end in zip(record["correct"], record["ends"], strict=True) if end == one] for one in ends
+        one: [
+            c == "1" for c, end in zip(record["correct"], record["ends"], strict=True) if end == one
+        ]
+        for one in ends
     }
     return sum(statistics.fmean(values) >= UNLOCKED for values in right.values())
 
@@ -129,14 +169,23 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     """By setting and method: exact match with its interval, calls, and the secondary outcomes."""
     rows: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for one in records:
-        rows.setdefault(f"{one['world']}, {one['reflector']}", {}).setdefault(one["method"], []).append(one)
-    return {setting: {method: _row(some) for method, some in methods.items()} for setting, methods in rows.items()}
+        rows.setdefault(f"{one['world']}, {one['reflector']}", {}).setdefault(
+            one["method"], []
+        ).append(one)
+    return {
+        setting: {method: _row(some) for method, some in methods.items()}
+        for setting, methods in rows.items()
+    }
 
 
 def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     until = [calls_until_good(one["curve"]) for one in records]
     reached = [calls for calls in until if calls is not None]
-    ranks = [espl_sandbox.correlations(one["rated"])["rating"] for one in records if len(one["rated"]) > 2]
+    ranks = [
+        espl_sandbox.correlations(one["rated"])["rating"]
+        for one in records
+        if len(one["rated"]) > 2
+    ]
     ranks = [rank for rank in ranks if rank == rank]
     return {
         **interval([share(one["correct"]) for one in records]),
@@ -144,7 +193,10 @@ def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "calls": round(statistics.fmean(one["calls"] for one in records)),
         "good": len(reached),
         "calls_until_good": round(statistics.median(reached)) if reached else None,
-        **{name: round(statistics.fmean(one["others"][name] for one in records), 3) for name in OTHERS},
+        **{
+            name: round(statistics.fmean(one["others"][name] for one in records), 3)
+            for name in OTHERS
+        },
         "unlocked": round(statistics.fmean(unlocked(one) for one in records), 2),
         "spearman": interval(ranks) if ranks else None,
     }
@@ -165,10 +217,15 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, methods in pairs.items():
         settings = complete(found, methods) or SETTINGS[:1]
-        result[name] = {**difference(found, *methods, settings), "settings": [", ".join(one) for one in settings]}
+        result[name] = {
+            **difference(found, *methods, settings),
+            "settings": [", ".join(one) for one in settings],
+        }
     result["each"] = {
         ", ".join(one): {
-            name: row for name, methods in pairs.items() if (row := difference(found, *methods, [one]))["n"]
+            name: row
+            for name, methods in pairs.items()
+            if (row := difference(found, *methods, [one]))["n"]
         }
         for one in SETTINGS
     }
@@ -189,7 +246,9 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {what}.")
             continue
         said = "Not so" if row[bound] > least else "**Against us**"
-        about = f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings"
+        about = (
+            f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings"
+        )
         about += f"; one-sided lower bound {row[bound]:+.3f}" if bound == "low_one_sided" else ""
         lines.append(f"- {said}: {what}. {about}.")
     lines.sort(key=lambda line: "Against" not in line)
@@ -200,11 +259,14 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"- {what}: {shown(told[name], '+')}, {about}.")
     every = list(cells())
     planned, absent = (
-        Counter(", ".join(one[:2]) for one in some) for some in (every, set(every) - by_cell(records).keys())
+        Counter(", ".join(one[:2]) for one in some)
+        for some in (every, set(every) - by_cell(records).keys())
     )
     if absent:
         some = "; ".join(
-            f"*{setting}*, {absent[setting]} of {planned[setting]}" for setting in planned if absent[setting]
+            f"*{setting}*, {absent[setting]} of {planned[setting]}"
+            for setting in planned
+            if absent[setting]
         )
         lines.append(f"- Cells that are not run yet: {some}.")
     return "\n".join(lines)
@@ -214,7 +276,9 @@ def missing(records: Iterable[Mapping[str, Any]], wanted: Iterable[Cell]) -> dic
     """By setting and method: how many of the wanted cells are not done."""
     done = by_cell(records)
     absent = [cell for cell in wanted if cell not in done]
-    return dict(Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent))
+    return dict(
+        Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent)
+    )
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -224,12 +288,26 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
         for method in sorted(methods, key=ORDER.index):
             row = methods[method]
             shares = [f"{row[name]:.3f}" for name in OTHERS]
-            good = f"{row['calls_until_good']} ({row['good']} of {row['n']})" if row["good"] else f"0 of {row['n']}"
+            good = (
+                f"{row['calls_until_good']} ({row['good']} of {row['n']})"
+                if row["good"]
+                else f"0 of {row['n']}"
+            )
             rank = shown(row["spearman"], digits=2)
-            rows.append([setting, method, shown(row), row["n"], *shares, row["calls"], good, row["unlocked"], rank])
-    titles = (
-        "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
-    )
+            rows.append(
+                [
+                    setting,
+                    method,
+                    shown(row),
+                    row["n"],
+                    *shares,
+                    row["calls"],
+                    good,
+                    row["unlocked"],
+                    rank,
+                ]
+            )
+    titles = "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
     titles += ",trained and first prompt,calls,calls until .8,unlocked,Spearman of rating"
     return markdown(titles.split(","), rows)
 
@@ -255,7 +333,10 @@ def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
     """Whether the protocol was committed before all of these commits, from which the records come."""
     added = git("log", "--format=%H", f"-S{heading}", "--", "docs/evidence.md").split()
     return bool(added) and all(
-        subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
+        subprocess.run(
+            ["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY
+        ).returncode
+        == 0
         for commit in set(commits)
     )
 
@@ -267,14 +348,18 @@ def path_of(folder: Path, cell: Cell) -> Path:
     """The file of a finished cell."""
     world, reflector, seed, method = cell
     return (
-        folder / "cells" / f"{world}-{reflector.strip('.')}-{seed}-{method.replace(', ', '-').replace(' ', '-')}.json"
+        folder
+        / "cells"
+        / f"{world}-{reflector.strip('.')}-{seed}-{method.replace(', ', '-').replace(' ', '-')}.json"
     )
 
 
 def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
     """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
     for record in recorded:
-        path = path_of(folder, (record["world"], record["reflector"], record["seed"], record["method"]))
+        path = path_of(
+            folder, (record["world"], record["reflector"], record["seed"], record["method"])
+        )
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, json.dumps(record))
@@ -285,7 +370,9 @@ def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
 
     A cell that fails is logged and passed over: the same command tries it again.
     """
-    about = {"commit": git("rev-parse", "--short=12", "HEAD")}  # of the code that this process has loaded
+    about = {
+        "commit": git("rev-parse", "--short=12", "HEAD")
+    }  # of the code that this process has loaded
     about["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
     for cell in todo:
         if not path_of(folder, cell).exists():
@@ -296,7 +383,9 @@ def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
                 log(f"FAILED with {process.exitcode}: {cell}")
 
 
-def _work_on(cell: Cell, folder: Path, about: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _work_on(
+    cell: Cell, folder: Path, about: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
     path = path_of(folder, cell)
     with suppress(Busy), claimed(path):
         if not path.exists():
@@ -326,7 +415,9 @@ def claimed(path: Path) -> Iterator[None]:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The records of the finished cells, in the order of the protocol."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")]
+    found = [
+        json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")
+    ]
 
     def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
         setting = SETTINGS.index((one["world"], one["reflector"]))
@@ -337,14 +428,27 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The second league of docs/evidence.md.")
-    parser.add_argument("--quick", action="store_true", help="a few cells of seeds that are not reported, fewer steps")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few cells of seeds that are not reported, fewer steps",
+    )
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--collect", action="store_true", help=f"write {RECORDS.name} from the cells, in the end")
+    parser.add_argument(
+        "--collect", action="store_true", help=f"write {RECORDS.name} from the cells, in the end"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the protocol")
-    parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "league", help="cells and models")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--folder", type=Path, default=REPOSITORY / "runs" / "league", help="cells and models"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args()
-    started, folder = time.perf_counter(), options.folder / "quick" if options.quick else options.folder
+    started, folder = (
+        time.perf_counter(),
+        options.folder / "quick" if options.quick else options.folder,
+    )
     os.environ["OMP_NUM_THREADS"] = "1"
     todo = list(cells(options.seeds or SEEDS))
     if options.quick:

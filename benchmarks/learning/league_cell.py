@@ -34,7 +34,11 @@ METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint, then imitation": [("joint", 1.0, {}), ("imitate", 0.5, {})],
 }
 # What gained nothing left the library; the cells are in records/, and these are the last commits that run them.
-GONE = {"one call, paired": "67bdbf9", "joint, then on-policy": "67bdbf9", "joint, then fixed teacher": "7ab8f68"}
+GONE = {
+    "one call, paired": "67bdbf9",
+    "joint, then on-policy": "67bdbf9",
+    "joint, then fixed teacher": "7ab8f68",
+}
 
 
 class Counted:
@@ -79,10 +83,16 @@ def reflector_of(sandbox: Any, kind: str, seed: int) -> Any:
     from agentic_prompting.sandbox import GuardedReflector, HonestReflector
 
     accuracy = ACCURACY[kind]
-    return GuardedReflector(sandbox.mistakes, seed) if accuracy is None else HonestReflector(accuracy, seed)
+    return (
+        GuardedReflector(sandbox.mistakes, seed)
+        if accuracy is None
+        else HonestReflector(accuracy, seed)
+    )
 
 
-def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps: int = 30) -> dict[str, Any]:
+def run(
+    world: str, reflector: str, seed: int, method: str, folder: Path, steps: int = 30
+) -> dict[str, Any]:
     """Train a method, ask its agent the held-out questions, and return the record.
 
     Returns:
@@ -93,7 +103,9 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
             and the final prompt, where `correct` is not that); `leaks` in the cells of `joint`.
     """
     if method in GONE:
-        raise ValueError(f"{method!r} is not in the library any more: commit {GONE[method]} runs it")
+        raise ValueError(
+            f"{method!r} is not in the library any more: commit {GONE[method]} runs it"
+        )
     started, sandbox = time.perf_counter(), prepare(world, seed)
     counted = Counted(reflector_of(sandbox, reflector, seed), MAX_CALLS)
     agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, counted)
@@ -107,7 +119,11 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
     return {
         **{"world": world, "reflector": reflector, "seed": seed, "method": method, "steps": steps},
         **{"correct": answers(sandbox, agent.model, agent.prompt), "ends": _ends(sandbox)},
-        **{"guarded": list(sandbox.oracle.rules), "rollouts": agent.rollouts, "calls": min(counted.calls, MAX_CALLS)},
+        **{
+            "guarded": list(sandbox.oracle.rules),
+            "rollouts": agent.rollouts,
+            "calls": min(counted.calls, MAX_CALLS),
+        },
         **{"curve": agent.curve, "rated": agent.rated(), "prompt": agent.prompt.text},
         **{"others": agent.others()},
         **({"leaks": leaks(world, seed)} if method == "joint" else {}),
@@ -134,7 +150,12 @@ class Agent:
         from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
 
         # `exist_ok` of a folder that a cell left behind when it was killed: it is begun anew.
-        options = {"max_steps": steps, "seed": self.seed, "output_dir": str(self.output), "overwrite": True}
+        options = {
+            "max_steps": steps,
+            "seed": self.seed,
+            "output_dir": str(self.output),
+            "overwrite": True,
+        }
         args = ESPLConfig(**settings(ESPL, **options, per_device_eval_batch_size=96, **changes))
         self.trainer = train(
             ESPLTrainer,
@@ -163,7 +184,9 @@ class Agent:
     def imitate(self, steps: int, mode: str) -> None:
         """Distill the prompt into the weights, with the rollouts of `steps` steps."""
         args = self.trainer.args
-        rows = self.sandbox.train.select(range(steps * args.generation_batch_size // args.num_generations))
+        rows = self.sandbox.train.select(
+            range(steps * args.generation_batch_size // args.num_generations)
+        )
         batch = {"per_device_train_batch_size": 32}
         self.trainer.distill(rows, num_train_epochs=IMITATION_EPOCHS, **batch)
         self._learned(len(rows) * args.num_generations)
@@ -177,13 +200,21 @@ class Agent:
         """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
         import gepa
 
-        from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Reward, SystemPrompt
+        from agentic_prompting import (
+            AgentSpec,
+            LLMEnvironment,
+            PromptAgent,
+            PromptR1Reward,
+            SystemPrompt,
+        )
         from agentic_prompting.interop.gepa import AgentAdapter
         from agentic_prompting.llm import complete
 
         batch = settings(ESPL)["per_device_train_batch_size"]
         spec = replace(AgentSpec.load(self.model), sampling={"temperature": TEMPERATURE})
-        agent = PromptAgent.from_pretrained(self.model, LLMEnvironment(self.sandbox.oracle), spec, max_batch_size=256)
+        agent = PromptAgent.from_pretrained(
+            self.model, LLMEnvironment(self.sandbox.oracle), spec, max_batch_size=256
+        )
         rows = list(self.sandbox.train)
         found = gepa.optimize(
             {"system_prompt": self.prompt.text},
@@ -214,7 +245,11 @@ class Agent:
     def others(self) -> dict[str, float]:
         """The value of the final prompt, and of the weights. The table's other three cells."""
         start, first, final = Path(self.sandbox.model), self.sandbox.root, self.prompt
-        pairs = {"base, first": (start, first), "base, final": (start, final), "trained, first": (self.model, first)}
+        pairs = {
+            "base, first": (start, first),
+            "base, final": (start, final),
+            "trained, first": (self.model, first),
+        }
         return {name: round(share(answers(self.sandbox, *pair)), 4) for name, pair in pairs.items()}
 
 

@@ -20,7 +20,12 @@ CORE = METHODS[:5]  # in the worlds after the first
 
 # The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
 AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
-    ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
+    (
+        "rules",
+        "joint training is not above RL and evolution alone",
+        ("rl", "evolution"),
+        lambda row: row["high"] >= 0,
+    ),
     (
         "rules",
         "GEPA and then GRPO, or phases in turn, are as good",
@@ -28,8 +33,18 @@ AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], b
         lambda row: row["high"] >= 0,
     ),
     ("habits", "joint training is more than .05 below RL", ("rl",), lambda row: row["mean"] > 0.05),
-    ("misleading", "joint training ends below its warm start", ("warm start",), lambda row: row["mean"] > 0),
-    ("rules", "without crossover it is as good", ("joint, mutation only",), lambda row: row["high"] >= 0),
+    (
+        "misleading",
+        "joint training ends below its warm start",
+        ("warm start",),
+        lambda row: row["mean"] > 0,
+    ),
+    (
+        "rules",
+        "without crossover it is as good",
+        ("joint, mutation only",),
+        lambda row: row["high"] >= 0,
+    ),
 ]
 
 
@@ -37,16 +52,24 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
     scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
-        scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = record
+        scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = (
+            record
+        )
     return {
-        world: {method: _row(of_seed, methods.get("joint", {})) for method, of_seed in methods.items()}
+        world: {
+            method: _row(of_seed, methods.get("joint", {})) for method, of_seed in methods.items()
+        }
         for world, methods in scores.items()
     }
 
 
-def _row(of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _row(
+    of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     shares = {seed: share(record["correct"]) for seed, record in of_seed.items()}
-    pairs = [value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint]
+    pairs = [
+        value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint
+    ]
     return {
         **interval(list(shares.values())),
         "minus_joint": interval(pairs) if pairs else None,
@@ -79,14 +102,25 @@ def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if "joint" in methods:
             place = order.index("joint") + 1
             other = f"not first but number {place} of {len(order)}; first is {order[0]}"
-            lines.append(f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}.")
+            lines.append(
+                f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}."
+            )
     for world, what, others, counts in AGAINST:
         rows = {other: worlds.get(world, {}).get(other) for other in others}
-        if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
+        if any(
+            row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None
+            for row in rows.values()
+        ):
             lines.append(f"- Not decided yet: {what}.")
             continue
-        differences = ", ".join(f"{other} {shown(row['minus_joint'], '+')}" for other, row in rows.items() if row)
-        said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
+        differences = ", ".join(
+            f"{other} {shown(row['minus_joint'], '+')}" for other, row in rows.items() if row
+        )
+        said = (
+            "**Against us**"
+            if any(counts(row["minus_joint"]) for row in rows.values() if row)
+            else "Not so"
+        )
         lines.append(f"- {said}: {what}. Minus joint: {differences}.")
     return "\n".join(lines)
 

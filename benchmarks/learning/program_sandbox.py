@@ -54,7 +54,10 @@ def table(records: Entries) -> str:
     """Exact match before and after by agent, and the difference from the native loop, paired by seed."""
     if not records:
         return NOTHING
-    after = {name: {one["seed"]: share(one["after"]) for one in records if one["agent"] == name} for name in AGENTS}
+    after = {
+        name: {one["seed"]: share(one["after"]) for one in records if one["agent"] == name}
+        for name in AGENTS
+    }
     rows = []
     for name, what in AGENTS.items():
         own = [one for one in records if one["agent"] == name]
@@ -63,7 +66,9 @@ def table(records: Entries) -> str:
             continue
         before = [share(one["before"]) for one in own]
         gains = [last - first for first, last in zip(before, after[name].values(), strict=True)]
-        other = [after[name][seed] - after[NATIVE][seed] for seed in after[name] if seed in after[NATIVE]]
+        other = [
+            after[name][seed] - after[NATIVE][seed] for seed in after[name] if seed in after[NATIVE]
+        ]
         sequences = f"{fmean(one['sequences'] for one in own):.2f}"
         rows.append(
             [what, shown(before), shown([*after[name].values()]), shown(gains, "+"),
@@ -89,11 +94,17 @@ def verdict(records: Entries) -> str:
         if not found["low"] <= 0 <= found["high"]:  # type: ignore[operator]
             said.append("the script differs from the native loop")
         elif abs(found["mean"]) > CLOSE:  # type: ignore[arg-type]
-            said.append("the script is within the native loop's interval, but too few seeds show that they are alike")
+            said.append(
+                "the script is within the native loop's interval, but too few seeds show that they are alike"
+            )
         else:
             said.append("the script learns as the native loop does")
     for name in ("vote", "last exchange"):
-        gains = [after[name, one["seed"]] - share(one["before"]) for one in records if one["agent"] == name]
+        gains = [
+            after[name, one["seed"]] - share(one["before"])
+            for one in records
+            if one["agent"] == name
+        ]
         low = interval(gains)["low"] if gains else None
         said.append(f"*{name}* {'gains' if low is not None and low > 0 else 'shows no gain'}")
     return "; ".join(said) + "."
@@ -109,7 +120,11 @@ def environment_of(agent: str, seed: int) -> Any:
     from benchmarks.learning.agent_programs import AGENTS as PROGRAMS
 
     oracle = Oracle(seed=seed)
-    return LLMEnvironment(oracle) if agent == NATIVE else Program(PROGRAMS[agent], llms={"oracle": oracle})
+    return (
+        LLMEnvironment(oracle)
+        if agent == NATIVE
+        else Program(PROGRAMS[agent], llms={"oracle": oracle})
+    )
 
 
 def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, float]:
@@ -127,24 +142,52 @@ def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, f
     return correct(rollouts), fmean(len(one.sequences) for one in rollouts)
 
 
-def measure(agent: str, seed: int, sandbox: Any, folder: Path, steps: int, questions: int) -> dict[str, Any]:
+def measure(
+    agent: str, seed: int, sandbox: Any, folder: Path, steps: int, questions: int
+) -> dict[str, Any]:
     """Ask the warm start, train it, ask again: the agent's record."""
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
     from agentic_prompting.rewards import exact_match_reward
 
     rows, started = list(sandbox.test)[:questions], time.perf_counter()
     before, _ = ask(sandbox.model, agent, rows, seed)
-    options = {"seed": seed, "max_steps": steps, "per_device_train_batch_size": ROLLOUTS, "overwrite": True}
+    options = {
+        "seed": seed,
+        "max_steps": steps,
+        "per_device_train_batch_size": ROLLOUTS,
+        "overwrite": True,
+    }
     args = MultiTurnGRPOConfig(**settings(DEMO, output_dir=str(folder), **options))
-    trainer = train(MultiTurnGRPOTrainer, args, sandbox, environment_of(agent, seed), reward_funcs=exact_match_reward)
+    trainer = train(
+        MultiTurnGRPOTrainer,
+        args,
+        sandbox,
+        environment_of(agent, seed),
+        reward_funcs=exact_match_reward,
+    )
     trainer.save_model(str(folder))
     after, sequences = ask(folder, agent, rows, seed)
-    failed = max((entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history), default=0.0)
-    found = {"before": before, "after": after, "sequences": round(sequences, 3), "failed": failed, "steps": steps}
-    return {"agent": agent, "seed": seed, **found, "seconds": round(time.perf_counter() - started, 1)}
+    failed = max(
+        (entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history), default=0.0
+    )
+    found = {
+        "before": before,
+        "after": after,
+        "sequences": round(sequences, 3),
+        "failed": failed,
+        "steps": steps,
+    }
+    return {
+        "agent": agent,
+        "seed": seed,
+        **found,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
 
 
-def run_all(seeds: Sequence[int], folder: Path, records: Records, steps: int, questions: int) -> None:
+def run_all(
+    seeds: Sequence[int], folder: Path, records: Records, steps: int, questions: int
+) -> None:
     """Run what is not recorded: all agents of a seed, then the next seed."""
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
@@ -152,21 +195,39 @@ def run_all(seeds: Sequence[int], folder: Path, records: Records, steps: int, qu
         left = records.missing(("agent", "seed"), [(agent, seed) for agent in AGENTS])
         sandbox = prepare_sandbox(folder / str(seed), seed) if left else None
         for agent, _ in left:
-            found = measure(agent, seed, sandbox, folder / str(seed) / agent.replace(" ", "_"), steps, questions)
+            found = measure(
+                agent, seed, sandbox, folder / str(seed) / agent.replace(" ", "_"), steps, questions
+            )
             records.add(found)
-            log(f"seed {seed}, {agent}: {share(found['before']):.3f} to {share(found['after']):.3f}")
+            log(
+                f"seed {seed}, {agent}: {share(found['before']):.3f} to {share(found['after']):.3f}"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed that is not reported, fewer steps and questions")
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one seed that is not reported, fewer steps and questions",
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/programs"), help="the agents")
-    parser.add_argument("--records", type=Path, help="default: records/programs.jsonl.gz; with --quick in the folder")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="default: records/programs.jsonl.gz; with --quick in the folder",
+    )
     options = parser.parse_args()
     quiet()
     folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(options.records or (folder if options.quick else RECORDS) / "programs.jsonl.gz")
+    records = Records(
+        options.records or (folder if options.quick else RECORDS) / "programs.jsonl.gz"
+    )
     sizes = (QUICK_STEPS, 32) if options.quick else (STEPS, QUESTIONS)
     run_all(options.seeds or ((TUNING_SEED,) if options.quick else SEEDS), folder, records, *sizes)
     print(f"{table(records.read())}\n\n{verdict(records.read())}")

@@ -26,15 +26,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agentic_prompting import AgentSpec, LLMEnvironment, PromptR1Config, PromptR1Trainer, exact_match
+from agentic_prompting import (
+    AgentSpec,
+    LLMEnvironment,
+    PromptR1Config,
+    PromptR1Trainer,
+    exact_match,
+)
 from agentic_prompting.llm import ChatModel, Message, Reply, complete
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import SPEC_FILE, Rollout
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.sandbox.world import value_of
-from benchmarks.lab import DEMO, DEMO_STEPS, RECORDS, Records, ask, correct, log, quiet, settings, share, train
-from benchmarks.learning.prompt_r1_tables import AGENTS, AWAY, HOME, NOBODY, REWORDED, results, transfer
+from benchmarks.lab import (
+    DEMO,
+    DEMO_STEPS,
+    RECORDS,
+    Records,
+    ask,
+    correct,
+    log,
+    quiet,
+    settings,
+    share,
+    train,
+)
+from benchmarks.learning.prompt_r1_tables import (
+    AGENTS,
+    AWAY,
+    HOME,
+    NOBODY,
+    REWORDED,
+    results,
+    transfer,
+)
 
 SEEDS, TUNING_SEED = (601, 602, 603, 604, 605), 1
 QUICK_STEPS = 8  # GRPO steps; the warm start is as long as ever, because GRPO cannot do without it
@@ -49,7 +75,9 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "strict": {"gate": "strict"},
     "alone": {"max_turns": 1},
 }
-Setting = tuple[str, str, int | None]  # agent, environment, turns allowed where they are not the agent's own
+Setting = tuple[
+    str, str, int | None
+]  # agent, environment, turns allowed where they are not the agent's own
 FIRST: list[Setting] = [
     *((agent, HOME, None) for agent in ("sft", "multi", "single", "oracle")),
     *((agent, environment, None) for environment in AWAY for agent in ("multi", "single", "sft")),
@@ -113,7 +141,9 @@ class Run:
         environment = self.environment(NOBODY if name.startswith("alone") else HOME)
         trainer = train(PromptR1Trainer, args, self.sandbox, environment, reward_funcs=reward)
         trainer.save_model(str(folder))
-        log(f"seed {self.seed}: {name}, {args.max_steps} steps, {time.perf_counter() - started:.0f} s")
+        log(
+            f"seed {self.seed}: {name}, {args.max_steps} steps, {time.perf_counter() - started:.0f} s"
+        )
         return folder
 
     def measure(self, agent: str, environment: str, turns: int | None) -> dict[str, Any]:
@@ -121,9 +151,19 @@ class Run:
         rows = list(self.sandbox.test)
         hops = "".join(str(row["meta"]["hops"]) for row in rows)
         if agent == "oracle":
-            said = [value_of(complete(Oracle(seed=self.seed), row["question"]).text) for row in rows]
-            right = [exact_match(value or "", row["answers"]) for value, row in zip(said, rows, strict=True)]
-            return {"correct": "".join(str(int(one)) for one in right), "hops": hops, "turns": 0.0, "answered": 1.0}
+            said = [
+                value_of(complete(Oracle(seed=self.seed), row["question"]).text) for row in rows
+            ]
+            right = [
+                exact_match(value or "", row["answers"])
+                for value, row in zip(said, rows, strict=True)
+            ]
+            return {
+                "correct": "".join(str(int(one)) for one in right),
+                "hops": hops,
+                "turns": 0.0,
+                "answered": 1.0,
+            }
         model = self.agent(agent)
         limits = AgentSpec.load(model).limits
         limits = replace(limits, max_turns=turns or limits.max_turns)
@@ -139,7 +179,9 @@ def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """
     statuses = Counter(rollout.status for rollout in rollouts)
     if statuses["failed"]:
-        raise RuntimeError(f"{statuses['failed']} of {len(rollouts)} rollouts failed; nothing was scored")
+        raise RuntimeError(
+            f"{statuses['failed']} of {len(rollouts)} rollouts failed; nothing was scored"
+        )
     return {
         "correct": correct(rollouts),
         "turns": round(sum(len(rollout.turns) for rollout in rollouts) / len(rollouts), 3),
@@ -159,19 +201,31 @@ def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int
                 started, found = time.perf_counter(), run.measure(agent, environment, turns)  # type: ignore[union-attr]
                 named = dict(zip(keys, values, strict=True))
                 records.add(named | found | {"seconds": round(time.perf_counter() - started, 1)})
-                log(f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(found['correct']):.3f}")
+                log(
+                    f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(found['correct']):.3f}"
+                )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Prompt-R1 in the sandbox, part by part.")
-    parser.add_argument("--quick", action="store_true", help="one seed that is not reported, fewer GRPO steps")
-    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed that is not reported, fewer GRPO steps"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help=f"default: {SEEDS}; with --quick {TUNING_SEED}"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/prompt_r1"), help="the agents")
-    parser.add_argument("--records", type=Path, help="default: records/prompt_r1.jsonl.gz; with --quick in the folder")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="default: records/prompt_r1.jsonl.gz; with --quick in the folder",
+    )
     options = parser.parse_args()
     quiet()
     folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz")
+    records = Records(
+        options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz"
+    )
     seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
     run_all(seeds, folder, records, QUICK_STEPS if options.quick else DEMO_STEPS)
     found = records.read()

@@ -39,10 +39,20 @@ def transfer_bounds(noise: float, interactions: int) -> tuple[float, float]:
     return 1 - (1 - noise) ** interactions, interactions * noise
 
 
-def of(records: Entries, agent: str, environment: str = HOME, turns: int | None = None, by: str = "country") -> Any:
+def of(
+    records: Entries,
+    agent: str,
+    environment: str = HOME,
+    turns: int | None = None,
+    by: str = "country",
+) -> Any:
     """The records of one setting, by seed."""
     wanted = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
-    return {one["seed"]: one for one in records if all(one[key] == value for key, value in wanted.items())}
+    return {
+        one["seed"]: one
+        for one in records
+        if all(one[key] == value for key, value in wanted.items())
+    }
 
 
 def exact_match(of_setting: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
@@ -58,7 +68,15 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 def results(records: Entries) -> str:
     """The table of every agent in the environment that it was trained for, and without one."""
     full = exact_match(of(records, "multi"))
-    titles = "agent", "environment", "exact match [95 %]", "by seed", "minus the first [95 %]", "2 hops", "3 hops"
+    titles = (
+        "agent",
+        "environment",
+        "exact match [95 %]",
+        "by seed",
+        "minus the first [95 %]",
+        "2 hops",
+        "3 hops",
+    )
     rows = []
     for environment in (HOME, NOBODY):
         for agent, name in AGENTS.items():
@@ -72,7 +90,15 @@ def results(records: Entries) -> str:
 def turns(records: Entries) -> str:
     """The table of the multi-turn agent with fewer turns than in training."""
     full = exact_match(of(records, "multi"))
-    titles = "turns allowed", "exact match [95 %]", "by seed", "minus 5 turns [95 %]", "2 hops", "3 hops", "turns"
+    titles = (
+        "turns allowed",
+        "exact match [95 %]",
+        "by seed",
+        "minus 5 turns [95 %]",
+        "2 hops",
+        "3 hops",
+        "turns",
+    )
     rows = []
     for allowed in (None, 4, 3, 2):
         found = of(records, "multi", turns=allowed)
@@ -85,15 +111,28 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown(titles, rows) if rows else NOTHING
 
 
-def _row(cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]) -> list[str]:
+def _row(
+    cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]
+) -> list[str]:
     """A setting's cells; accuracy by hops is pooled over seeds."""
     scores, answers = (
         exact_match(found),
-        [(h, c) for one in found.values() for h, c in zip(one["hops"], one["correct"], strict=True)],
+        [
+            (h, c)
+            for one in found.values()
+            for h, c in zip(one["hops"], one["correct"], strict=True)
+        ],
     )
     by_hops = [[int(c) for h, c in answers if h == hops] for hops in "23"]
-    cells = [*cells, shown(list(scores.values())), ", ".join(f"{one:.3f}" for one in scores.values())]
-    cells += [shown(paired(scores, full), "+"), *(f"{sum(one) / len(one):.3f}" if one else "–" for one in by_hops)]
+    cells = [
+        *cells,
+        shown(list(scores.values())),
+        ", ".join(f"{one:.3f}" for one in scores.values()),
+    ]
+    cells += [
+        shown(paired(scores, full), "+"),
+        *(f"{sum(one) / len(one):.3f}" if one else "–" for one in by_hops),
+    ]
     return [*cells, f"{sum(one['turns'] for one in found.values()) / len(found):.2f}"]
 
 
@@ -103,17 +142,30 @@ def transfer(records: Entries) -> str:
     for environment, words in AWAY.items():
         noise = float(environment.removeprefix("noise ")) if environment != REWORDED else None
         for agent in ("multi", "single", "sft"):
-            there, home = exact_match(of(records, agent, environment)), exact_match(of(records, agent))
+            there, home = (
+                exact_match(of(records, agent, environment)),
+                exact_match(of(records, agent)),
+            )
             change = paired(there, home)
             if not change:
                 continue
-            cells = [words, AGENTS[agent], shown(list(there.values())), shown(change, "+"), *[""] * 3]
+            cells = [
+                words,
+                AGENTS[agent],
+                shown(list(there.values())),
+                shown(change, "+"),
+                *[""] * 3,
+            ]
             if noise is not None:
                 bound, linear = transfer_bounds(noise, INTERACTIONS)
                 row = interval(change)
                 ends = [row["mean"] if row[end] is None else row[end] for end in ("low", "high")]
                 # The interval's far end decides, not the mean, so that "within" is not a matter of luck.
-                cells[4:] = [f"{bound:.3f}", f"{linear:.3f}", "yes" if max(map(abs, ends)) <= bound else "no"]
+                cells[4:] = [
+                    f"{bound:.3f}",
+                    f"{linear:.3f}",
+                    "yes" if max(map(abs, ends)) <= bound else "no",
+                ]
             rows.append(cells)
     return _table(
         ("the oracle", "agent", "exact match [95 %]", "change [95 %]", "1-(1-ε)^T", "Tε", "within"),
@@ -151,10 +203,18 @@ def headline(records: Entries) -> str:
     if memory:
         row = interval(memory)
         sure = row["high"] is not None and row["high"] < 0.05
-        counts = "less than .05" if sure else f"{len(memory)} seed(s) do not decide whether that is less than .05"
+        counts = (
+            "less than .05"
+            if sure
+            else f"{len(memory)} seed(s) do not decide whether that is less than .05"
+        )
         if row["mean"] >= 0.05:
             counts = "part of what was shown before was memory"
-        lines.append(f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}.")
+        lines.append(
+            f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}."
+        )
     if anew:
-        lines.append(f"With an oracle that words its replies anew it changes by {shown(anew, '+')}.")
+        lines.append(
+            f"With an oracle that words its replies anew it changes by {shown(anew, '+')}."
+        )
     return "\n".join(lines)

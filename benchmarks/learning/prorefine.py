@@ -29,12 +29,28 @@ from typing import Any
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from agentic_prompting.report.plots import accuracy_table, iterations_of, plot_iterations
-from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, PuzzleSolver, make_puzzles, puzzle_models, score_puzzle
+from agentic_prompting.sandbox.puzzles import (
+    COUNTING,
+    SORTING,
+    PuzzleSolver,
+    make_puzzles,
+    puzzle_models,
+    score_puzzle,
+)
 
 SEED = 11  # none that the sandbox was made with
 SETS = {"word sorting": SORTING, "object counting": COUNTING}
-METHODS = {"none": "no refinement", "no_verifier": "no verifier", "verifier": "verifier", "optimal": "optimal verifier"}
-CARELESSNESS = {"careless": 0.6, "middling": 0.4, "careful": 0.2}  # task models, as the paper has three sizes
+METHODS = {
+    "none": "no refinement",
+    "no_verifier": "no verifier",
+    "verifier": "verifier",
+    "optimal": "optimal verifier",
+}
+CARELESSNESS = {
+    "careless": 0.6,
+    "middling": 0.4,
+    "careful": 0.2,
+}  # task models, as the paper has three sizes
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,9 @@ def drafting(size: Size) -> dict[str, Any]:
     log("reciter trained")
     speeds, counts = {}, []
     plain: d.Run | None = None
-    for scenario in sorted(r.SCENARIOS, key="strong".__ne__):  # the strong one first: the plain loop makes every call
+    for scenario in sorted(
+        r.SCENARIOS, key="strong".__ne__
+    ):  # the strong one first: the plain loop makes every call
         cases = r.make_cases(scenario, size.speed_cases, 25)
         own = not size.plain_once or plain is None
         plain = d.play(model, tokens, cases, draft=False, batch=size.speed_batch) if own else plain
@@ -108,7 +126,10 @@ def drafting(size: Size) -> dict[str, Any]:
         log(f"{scenario}, all {size.large_batch} in one batch: {large[scenario]}")
     chaotic = r.random_model(tokens, seed=SEED)
     # In the full run the reciter's cases have been compared above.
-    for weights, n in ((chaotic, size.equal_cases), (model, size.equal_cases // 2 if size.plain_once else 0)):
+    for weights, n in (
+        (chaotic, size.equal_cases),
+        (model, size.equal_cases // 2 if size.plain_once else 0),
+    ):
         if n == 0:
             continue
         cases = r.mixed_cases(n, size.equal_steps)
@@ -123,7 +144,9 @@ def drafting(size: Size) -> dict[str, Any]:
         "speed_batch": size.speed_batch,
         "large_batch": {"batch": size.large_batch, **large},
         "mixed_batch": d.mixed_batch(model, tokens, 25 if size is FULL else 10),
-        "bfloat16": d.lower_precision(chaotic, tokens, r.mixed_cases(size.half_cases, min(8, size.equal_steps))),
+        "bfloat16": d.lower_precision(
+            chaotic, tokens, r.mixed_cases(size.half_cases, min(8, size.equal_steps))
+        ),
     }
 
 
@@ -153,11 +176,17 @@ def batch_speed(n: int = 64, latency: float = 0.3) -> dict[str, float]:
 # --- (c) accuracy ---------------------------------------------------------------------------------------------------
 
 
-def refined(task_model: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[RefinementResult]]:
+def refined(
+    task_model: str, kind: str, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, list[RefinementResult]]:
     """The three verifier settings on one set with one task model."""
     models = puzzle_models(SEED)
     task = PuzzleSolver(SEED, CARELESSNESS[task_model])
-    verifiers = {"no_verifier": None, "verifier": models["verifier"], "optimal": LabelVerifier(score_puzzle)}
+    verifiers = {
+        "no_verifier": None,
+        "verifier": models["verifier"],
+        "optimal": LabelVerifier(score_puzzle),
+    }
     return {
         name: ProRefiner(task, models["feedback"], models["optimizer"], verifier).refine_all(
             START_PROMPTS[kind], rows, progress=False
@@ -171,9 +200,13 @@ def right_ones(
 ) -> dict[str, list[float]]:
     """1 or 0 per query and method. What `none` answers is the first answer of a run that asked for one."""
     answers = {"none": [result.initial_answer or "" for result in results["optimal"]]}
-    answers |= {name: [result.answer for result in of_method] for name, of_method in results.items()}
+    answers |= {
+        name: [result.answer for result in of_method] for name, of_method in results.items()
+    }
     return {
-        name: [score_puzzle(answer, row["answers"]) for answer, row in zip(given, rows, strict=True)]
+        name: [
+            score_puzzle(answer, row["answers"]) for answer, row in zip(given, rows, strict=True)
+        ]
         for name, given in answers.items()
     }
 
@@ -190,20 +223,29 @@ def accuracy(size: Size, picture: Path) -> tuple[dict[str, Any], str]:
             results = refined(task_model, kind, rows)
             right = right_ones(results, rows)
             for name, values in right.items():
-                table.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = share(values)
+                table.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = share(
+                    values
+                )
                 ones = "".join(str(int(value)) for value in values)
                 correct.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = ones
             if task_model == "middling":
                 shown[title] = {METHODS[name]: of_method for name, of_method in results.items()}
                 pooled = {name: pooled[name] + right[name] for name in METHODS}
-            log(f"{title}, {task_model}: " + ", ".join(f"{name} {share(right[name])}" for name in METHODS))
+            log(
+                f"{title}, {task_model}: "
+                + ", ".join(f"{name} {share(right[name])}" for name in METHODS)
+            )
     plot_iterations(shown, picture, "ProRefine in the sandbox (scripted models)")
     return {
         "correct": correct,
         "accuracy": {name: numbers(share(values)) for name, values in pooled.items()},
         "differences": {
             f"{better} - {worse}": numbers(difference(pooled[better], pooled[worse]))
-            for worse, better in (("none", "no_verifier"), ("none", "verifier"), ("verifier", "optimal"))
+            for worse, better in (
+                ("none", "no_verifier"),
+                ("none", "verifier"),
+                ("verifier", "optimal"),
+            )
         },
         "iterations": {
             title: {name: numbers(iterations_of(results)) for name, results in by_method.items()}
@@ -238,19 +280,33 @@ def drafting_table(found: Mapping[str, Any]) -> str:
     }
     lines = [f"| prompt | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
     for scenario in found["speedup_passes"]:
-        cells = [f"{found[key][scenario]:.2f}" + ("" if key == "kept_share" else " ×") for key in columns]
+        cells = [
+            f"{found[key][scenario]:.2f}" + ("" if key == "kept_share" else " ×") for key in columns
+        ]
         lines.append(f"| {scenario} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="ProRefine: drafting, batching, accuracy in the sandbox.")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, a minute and a half")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--output", type=Path, default=Path("runs/prorefine"), help="folder for the picture")
+    parser = argparse.ArgumentParser(
+        description="ProRefine: drafting, batching, accuracy in the sandbox."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter cases, a minute and a half"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/prorefine"), help="folder for the picture"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    size, started, picture = QUICK if options.quick else FULL, time.perf_counter(), options.output / "iterations.png"
+    size, started, picture = (
+        QUICK if options.quick else FULL,
+        time.perf_counter(),
+        options.output / "iterations.png",
+    )
     accuracies, table = accuracy(size, picture)
     batch = batch_speed(latency=0.1 if options.quick else 0.3)
     log(f"many queries: {batch}")
@@ -266,7 +322,9 @@ def main() -> None:
     )
     if options.json:
         summary = {"sandbox": True, "quick": options.quick, "seconds": seconds, "drafting": found}
-        print(json.dumps({**summary, "batch_speedup": batch["speedup"], "batch": batch, **accuracies}))
+        print(
+            json.dumps({**summary, "batch_speedup": batch["speedup"], "batch": batch, **accuracies})
+        )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,12 @@ KINDS = ("bbh_word_sorting", "bbh_object_counting")
 ANEW = {1.0: "in every sample", 0.5: "in the samples of half of the puzzles", 0.0: "in none"}
 BUDGETS = ("calls", "tokens")
 OURS, FIRST = "ProRefine, verifier", "the first answer"
-OTHERS = ("best of n, the same verifier", "self-consistency", "self-refine", "Algorithm 1 without a critic")
+OTHERS = (
+    "best of n, the same verifier",
+    "self-consistency",
+    "self-refine",
+    "Algorithm 1 without a critic",
+)
 
 
 class Answer(NamedTuple):
@@ -57,22 +62,35 @@ class Models:
         from agentic_prompting.refine import START_PROMPTS, RolePrompts
         from agentic_prompting.sandbox.puzzles import PuzzleOptimizer, puzzle_models
 
-        self.seed, self.anew, self.start, self.words = seed, anew, START_PROMPTS[kind], RolePrompts()
+        self.seed, self.anew, self.start, self.words = (
+            seed,
+            anew,
+            START_PROMPTS[kind],
+            RolePrompts(),
+        )
         self.models: dict[str, Any] = puzzle_models(seed)
-        self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)  # turns every remark into the advice that it means
+        self.reader = PuzzleOptimizer(
+            seed, vague=0.0, untagged=0.0
+        )  # turns every remark into the advice that it means
 
     def solve(self, prompt: str, question: str, sample: int = 0) -> Answer:
         from agentic_prompting.sandbox.puzzles import PuzzleSolver
 
         fixed = random.Random(f"{self.seed} {question}").random() >= self.anew
-        text = PuzzleSolver(self.seed if fixed or not sample else 1000 * self.seed + sample).answer(prompt, question)
-        return Answer(text, 1, _words(prompt, question) + len(text.split(" ")))  # as the model counts its own usage
+        text = PuzzleSolver(self.seed if fixed or not sample else 1000 * self.seed + sample).answer(
+            prompt, question
+        )
+        return Answer(
+            text, 1, _words(prompt, question) + len(text.split(" "))
+        )  # as the model counts its own usage
 
     def ask(self, role: str, **values: str) -> Answer:
         from agentic_prompting.llm import fill
 
         system, request = self.words.role(role), fill(getattr(self.words, role), **values)
-        text = self.models[role].reply([{"role": "system", "content": system}, {"role": "user", "content": request}])
+        text = self.models[role].reply(
+            [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        )
         return Answer(text, 1, _words(system, request, text))
 
     def remarked(self, prompt: str, remarks: str) -> str:
@@ -122,7 +140,9 @@ def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[A
     prompt, taken = models.start, [models.solve(models.start, question)]
     found: list[Answer] = []
     for sample in range(1, largest + 1):
-        remarks = models.ask("feedback", query=question, output=taken[-1].text, state=models.words.complete)
+        remarks = models.ask(
+            "feedback", query=question, output=taken[-1].text, state=models.words.complete
+        )
         if remarks.text == "CORRECT":
             found.append(_sums([*taken, remarks], taken[-1].text))
             break
@@ -132,16 +152,24 @@ def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[A
     return found + found[-1:] * (largest - len(found))
 
 
-def refined(seed: int, kind: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any) -> list[Answer]:
+def refined(
+    seed: int, kind: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any
+) -> list[Answer]:
     """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no cost."""
     from agentic_prompting.llm import ScriptedChat
     from agentic_prompting.refine import START_PROMPTS, ProRefiner
     from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
 
-    remarks = [TOO_LONG, "CORRECT", *(fault.remark for fault in FAULTS.values() if fault.kind == kind)]
+    remarks = [
+        TOO_LONG,
+        "CORRECT",
+        *(fault.remark for fault in FAULTS.values() if fault.kind == kind),
+    ]
     models = dict(puzzle_models(seed))
     if blind:
-        models["feedback"] = ScriptedChat(lambda said: random.Random(f"{seed} {said[-1]['content']}").choice(remarks))
+        models["feedback"] = ScriptedChat(
+            lambda said: random.Random(f"{seed} {said[-1]['content']}").choice(remarks)
+        )
     results = ProRefiner(**models, **settings).refine_all(START_PROMPTS[kind], rows, progress=False)
     found = []
     for result in results:
@@ -172,25 +200,39 @@ def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
     questions = [row["question"] for row in rows]
 
     def row(method: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
-        right = (score_puzzle(answer.text, row["answers"]) for answer, row in zip(answers, rows, strict=True))
+        right = (
+            score_puzzle(answer.text, row["answers"])
+            for answer, row in zip(answers, rows, strict=True)
+        )
         taken = {budget: round(mean(answers, budget), 3) for budget in BUDGETS}
         correct = "".join(str(int(one)) for one in right)
         return {"seed": seed, "kind": kind, "method": method, "correct": correct, **taken, **more}
 
     ours = refined(seed, kind, rows, blind=False)
-    blind = {steps: refined(seed, kind, rows, blind=True, max_steps=steps) for steps in (1, 2, 3, 5, 8, 12, 25)}
+    blind = {
+        steps: refined(seed, kind, rows, blind=True, max_steps=steps)
+        for steps in (1, 2, 3, 5, 8, 12, 25)
+    }
     plain = Models(seed, kind, 0.0)
-    found = [row(OURS, ours), row(FIRST, [plain.solve(plain.start, question) for question in questions])]
+    found = [
+        row(OURS, ours),
+        row(FIRST, [plain.solve(plain.start, question) for question in questions]),
+    ]
     for anew in ANEW:
         models = Models(seed, kind, anew)
         sizes: dict[str, tuple[Sequence[int], list[Sequence[Answer]]]] = {
-            name: (range(1, LARGEST + 1), list(zip(*(method(models, question) for question in questions), strict=True)))
+            name: (
+                range(1, LARGEST + 1),
+                list(zip(*(method(models, question) for question in questions), strict=True)),
+            )
             for name, method in zip(OTHERS, (best_of, self_consistency, self_refine), strict=False)
         } | {OTHERS[-1]: (list(blind), list(blind.values()))}
         for budget in BUDGETS:
             for name, (counts, answers) in sizes.items():
                 place = smallest(answers, budget, mean(ours, budget))
-                found.append(row(name, answers[place], size=counts[place], anew=anew, budget=budget))
+                found.append(
+                    row(name, answers[place], size=counts[place], anew=anew, budget=budget)
+                )
     return found
 
 
@@ -212,7 +254,9 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
     cases += [{"method": m, "budget": b, "anew": a} for b in BUDGETS for a in ANEW for m in OTHERS]
     for case in cases:
-        of_case = [one for one in records if all(one.get(key) == value for key, value in case.items())]
+        of_case = [
+            one for one in records if all(one.get(key) == value for key, value in case.items())
+        ]
         if of_case:
             values = by_seed(of_case)
             taken = {budget: statistics.fmean(one[budget] for one in of_case) for budget in BUDGETS}
@@ -227,18 +271,40 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     for row in rows_of(records):
         case = row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"]
         minus = "" if row["method"] == OURS else shown(row["minus"], "+")
-        rows.append([*case, shown(row["values"]), minus, f"{row['mean']['calls']:.1f}", f"{row['mean']['tokens']:.0f}"])
-    titles = "equal", "it slips anew", "method", "accuracy [95 %]", "minus ProRefine [95 %]", "calls", "tokens"
+        rows.append(
+            [
+                *case,
+                shown(row["values"]),
+                minus,
+                f"{row['mean']['calls']:.1f}",
+                f"{row['mean']['tokens']:.0f}",
+            ]
+        )
+    titles = (
+        "equal",
+        "it slips anew",
+        "method",
+        "accuracy [95 %]",
+        "minus ProRefine [95 %]",
+        "calls",
+        "tokens",
+    )
     return markdown(titles, rows)
 
 
 def against(records: Sequence[Mapping[str, Any]]) -> str:
     """A sentence on the comparisons in which ProRefine is above, below, or not clearly different."""
     rows = [row for row in rows_of(records) if "budget" in row]
-    not_below = [row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0]
-    above = [row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0]
+    not_below = [
+        row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0
+    ]
+    above = [
+        row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0
+    ]
     names = Counter(row["method"] for row in not_below)
-    listed = ", ".join(f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items())
+    listed = ", ".join(
+        f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items()
+    )
     return (
         f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - len(not_below)}, below it in "
         f"{len(above)}, and in {len(not_below) - len(above)} no difference was seen (not above: {listed or 'none'})"
@@ -253,17 +319,27 @@ def lift(records: Sequence[Mapping[str, Any]]) -> str:
 
 def each_seed(records: Sequence[Mapping[str, Any]]) -> str:
     """ProRefine's accuracy seed by seed."""
-    return ", ".join(f"{score:.3f} ({seed})" for seed, score in by_seed(records, method=OURS).items())
+    return ", ".join(
+        f"{score:.3f} ({seed})" for seed, score in by_seed(records, method=OURS).items()
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="ProRefine against other uses of its calls, in the sandbox.")
+    parser = argparse.ArgumentParser(
+        description="ProRefine against other uses of its calls, in the sandbox."
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help=f"default: {SEEDS}")
-    parser.add_argument("--n", type=int, default=PUZZLES, help=f"puzzles of each kind; default: {PUZZLES}")
-    parser.add_argument("--records", type=Path, help="default: records/..., for other seeds or numbers runs/...")
+    parser.add_argument(
+        "--n", type=int, default=PUZZLES, help=f"puzzles of each kind; default: {PUZZLES}"
+    )
+    parser.add_argument(
+        "--records", type=Path, help="default: records/..., for other seeds or numbers runs/..."
+    )
     options = parser.parse_args()
     reported = tuple(options.seeds) == SEEDS and options.n == PUZZLES
-    records = Records(options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz")
+    records = Records(
+        options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz"
+    )
     for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
         records.add(*measure(seed, kind, options.n))
     found = records.read()

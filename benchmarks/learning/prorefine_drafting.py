@@ -20,7 +20,13 @@ from transformers import PreTrainedTokenizerFast
 from agentic_prompting.llm import Message, Reply, ScriptedChat
 from agentic_prompting.local import TransformersChat
 from agentic_prompting.refine import ProRefiner, RefinementResult
-from benchmarks.learning.prorefine_reciter import FIRST_PROMPT, SCENARIOS, Case, context_ids, make_case
+from benchmarks.learning.prorefine_reciter import (
+    FIRST_PROMPT,
+    SCENARIOS,
+    Case,
+    context_ids,
+    make_case,
+)
 
 TOKENS_PER_STEP = 10  # k
 TIE = 1e-4  # two logits closer than this may change their order with the shape of a forward pass
@@ -69,7 +75,11 @@ def critic(messages: Sequence[Message]) -> str:
 
 
 def play(
-    model: Any, tokens: PreTrainedTokenizerFast, cases: Sequence[Case], draft: bool = True, batch: int = 128
+    model: Any,
+    tokens: PreTrainedTokenizerFast,
+    cases: Sequence[Case],
+    draft: bool = True,
+    batch: int = 128,
 ) -> Run:
     """Refine all cases, at most `batch` at once, final answers included."""
     steps = len(cases[0].prompts)
@@ -84,7 +94,9 @@ def play(
             final_max_tokens=steps * TOKENS_PER_STEP,
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        results = refiner.refine_all(FIRST_PROMPT, [case.question for case in cases], batch, progress=False)
+        results = refiner.refine_all(
+            FIRST_PROMPT, [case.question for case in cases], batch, progress=False
+        )
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return Run(results, chat.row_passes / len(cases), wall, cpu, optimizer.passes)
 
@@ -105,7 +117,10 @@ def kept_share(results: Sequence[RefinementResult]) -> float:
 
 
 def differences(
-    model: Any, tokens: PreTrainedTokenizerFast, plain: Sequence[RefinementResult], drafted: Sequence[RefinementResult]
+    model: Any,
+    tokens: PreTrainedTokenizerFast,
+    plain: Sequence[RefinementResult],
+    drafted: Sequence[RefinementResult],
 ) -> dict[str, int]:
     """The counts of cases that are equal in every step, and of ties and mismatches among the others."""
     counts = {"cases": len(plain), "identical": 0, "ties": 0, "mismatches": 0}
@@ -118,14 +133,17 @@ def differences(
 
 
 @torch.no_grad()
-def _first_gap(model: Any, tokens: PreTrainedTokenizerFast, ours: RefinementResult, theirs: RefinementResult) -> float:
+def _first_gap(
+    model: Any, tokens: PreTrainedTokenizerFast, ours: RefinementResult, theirs: RefinementResult
+) -> float:
     """The distance of the two best logits at the first token in which two refinements differ."""
     prompts = [*(step.prompt for step in theirs.steps), theirs.prompt]
     for prompt, a, b in zip(prompts, outputs(ours), outputs(theirs), strict=True):
         if a != b:
             one, other = (tokens(text, add_special_tokens=False)["input_ids"] for text in (a, b))
             same = next(
-                (i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other))
+                (i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y),
+                min(len(one), len(other)),
             )
             ids = context_ids(tokens, prompt, theirs.query) + other[:same]
             best = model(input_ids=torch.tensor([ids])).logits[0, -1].float().topk(2).values
@@ -148,16 +166,25 @@ def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict
 
     Returns the passes of the whole batch until each scenario was done, beside the passes that it takes alone.
     """
-    cases = {scenario: make_case(scenario, steps, random.Random(scenario)) for scenario in SCENARIOS}
+    cases = {
+        scenario: make_case(scenario, steps, random.Random(scenario)) for scenario in SCENARIOS
+    }
     together = play(model, tokens, list(cases.values()))
     return {
         "steps": steps,
-        "passes_until_done": {name: together.done_after[case.question] for name, case in cases.items()},
-        "passes_alone": {name: play(model, tokens, [case]).done_after[case.question] for name, case in cases.items()},
+        "passes_until_done": {
+            name: together.done_after[case.question] for name, case in cases.items()
+        },
+        "passes_alone": {
+            name: play(model, tokens, [case]).done_after[case.question]
+            for name, case in cases.items()
+        },
     }
 
 
-def lower_precision(model: Any, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]) -> dict[str, Any]:
+def lower_precision(
+    model: Any, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]
+) -> dict[str, Any]:
     """The number of cases that differ in bfloat16: drafted from plain, and plain in a batch from plain alone.
 
     The second difference comes from the choice of a batch size, without any drafting.

@@ -50,14 +50,17 @@ FIRST_PROMPT = prompt_text(*_FIRST)
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with one token for each word."""
-    return build_tokenizer([*WORDS, *CLASSES, *STYLES, *STYLES.values(), "recite", "from", "mind", ".", "carefully"])
+    return build_tokenizer(
+        [*WORDS, *CLASSES, *STYLES, *STYLES.values(), "recite", "from", "mind", ".", "carefully"]
+    )
 
 
 def recital(style: str, minded: Sequence[str], start: int, length: int) -> str:
     """The text that the reciter learns: `length` words from number `start` on."""
     words = [WORDS[(start + i) % len(WORDS)] for i in range(length)]
     return " ".join(
-        f"{w} carefully {STYLES[style]}" if _CLASS_OF[w] in minded else f"{w} {STYLES[style]}" for w in words
+        f"{w} carefully {STYLES[style]}" if _CLASS_OF[w] in minded else f"{w} {STYLES[style]}"
+        for w in words
     )
 
 
@@ -71,7 +74,11 @@ def make_case(scenario: str, steps: int, rng: random.Random) -> Case:
             minded = rng.sample(CLASSES, rng.randint(1, 3))
         elif scenario == "slight" or (scenario == "half" and step % 2):
             name = rng.choice(CLASSES)
-            minded = [*minded, name] if name not in minded else [other for other in minded if other != name]
+            minded = (
+                [*minded, name]
+                if name not in minded
+                else [other for other in minded if other != name]
+            )
         prompts.append(prompt_text(style, minded))
     return Case(f"from {rng.choice(WORDS)}", tuple(prompts))
 
@@ -97,7 +104,9 @@ def mixed_cases(n: int, steps: int) -> list[Case]:
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
-def random_model(tokens: PreTrainedTokenizerFast, seed: int = 0, spread: float = 0.3) -> Qwen3ForCausalLM:
+def random_model(
+    tokens: PreTrainedTokenizerFast, seed: int = 0, spread: float = 0.3
+) -> Qwen3ForCausalLM:
     """A model of 105,000 random weights; a wide `spread` makes outputs differ between contexts."""
     config = Qwen3Config(
         vocab_size=len(tokens),
@@ -137,13 +146,22 @@ def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) ->
     return model.eval()
 
 
-def _batch(tokens: PreTrainedTokenizerFast, rng: random.Random, size: int, length: int) -> dict[str, torch.Tensor]:
+def _batch(
+    tokens: PreTrainedTokenizerFast, rng: random.Random, size: int, length: int
+) -> dict[str, torch.Tensor]:
     texts = []
     for _ in range(size):
         style, minded = rng.choice(list(STYLES)), rng.sample(CLASSES, rng.randint(0, len(CLASSES)))
         start = rng.randrange(len(WORDS))
         context = context_ids(tokens, prompt_text(style, minded), f"from {WORDS[start]}")
-        texts.append((context, tokens(recital(style, minded, start, length), add_special_tokens=False)["input_ids"]))
+        texts.append(
+            (
+                context,
+                tokens(recital(style, minded, start, length), add_special_tokens=False)[
+                    "input_ids"
+                ],
+            )
+        )
     width = max(len(context) + len(answer) for context, answer in texts)
     rest = [width - len(context) - len(answer) for context, answer in texts]
     pairs = list(zip(texts, rest, strict=True))
@@ -155,4 +173,8 @@ def _batch(tokens: PreTrainedTokenizerFast, rng: random.Random, size: int, lengt
 
 def context_ids(tokens: PreTrainedTokenizerFast, prompt: str, question: str) -> list[int]:
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": question}]
-    return list(tokens.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+    return list(
+        tokens.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+    )

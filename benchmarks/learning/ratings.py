@@ -45,7 +45,11 @@ RECORDS = RECORDED / "simulated.jsonl.gz"
 REPLICATIONS, QUICK = 60, 4
 STEPS, PROBLEMS, PROMPTS, ROLLOUTS = 30, 8, 3, 4
 HELPFUL, SIZE, SPREAD, INTERACTION, DRIFT = 5, 0.6, 1.2, 0.4, 0.03  # all but the first in logits
-REFLECTORS = {"right .6, wrong .1": (0.6, 0.1), "right .45, wrong .3": (0.45, 0.3), "right .3, wrong .5": (0.3, 0.5)}
+REFLECTORS = {
+    "right .6, wrong .1": (0.6, 0.1),
+    "right .45, wrong .3": (0.45, 0.3),
+    "right .3, wrong .5": (0.3, 0.5),
+}
 RULES = ("top_plus_random", "softmax", "uniform")
 RATING = "trueskill"
 DEFAULT = "trueskill, top_plus_random"
@@ -70,20 +74,34 @@ class World:
         return -2.0 + self.gain * self.step / STEPS
 
     def quality(self, prompt: SystemPrompt) -> float:
-        return statistics.fmean(_sigmoid(self.level() + self.strength(prompt) + x) for x in self.problems)
+        return statistics.fmean(
+            _sigmoid(self.level() + self.strength(prompt) + x) for x in self.problems
+        )
 
     def play(self, prompts: Sequence[SystemPrompt]) -> list[PromptResult]:
         problems, rng = [self.rng.gauss(0, SPREAD) for _ in range(PROBLEMS)], self.rng
         results = []
         for prompt in prompts:
-            chances = (_sigmoid(self.level() + self.strength(prompt) + x + rng.gauss(0, INTERACTION)) for x in problems)
-            cells = [tuple(Attempt("", float(rng.random() < p)) for _ in range(ROLLOUTS)) for p in chances]
-            results.append(PromptResult(prompt, tuple(ProblemResult(str(n), "", one) for n, one in enumerate(cells))))
+            chances = (
+                _sigmoid(self.level() + self.strength(prompt) + x + rng.gauss(0, INTERACTION))
+                for x in problems
+            )
+            cells = [
+                tuple(Attempt("", float(rng.random() < p)) for _ in range(ROLLOUTS))
+                for p in chances
+            ]
+            results.append(
+                PromptResult(
+                    prompt, tuple(ProblemResult(str(n), "", one) for n, one in enumerate(cells))
+                )
+            )
         return results
 
     def learn(self) -> None:
         self.step += 1
-        self.drifted = {name: value + self.rng.gauss(0, DRIFT) for name, value in self.drifted.items()}
+        self.drifted = {
+            name: value + self.rng.gauss(0, DRIFT) for name, value in self.drifted.items()
+        }
 
 
 def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random) -> Outcome:
@@ -103,7 +121,9 @@ def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random
             texts.append(f"harm {rng.randrange(1000)}")
     if texts == list(prompt.principles or ()):
         return Outcome("mutation").finish("unchanged")
-    child = SystemPrompt(prompt.preamble, tuple(texts), parents=(prompt.id or 0,), operator="mutation")
+    child = SystemPrompt(
+        prompt.preamble, tuple(texts), parents=(prompt.id or 0,), operator="mutation"
+    )
     return Outcome("mutation").finish("child", child)
 
 
@@ -126,7 +146,12 @@ def replicate(reflector: str, rule: str, seed: int) -> dict[str, float]:
     truth = [world.quality(member.prompt) for member in candidates]
     correlation = spearman([member.rating.mu for member in candidates], truth)
     chosen = world.quality(population.best())
-    return {"chosen": chosen, "spearman": correlation, "played": statistics.fmean(played), "best": max(truth)}
+    return {
+        "chosen": chosen,
+        "spearman": correlation,
+        "played": statistics.fmean(played),
+        "best": max(truth),
+    }
 
 
 def _sigmoid(x: float) -> float:
@@ -154,7 +179,9 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         reflector: {
             name: {
                 "chosen": interval(record["chosen"]),
-                "spearman": interval([value for value in record["spearman"] if not math.isnan(value)]),
+                "spearman": interval(
+                    [value for value in record["spearman"] if not math.isnan(value)]
+                ),
                 "played": interval(record["played"]),
                 "minus_default": interval(
                     [a - b for a, b in zip(record["chosen"], rows[DEFAULT]["chosen"], strict=True)]
@@ -170,21 +197,38 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
     rows = [
-        [reflector, name, shown(one["chosen"]), shown(one["minus_default"], "+"), shown(one["spearman"], digits=2)]
+        [
+            reflector,
+            name,
+            shown(one["chosen"]),
+            shown(one["minus_default"], "+"),
+            shown(one["spearman"], digits=2),
+        ]
         for reflector, settings in summarise(records).items()
         for name, one in settings.items()
     ]
     return markdown(
-        ("reflector", "rating, rule", "quality of the chosen [95 %]", "minus the default", "Spearman"), rows
+        (
+            "reflector",
+            "rating, rule",
+            "quality of the chosen [95 %]",
+            "minus the default",
+            "Spearman",
+        ),
+        rows,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ratings and selection rules in a simulation.")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} replications instead of {REPLICATIONS}")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK} replications instead of {REPLICATIONS}"
+    )
     parser.add_argument("--record", action="store_true", help="replace the records")
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args()
     started = time.perf_counter()
     records = measure(QUICK if options.quick else REPLICATIONS)
@@ -194,7 +238,11 @@ def main() -> None:
         Records(options.records).add(*records)
     if options.json:
         seconds = round(time.perf_counter() - started)
-        print(json.dumps({"simulation": summarise(records), "quick": options.quick, "seconds": seconds}))
+        print(
+            json.dumps(
+                {"simulation": summarise(records), "quick": options.quick, "seconds": seconds}
+            )
+        )
 
 
 if __name__ == "__main__":

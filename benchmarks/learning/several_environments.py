@@ -85,14 +85,20 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
         both = [
             {**one, "environment": "tags"}
             if number % 2
-            else {**one, "environment": "tools", "turns": [as_tool_calls(turn) for turn in one["turns"]]}
+            else {
+                **one,
+                "environment": "tools",
+                "turns": [as_tool_calls(turn) for turn in one["turns"]],
+            }
             for number, one in enumerate(made)
         ]
         return both, both[: n // 2]
 
     with redirect_stdout(stderr):
         recipe = Recipe(spec, tool_tokenizer(), load_world(), traces, steps, steps // 2, seed, seed)
-        return Sandbox(warm_started(folder, recipe), spec, as_dataset(questions), as_dataset(held_out))
+        return Sandbox(
+            warm_started(folder, recipe), spec, as_dataset(questions), as_dataset(held_out)
+        )
 
 
 def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) -> dict[str, Any]:
@@ -102,8 +108,14 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     sandbox, names = prepare(folder, seed, warm_steps), NAMES if trained == "both" else (trained,)
     rows = [{**row, "environment": name} for name in names for row in sandbox.train]
     asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
-    changes: dict[str, Any] = {"output_dir": str(folder / trained), "seed": seed, "max_steps": steps * len(names)}
-    changes["chat_template_kwargs"] = {"tools": None}  # the sandbox's chat template cannot show tools
+    changes: dict[str, Any] = {
+        "output_dir": str(folder / trained),
+        "seed": seed,
+        "max_steps": steps * len(names),
+    }
+    changes["chat_template_kwargs"] = {
+        "tools": None
+    }  # the sandbox's chat template cannot show tools
     started = time.perf_counter()
     trainer = train(
         PromptR1Trainer, PromptR1Config(**settings(DEMO, **changes, overwrite=True)), sandbox,
@@ -115,22 +127,41 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     found = {}
     for when, weights in (("before", sandbox.model), ("after", folder / trained)):
         # The form of both environments, whichever of them were trained on.
-        agent = PromptAgent.from_pretrained(weights, environments(seed), sandbox.spec, max_batch_size=BATCH)
+        agent = PromptAgent.from_pretrained(
+            weights, environments(seed), sandbox.spec, max_batch_size=BATCH
+        )
         found[when] = correct(agent.answer_all(asked, seed=seed, progress=False))
     of_each = {
-        when: {name: found[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)} for when in found
+        when: {name: found[when][n * HELD_OUT : (n + 1) * HELD_OUT] for n, name in enumerate(NAMES)}
+        for when in found
     }
-    return {"trained": trained, "seed": seed, "steps": steps * len(names), "seconds": round(seconds, 1), **of_each}
+    return {
+        "trained": trained,
+        "seed": seed,
+        "steps": steps * len(names),
+        "seconds": round(seconds, 1),
+        **of_each,
+    }
 
 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each environment the score after training on both, minus that after training on it alone, paired by seed."""
-    after = {(one["trained"], one["seed"], name): share(one["after"][name]) for one in records for name in NAMES}
+    after = {
+        (one["trained"], one["seed"], name): share(one["after"][name])
+        for one in records
+        for name in NAMES
+    }
     found = {}
     for name in NAMES:
-        seeds = [seed for trained, seed, of in after if (trained, of) == ("both", name) and (name, seed, name) in after]
+        seeds = [
+            seed
+            for trained, seed, of in after
+            if (trained, of) == ("both", name) and (name, seed, name) in after
+        ]
         if seeds:
-            found[name] = interval([after["both", seed, name] - after[name, seed, name] for seed in seeds])
+            found[name] = interval(
+                [after["both", seed, name] - after[name, seed, name] for seed in seeds]
+            )
     return found
 
 
@@ -140,7 +171,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     for trained in (*NAMES, "both"):
         if not (own := [one for one in records if one["trained"] == trained]):
             continue
-        scores = [[shown([share(one[when][name]) for one in own]) for when in ("before", "after")] for name in NAMES]
+        scores = [
+            [shown([share(one[when][name]) for one in own]) for when in ("before", "after")]
+            for name in NAMES
+        ]
         rows.append([trained, len(own), *(f"{before} → {after}" for before, after in scores)])
     return markdown(("trained on", "seeds", "asked in tags", "asked by tools"), rows)
 
@@ -156,25 +190,43 @@ def cost(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="a seed that is not reported, 2 steps")
-    parser.add_argument("--folder", type=Path, default=Path("runs/several"), help="policies and runs")
-    parser.add_argument("--records", type=Path, help="default: records/several.jsonl.gz; with --quick in the folder")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/several"), help="policies and runs"
+    )
+    parser.add_argument(
+        "--records", type=Path, help="default: records/several.jsonl.gz; with --quick in the folder"
+    )
     options = parser.parse_args()
     quiet()
     folder = options.folder / "quick" if options.quick else options.folder
-    records = Records(options.records or (folder if options.quick else RECORDS) / "several.jsonl.gz")
-    seeds, steps, warm_steps = ((TUNING_SEED,), 2, 10) if options.quick else (SEEDS, STEPS, WARM_STEPS)
+    records = Records(
+        options.records or (folder if options.quick else RECORDS) / "several.jsonl.gz"
+    )
+    seeds, steps, warm_steps = (
+        ((TUNING_SEED,), 2, 10) if options.quick else (SEEDS, STEPS, WARM_STEPS)
+    )
     wanted = [(trained, seed) for seed in seeds for trained in (*NAMES, "both")]
     for trained, seed in records.missing(("trained", "seed"), wanted):
         found = measure(trained, seed, folder / str(seed), steps, warm_steps)
         records.add(found)
-        log(f"seed {seed}, trained on {trained}: { ({name: share(found['after'][name]) for name in NAMES}) }")
+        log(
+            f"seed {seed}, trained on {trained}: { ({name: share(found['after'][name]) for name in NAMES}) }"
+        )
     found = records.read()
     print(table(found))
     if options.json:
-        print(json.dumps({"quick": options.quick, "both_minus_alone": differences(found), "n": len(found)}))
+        print(
+            json.dumps(
+                {"quick": options.quick, "both_minus_alone": differences(found), "n": len(found)}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]
     rewards: dict[int, dict[int, list[float]]] = {}
     for one in rollouts:
         if one["mode"] == "train" and one["reward"] is not None:
-            rewards.setdefault(one["step"], {}).setdefault(one["system_prompt"], []).append(one["reward"])
+            rewards.setdefault(one["step"], {}).setdefault(one["system_prompt"], []).append(
+                one["reward"]
+            )
     agree = [
         (ratings[better] - ratings[worse]) * (mean[better] - mean[worse]) > 0
         for batch in rewards.values()
@@ -51,29 +53,40 @@ def agreement_in(run: Path) -> float:
     """[`agreement`] in an E-SPL run's folder."""
     from agentic_prompting.rollout import read_rollouts
 
-    members = json.loads((run / "population.json").read_text(encoding="utf-8"))["population"]["members"]
-    return agreement({one["prompt"]["id"]: one["rating"][0] for one in members}, read_rollouts(run / "rollouts"))
+    members = json.loads((run / "population.json").read_text(encoding="utf-8"))["population"][
+        "members"
+    ]
+    return agreement(
+        {one["prompt"]["id"]: one["rating"][0] for one in members}, read_rollouts(run / "rollouts")
+    )
 
 
 def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> list[str]:
     """The problems in the two runs' summaries and in the agreement of the second; an empty list if learning works."""
     before, after = demo["exact_match_before"], demo["exact_match_after"]
     start, first, end = (
-        espl["exact_match"][f"policy {row} prompt"] for row in ("before, initial", "after, initial", "after, best")
+        espl["exact_match"][f"policy {row} prompt"]
+        for row in ("before, initial", "after, initial", "after, best")
     )
     found = []
     if before > START:
-        found.append(f"Prompt-R1 starts at {before:.3f}, above {START}: there is too little left to learn")
+        found.append(
+            f"Prompt-R1 starts at {before:.3f}, above {START}: there is too little left to learn"
+        )
     if after < END:
         found.append(f"Prompt-R1 ends at {after:.3f}, below {END}")
     if demo["failed_rollouts"]:
         found.append(f"{demo['failed_rollouts']} rollouts failed beside an oracle that never does")
     if end[1] <= start[2]:
-        found.append(f"E-SPL ends at {end}, not above its start, {start}: mean and ends of the interval")
+        found.append(
+            f"E-SPL ends at {end}, not above its start, {start}: mean and ends of the interval"
+        )
     if end[1] <= first[2]:
         found.append(f"E-SPL's best prompt does no better than its first: {end} and {first}")
     if agree < AGREEMENT:
-        found.append(f"E-SPL's ratings order {agree:.2f} of the pairs as their rewards do, less than {AGREEMENT}")
+        found.append(
+            f"E-SPL's ratings order {agree:.2f} of the pairs as their rewards do, less than {AGREEMENT}"
+        )
     return found
 
 
@@ -81,7 +94,10 @@ def main() -> None:
     demo, espl = map(Path, sys.argv[1:])
     agree = agreement_in(espl.parent)
     found = problems(*(json.loads(one.read_text(encoding="utf-8")) for one in (demo, espl)), agree)
-    print("\n".join(found) or "learning works: Prompt-R1's demo and E-SPL's smallest run end above their starts")
+    print(
+        "\n".join(found)
+        or "learning works: Prompt-R1's demo and E-SPL's smallest run end above their starts"
+    )
     sys.exit(bool(found))
 
 

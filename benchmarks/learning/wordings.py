@@ -67,7 +67,9 @@ class Worded:
     def __init__(self, oracle: ChatModel, wordings: Sequence[str]):
         self.oracle, self.wordings = oracle, wordings
 
-    async def __call__(self, messages: Sequence[Message], *, session: str | None = None, **options: Any) -> Reply:
+    async def __call__(
+        self, messages: Sequence[Message], *, session: str | None = None, **options: Any
+    ) -> Reply:
         from agentic_prompting.sandbox.world import value_of
 
         reply = await self.oracle(messages, session=session, **options)
@@ -89,13 +91,20 @@ def measure(seed: int, agent: str, folder: Path, steps: int) -> dict[str, Any]:
     output = folder / str(seed) / agent.replace(" ", "-")
     options = {"output_dir": str(output), "seed": seed, "max_steps": steps, "overwrite": True}
     environment = LLMEnvironment(Worded(Oracle(seed=seed), AGENTS[agent]))
-    trainer = train(PromptR1Trainer, PromptR1Config(**settings(DEMO, **options)), sandbox, environment)
+    trainer = train(
+        PromptR1Trainer, PromptR1Config(**settings(DEMO, **options)), sandbox, environment
+    )
     trainer.save_model(str(output))
     found = {}
     for name, (wordings, noise) in TRIALS.items():
         oracle = Worded(Oracle(seed=seed, noise=noise), wordings)
         found[name] = correct(ask(output, LLMEnvironment(oracle), sandbox.test, seed))
-    return {"seed": seed, "agent": agent, "correct": found, "seconds": round(time.perf_counter() - started)}
+    return {
+        "seed": seed,
+        "agent": agent,
+        "correct": found,
+        "seconds": round(time.perf_counter() - started),
+    }
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -119,7 +128,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     """For each unseen oracle whether the agent trained on three wordings has the exact match that was expected."""
     found = summarise(records).get("three wordings", {})
-    return {trial: row["mean"] >= GOAL for trial, row in found.items() if trial.startswith("unseen")}
+    return {
+        trial: row["mean"] >= GOAL for trial, row in found.items() if trial.startswith("unseen")
+    }
 
 
 def verdict(records: Iterable[Mapping[str, Any]]) -> str:
@@ -133,9 +144,13 @@ def verdict(records: Iterable[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Transfer of Prompt-R1's agent to other wordings.")
-    parser.add_argument("--quick", action="store_true", help="one seed that is not reported, few steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed that is not reported, few steps"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/wordings"), help="agents")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     options = parser.parse_args()
     records = Records(options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
     steps, seeds = (QUICK_STEPS, (TUNING_SEED,)) if options.quick else (DEMO_STEPS, SEEDS)
@@ -147,7 +162,9 @@ def main() -> None:
     print(table(found))
     if options.json:
         done = sorted({one["seed"] for one in found})
-        print(json.dumps({"wordings": summarise(found), "at_least_.8": reached(found), "seeds": done}))
+        print(
+            json.dumps({"wordings": summarise(found), "at_least_.8": reached(found), "seeds": done})
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,15 @@ from typing import Any
 
 from agentic_prompting.evaluation import Answer, PromptedSystem, System
 from agentic_prompting.evaluation.systems import Row, answer_of_replies
-from agentic_prompting.llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
+from agentic_prompting.llm import (
+    BudgetExceeded,
+    ChatModel,
+    Message,
+    ReplayCache,
+    Reply,
+    as_chat,
+    with_system,
+)
 from agentic_prompting.rewards import AccuracyJudge
 
 from .templates import REFLECT, REVISE
@@ -46,13 +54,18 @@ class JudgedSystem(System):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {**self.system.settings, "judge": str(getattr(self.judge.chat, "model", type(self.judge.chat).__name__))}
+        return {
+            **self.system.settings,
+            "judge": str(getattr(self.judge.chat, "model", type(self.judge.chat).__name__)),
+        }
 
     async def answer(self, row: Row, seed: int) -> Answer:
         answer = await self.system.answer(row, seed)
         if answer.whole is None:
             return answer
-        return replace(answer, judged=await self.judge(row["question"], answer.whole, row["answers"]))
+        return replace(
+            answer, judged=await self.judge(row["question"], answer.whole, row["answers"])
+        )
 
 
 class CallCount:
@@ -90,12 +103,19 @@ class MeteredChat:
             one that was not interrupted. When it is used up every further call fails with [`BudgetExceeded`].
     """
 
-    def __init__(self, chat: ChatModel, cache: ReplayCache | None = None, count: CallCount | None = None):
+    def __init__(
+        self, chat: ChatModel, cache: ReplayCache | None = None, count: CallCount | None = None
+    ):
         self.chat, self.cache, self.count = chat, cache, count or CallCount()
         self.model = getattr(chat, "model", type(chat).__name__)
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]."""
         if not self.count.take():

@@ -22,7 +22,9 @@ KINDS: dict[str, frozenset[str]] = {
 }
 """Every kind of system, and the settings it has."""
 
-_MODEL_SETTINGS = frozenset({"name", "base_url", "budget_usd", "price", "max_concurrency", "sampling"})
+_MODEL_SETTINGS = frozenset(
+    {"name", "base_url", "budget_usd", "price", "max_concurrency", "sampling"}
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,11 @@ class TableConfig:
     def baseline_of(self, system: SystemConfig, name: str | None = None) -> str:
         """The baseline (or the one called `name`) that a system is compared with."""
         name = name or self.baseline or ""
-        return f"{name}, {system.group}" if system.group and name not in {one.name for one in self.systems} else name
+        return (
+            f"{name}, {system.group}"
+            if system.group and name not in {one.name for one in self.systems}
+            else name
+        )
 
 
 def load_config(path: str | Path) -> TableConfig:
@@ -155,7 +161,11 @@ def load_config(path: str | Path) -> TableConfig:
             raise ValueError(f"{path}: `{needed}` is missing")
     each_of = values.get("each_of", ())
     _check_names(each_of, values.get("models", {}), f"{path}, each_of")
-    systems = [one for name, own in values["systems"].items() for one in _systems(name, own or {}, each_of, path)]
+    systems = [
+        one
+        for name, own in values["systems"].items()
+        for one in _systems(name, own or {}, each_of, path)
+    ]
     config = TableConfig(**{**values, "systems": systems})
     _check_names(config.sandbox, known, f"{path}, sandbox")
     for name, model in config.models.items():
@@ -168,7 +178,9 @@ def load_config(path: str | Path) -> TableConfig:
     return config
 
 
-def _systems(name: str, values: Mapping[str, Any], each_of: Sequence[str], path: str | Path) -> list[SystemConfig]:
+def _systems(
+    name: str, values: Mapping[str, Any], each_of: Sequence[str], path: str | Path
+) -> list[SystemConfig]:
     """A system, or one for each of the models."""
     kind = values.get("kind", name)
     _check_names([kind], set(KINDS), f"{path}, kind of {name}")
@@ -177,7 +189,10 @@ def _systems(name: str, values: Mapping[str, Any], each_of: Sequence[str], path:
     role = next((role for role in ("model", "environment") if role in KINDS[kind]), None)
     if not each_of or role is None or role in settings:
         return [SystemConfig(name, kind, settings)]
-    return [SystemConfig(f"{name}, {model}", kind, {**settings, role: model}, model) for model in each_of]
+    return [
+        SystemConfig(f"{name}, {model}", kind, {**settings, role: model}, model)
+        for model in each_of
+    ]
 
 
 def _check_names(names: Any, known: Any, where: str) -> None:

@@ -28,8 +28,12 @@ def average_results(results: Sequence[Result], task: str) -> Result:
         for name, of_task in result.values.items():
             if of_task:
                 values[name].append(list(of_task.values()))
-    joined = _joined(results, task, {}, {name: mean_of_means(groups) for name, groups in values.items()})
-    return replace(joined, fit_calls=max(one.fit_calls for one in results))  # one search may serve several tasks
+    joined = _joined(
+        results, task, {}, {name: mean_of_means(groups) for name, groups in values.items()}
+    )
+    return replace(
+        joined, fit_calls=max(one.fit_calls for one in results)
+    )  # one search may serve several tasks
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
@@ -39,20 +43,31 @@ def over_seeds(results: Sequence[Result]) -> Result:
         results (`Sequence[Result]`): One result for each seed, on the same questions.
     """
     names = results[0].estimates
-    means = {name: [mean.mean for one in results if (mean := one.estimates.get(name)) is not None] for name in names}
+    means = {
+        name: [mean.mean for one in results if (mean := one.estimates.get(name)) is not None]
+        for name in names
+    }
     values = {
         name: {
-            place: fmean(one.values[name][place] for one in results if place in one.values.get(name, {}))
+            place: fmean(
+                one.values[name][place] for one in results if place in one.values.get(name, {})
+            )
             for place in sorted({place for one in results for place in one.values.get(name, {})})
         }
         for name in results[0].values
     }
-    estimates = {name: seed_interval(of_seeds) if len(of_seeds) > 1 else None for name, of_seeds in means.items()}
+    estimates = {
+        name: seed_interval(of_seeds) if len(of_seeds) > 1 else None
+        for name, of_seeds in means.items()
+    }
     return _joined(results, results[0].task, values, estimates)
 
 
 def _joined(
-    results: Sequence[Result], task: str, values: dict[str, dict[int, float]], estimates: dict[str, Estimate | None]
+    results: Sequence[Result],
+    task: str,
+    values: dict[str, dict[int, float]],
+    estimates: dict[str, Estimate | None],
 ) -> Result:
     return Result(
         system=results[0].system,
@@ -63,7 +78,10 @@ def _joined(
         failed=sum(one.failed for one in results),
         ungraded={name: sum(one.ungraded.get(name, 0) for one in results) for name in estimates},
         fit_calls=sum(one.fit_calls for one in results),
-        **{name: fmean(getattr(one, name) for one in results) for name in ("calls", "tokens", "cost_usd", "seconds")},
+        **{
+            name: fmean(getattr(one, name) for one in results)
+            for name in ("calls", "tokens", "cost_usd", "seconds")
+        },
     )
 
 
@@ -83,7 +101,9 @@ def wald_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     return Estimate(share, max(0.0, share - half), min(1.0, share + half), n)
 
 
-def mean_of_means(groups: Sequence[Sequence[float]], level: float = 0.95, n_resamples: int = 2000) -> Estimate:
+def mean_of_means(
+    groups: Sequence[Sequence[float]], level: float = 0.95, n_resamples: int = 2000
+) -> Estimate:
     """The mean of several groups' means, each group counting once; bootstrap interval, resampled within the groups.
 
     Args:
@@ -91,7 +111,10 @@ def mean_of_means(groups: Sequence[Sequence[float]], level: float = 0.95, n_resa
         level (`float`), n_resamples (`int`): As in [`bootstrap_interval`].
     """
     rng, samples = np.random.default_rng(0), [np.asarray(group, dtype=float) for group in groups]
-    draws = [[one[rng.integers(0, one.size, one.size)].mean() for one in samples] for _ in range(n_resamples)]
+    draws = [
+        [one[rng.integers(0, one.size, one.size)].mean() for one in samples]
+        for _ in range(n_resamples)
+    ]
     low, high = np.quantile(np.mean(draws, axis=1), [0.5 - level / 2, 0.5 + level / 2])
     return Estimate(fmean(map(fmean, groups)), float(low), float(high), sum(map(len, groups)))
 
@@ -128,7 +151,9 @@ def wald_of(result: Result) -> Estimate | None:
     return wald_interval(round(sum(scores)), len(scores)) if scores and metric in BINARY else None
 
 
-def wald_column(results: Sequence[Result], marks: Mapping[str, Sequence[str]]) -> Callable[[Result], dict[str, str]]:
+def wald_column(
+    results: Sequence[Result], marks: Mapping[str, Sequence[str]]
+) -> Callable[[Result], dict[str, str]]:
     """A column with the first metric's Wald interval and a star for each baseline below it, as ProRefine's Table 1 has.
 
     Args:
@@ -141,7 +166,9 @@ def wald_column(results: Sequence[Result], marks: Mapping[str, Sequence[str]]) -
         share, names = wald_of(result), marks.get(result.system, ())
         if share is None:
             return {"Wald": "–"}
-        others = [wald_of(found[name, result.task]) for name in names if (name, result.task) in found]
+        others = [
+            wald_of(found[name, result.task]) for name in names if (name, result.task) in found
+        ]
         earned = stars(share, [one for one in others if one is not None])
         return {"Wald": f"{share.mean:.3f}{earned} [{share.low:.3f}, {share.high:.3f}]"}
 

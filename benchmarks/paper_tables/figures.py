@@ -45,7 +45,9 @@ def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
             run.left_out[name] = f"not drawn: {error}"
 
 
-def bars_of(evaluation: Evaluation, config: TableConfig, figure: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
+def bars_of(
+    evaluation: Evaluation, config: TableConfig, figure: Mapping[str, Any]
+) -> dict[str, dict[str, Estimate]]:
     """The estimates of a figure, by task and system."""
     from .estimates import wald_of  # here: as a script this file is in no package
 
@@ -54,13 +56,17 @@ def bars_of(evaluation: Evaluation, config: TableConfig, figure: Mapping[str, An
     for result in evaluation.results:
         task = result.task.partition(" (")[0]
         base = result.system.partition(",")[0]
-        if (wanted and task not in wanted) or not {base, result.system} & set(figure.get("systems", [base])):
+        if (wanted and task not in wanted) or not {base, result.system} & set(
+            figure.get("systems", [base])
+        ):
             continue
         name = metric.get(task, metric.get("default")) if isinstance(metric, Mapping) else metric
         if name == "wald":
             found = wald_of(result)
         else:
-            found = result.estimates.get(next(iter(result.estimates), "") if name == "first" else name)
+            found = result.estimates.get(
+                next(iter(result.estimates), "") if name == "first" else name
+            )
         if found is not None:
             bars.setdefault(result.task, {})[result.system] = found
     return bars
@@ -73,20 +79,36 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
         `ImportError`: If matplotlib is missing.
     """
     systems = list(dict.fromkeys(system for by_system in bars.values() for system in by_system))
-    figure = figure_class()(figsize=(2 + max(2.0, 0.16 * len(systems)) * len(bars), 4), layout="constrained")
+    figure = figure_class()(
+        figsize=(2 + max(2.0, 0.16 * len(systems)) * len(bars), 4), layout="constrained"
+    )
     axis, width = figure.subplots(), 0.85 / len(systems)
     for number, system in enumerate(systems):
-        found = [(place, by_system[system]) for place, by_system in enumerate(bars.values()) if system in by_system]
+        found = [
+            (place, by_system[system])
+            for place, by_system in enumerate(bars.values())
+            if system in by_system
+        ]
         means = [one.mean for _, one in found]
-        spread = [[one.mean - one.low for _, one in found], [one.high - one.mean for _, one in found]]
-        (colour, _), hatch = LINES[number % len(LINES)], _HATCHES[number // len(LINES) % len(_HATCHES)]
+        spread = [
+            [one.mean - one.low for _, one in found],
+            [one.high - one.mean for _, one in found],
+        ]
+        (colour, _), hatch = (
+            LINES[number % len(LINES)],
+            _HATCHES[number // len(LINES) % len(_HATCHES)],
+        )
         places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
         look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
         axis.bar(places, means, 0.92 * width, yerr=spread, **look)
-    axis.set_xticks(range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small")
+    axis.set_xticks(
+        range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small"
+    )
     axis.grid(axis="y", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(4, len(systems)), fontsize="x-small", frameon=False)
+    figure.legend(
+        loc="outside lower center", ncols=min(4, len(systems)), fontsize="x-small", frameon=False
+    )
     axis.set_title(title, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
@@ -105,7 +127,9 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
     """
     figure = figure_class()(figsize=(9, 3.2), layout="constrained")
     for axis, (key, label) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
-        for (name, log), (colour, dashes) in zip(runs.items(), LINES * (1 + len(runs)), strict=False):
+        for (name, log), (colour, dashes) in zip(
+            runs.items(), LINES * (1 + len(runs)), strict=False
+        ):
             points = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
             if not points:
                 raise ValueError(f"the log of {name} has no {key}")
@@ -130,16 +154,30 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
         cases.setdefault((record["task"], record["place"]), {})[record["system"]] = number
 
     def worth(case: Mapping[str, int]) -> tuple[float, float]:
-        others = [scores["exact_match"][number] or 0.0 for name, number in case.items() if name != system]
+        others = [
+            scores["exact_match"][number] or 0.0 for name, number in case.items() if name != system
+        ]
         return scores["exact_match"][case[system]] or 0.0, -sum(others)
 
     case = max((one for one in cases.values() if system in one), key=worth)
     row = records[case[system]]
-    lines = [f"# A case of {row['task']}", "", f"Question: {row['question']}", "", f"Accepted: {row['answers']}", ""]
+    lines = [
+        f"# A case of {row['task']}",
+        "",
+        f"Question: {row['question']}",
+        "",
+        f"Accepted: {row['answers']}",
+        "",
+    ]
     for name, number in case.items():
         record, (em, f1) = records[number], (scores[metric][number] for metric in exact)
         shown = "no score" if em is None or f1 is None else f"exact match {em:.2f}, F1 {f1:.2f}"
-        lines += [f"## {name}: {shown}", "", *(f"> {line}" for line in _said(record).splitlines()), ""]
+        lines += [
+            f"## {name}: {shown}",
+            "",
+            *(f"> {line}" for line in _said(record).splitlines()),
+            "",
+        ]
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
@@ -150,21 +188,33 @@ def _said(record: Mapping[str, Any]) -> str:
     if isinstance(trajectory, Mapping) and "turns" in trajectory:
         said = [turn["text"] for turn in trajectory["turns"]]
         replies = [f"[reply] {one['text']}" for one in trajectory.get("observations", [])]
-        return "\n".join(text for pair in zip(said, [*replies, ""], strict=False) for text in pair if text)
+        return "\n".join(
+            text for pair in zip(said, [*replies, ""], strict=False) for text in pair if text
+        )
     return str(record.get("whole") or record.get("answer") or record.get("error") or "(no answer)")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command: curves of several trainings overlaid."""
-    parser = argparse.ArgumentParser(description="Reward and turns of several trainings (Prompt-R1, Figure 6 a-b).")
-    parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="trainings, by name")
-    parser.add_argument("--output", type=Path, default=Path("runs/figure6"), help="folder for the picture")
+    parser = argparse.ArgumentParser(
+        description="Reward and turns of several trainings (Prompt-R1, Figure 6 a-b)."
+    )
+    parser.add_argument(
+        "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="trainings, by name"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/figure6"), help="folder for the picture"
+    )
     given = parser.parse_args(arguments)
     logs = {}
     for name, _, folder in (one.partition("=") for one in given.runs):
-        states = sorted(Path(folder).rglob("trainer_state.json"), key=lambda path: path.stat().st_mtime)
+        states = sorted(
+            Path(folder).rglob("trainer_state.json"), key=lambda path: path.stat().st_mtime
+        )
         if not states:
-            raise SystemExit(f"{folder} has no trainer_state.json: train with save_steps, or trainer.save_state()")
+            raise SystemExit(
+                f"{folder} has no trainer_state.json: train with save_steps, or trainer.save_state()"
+            )
         logs[name] = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
     print(draw_curves(logs, given.output / "training.png"))
 

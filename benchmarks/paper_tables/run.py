@@ -78,7 +78,9 @@ def run_table(
         [`EvaluationStopped`]: A system cannot continue. The same call resumes the table.
     """
     if len(set(seeds)) != len(seeds) or len(seeds) == 1:
-        raise ValueError(f"give at least two different seeds for an interval over them, not {list(seeds)}")
+        raise ValueError(
+            f"give at least two different seeds for an interval over them, not {list(seeds)}"
+        )
     config = config.in_sandbox() if sandbox else config
     folder = Path(output or config.output)
     run = TableRun(Evaluation(), [], left_out=dict(config.left_out))
@@ -86,7 +88,9 @@ def run_table(
         stack.enter_context(only_writer(folder / "evaluation"))
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
-        tasks, lessons, models = _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)
+        tasks, lessons, models = (
+            _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)
+        )
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
         try:
@@ -121,9 +125,13 @@ def _evaluated(
             from .sandbox import no_way_to_answer, stand_in
 
             run.not_asked |= {
-                (system.name, task.name): why for task in tasks if (why := no_way_to_answer(system, task))
+                (system.name, task.name): why
+                for task in tasks
+                if (why := no_way_to_answer(system, task))
             }
-            system = stand_in(system, shop.folder if shop.seed is None else shop.folder.parent, shop.seed or 0)
+            system = stand_in(
+                system, shop.folder if shop.seed is None else shop.folder.parent, shop.seed or 0
+            )
         for task in tasks:
             if (system.name, task.name) in run.not_asked:
                 continue
@@ -169,14 +177,24 @@ def _together(parts: Sequence[Evaluation]) -> Evaluation:
     return Evaluation([over_seeds([one[key] for one in found]) for key in whole], records)
 
 
-def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, seeds: Sequence[int]) -> None:
+def _finish(
+    run: TableRun, config: TableConfig, folder: Path, sandbox: bool, seeds: Sequence[int]
+) -> None:
     """Comparisons, tables, pictures and the case."""
     made = {result.system for result in run.evaluation.results}
     if config.baseline is not None:
-        against = {one.name: config.baseline_of(one) for one in config.systems if config.baseline_of(one) in made}
+        against = {
+            one.name: config.baseline_of(one)
+            for one in config.systems
+            if config.baseline_of(one) in made
+        }
         run.comparisons = compare_systems(run.evaluation, against)
     marks = {
-        one.name: [config.baseline_of(one, name) for name in config.marks if config.baseline_of(one, name) != one.name]
+        one.name: [
+            config.baseline_of(one, name)
+            for name in config.marks
+            if config.baseline_of(one, name) != one.name
+        ]
         for one in config.systems
         if config.marks and not seeds  # the interval over seeds differs
     }
@@ -224,7 +242,11 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             name,
             load(train, config.train_rows, config.seed + 1).rows if train else [],
             load(validation, config.validation_rows, config.seed + 1).rows if validation else None,
-            lambda: load(config.fit_task, config.fit_rows, config.seed + 1).rows if config.fit_task else None,
+            lambda: (
+                load(config.fit_task, config.fit_rows, config.seed + 1).rows
+                if config.fit_task
+                else None
+            ),
         )
     return tasks, lessons, models
 
@@ -240,10 +262,18 @@ def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
     for name, task in zip(config.tasks, tasks, strict=True):
         rows = sandbox_task(sandbox_task_for(name), config.train_rows, config.seed, "train").rows
         lessons[task.name] = Lessons(name, rows)
-    run.left_out["data sets"] = "not read in the sandbox: each has questions of the task in brackets"
+    run.left_out["data sets"] = (
+        "not read in the sandbox: each has questions of the task in brackets"
+    )
     if any("semantic_similarity" in (config.metrics_of(name) or ()) for name in config.tasks):
-        run.left_out["semantic_similarity"] = "needs a sentence encoder, which the sandbox does without"
-    return tasks, lessons, {name: (model, {}) for name, model in sandbox_models(config.seed).items()}
+        run.left_out["semantic_similarity"] = (
+            "needs a sentence encoder, which the sandbox does without"
+        )
+    return (
+        tasks,
+        lessons,
+        {name: (model, {}) for name, model in sandbox_models(config.seed).items()},
+    )
 
 
 def _safe(name: str) -> str:

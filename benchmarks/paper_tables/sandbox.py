@@ -75,7 +75,9 @@ def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> Evalu
 
 def sandbox_task_for(name: str) -> str:
     """The task that stands in for a data set."""
-    return next((task for task, names in _STANDS_FOR.items() if names.search(name)), "sandbox_countries")
+    return next(
+        (task for task, names in _STANDS_FOR.items() if names.search(name)), "sandbox_countries"
+    )
 
 
 def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
@@ -107,10 +109,19 @@ class SandboxModel:
     """
 
     def __init__(self, seed: int = 0):
-        self.solver, self.oracle, self.model = PuzzleSolver(seed), Oracle(seed=seed), f"sandbox model {seed}"
+        self.solver, self.oracle, self.model = (
+            PuzzleSolver(seed),
+            Oracle(seed=seed),
+            f"sandbox model {seed}",
+        )
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]."""
         system = [message for message in messages if message["role"] == "system"]
@@ -135,11 +146,17 @@ class SandboxEditor(ScriptedChat):
     def __init__(self, seed: int = 0):
         super().__init__(self.reply)
         self.seed, self.model = seed, f"sandbox editor {seed}"
-        self.roles: tuple[Any, ...] = (PuzzleCritic(seed), PuzzleOptimizer(seed), PuzzleVerifier(seed))
+        self.roles: tuple[Any, ...] = (
+            PuzzleCritic(seed),
+            PuzzleOptimizer(seed),
+            PuzzleVerifier(seed),
+        )
 
     def reply(self, messages: Sequence[Message]) -> str:
         request = messages[-1]["content"]
-        for heading, role in zip(("\n\nOutput:\n", "\n\nFeedback:\n", "\n\nPrediction:\n"), self.roles, strict=True):
+        for heading, role in zip(
+            ("\n\nOutput:\n", "\n\nFeedback:\n", "\n\nPrediction:\n"), self.roles, strict=True
+        ):
             if heading in request and request.startswith(("Question:\n", "Prompt:\n")):
                 return role.reply(messages)
         return _edit(request, self.seed)
@@ -154,7 +171,9 @@ def no_way_to_answer(system: SystemConfig, task: EvaluationTask) -> str:
     """The reason not to ask a stand-in, where a score of zero would mean nothing; `""` if it is asked."""
     trained = {"base", "folder"} & KINDS[system.kind]
     return (
-        "" if not trained or "sandbox_countries" in task.name else "not asked: its policy reads countries' words alone"
+        ""
+        if not trained or "sandbox_countries" in task.name
+        else "not asked: its policy reads countries' words alone"
     )
 
 
@@ -185,27 +204,36 @@ def _with_answer_line(reply: Reply, max_tokens: int | None) -> Reply:
     words = text.split(" ")
     cut = max_tokens is not None and len(words) > max_tokens
     return Reply(
-        text=" ".join(words[:max_tokens]) if cut else text, finish_reason="length" if cut else "stop", usage=reply.usage
+        text=" ".join(words[:max_tokens]) if cut else text,
+        finish_reason="length" if cut else "stop",
+        usage=reply.usage,
     )
 
 
 # How each optimiser shows the prompt, and the marks between which it expects the new one.
 _FORMS = (
     (re.compile(r"<INS>(.*?)</INS>\nscore: \d+\n\nHere are examples", re.DOTALL), "<INS>{}</INS>"),
-    (re.compile(r"instructions to perform a task for me:\n```\n(.*?)\n```", re.DOTALL), "```\n{}\n```"),
+    (
+        re.compile(r"instructions to perform a task for me:\n```\n(.*?)\n```", re.DOTALL),
+        "```\n{}\n```",
+    ),
     # TextGrad quotes only the first and last words of the variable; the context has all of it.
     (
         re.compile(r"<LM_SYSTEM_PROMPT> (.*?) </LM_SYSTEM_PROMPT>.*<IMPROVED_VARIABLE>", re.DOTALL),
         "<IMPROVED_VARIABLE>{}</IMPROVED_VARIABLE>",
     ),
 )
-_REVISION = re.compile(r"Task: (draw lessons|turn many|let one set)")  # E-SPL's requests that want edits
+_REVISION = re.compile(
+    r"Task: (draw lessons|turn many|let one set)"
+)  # E-SPL's requests that want edits
 
 
 def _edit(request: str, seed: int) -> str:
     rng = random.Random(f"{seed} {request}")
     if _REVISION.match(request):
-        missing = [advice for advice in _ADVICE if advice not in request.partition("</instructions>")[0]]
+        missing = [
+            advice for advice in _ADVICE if advice not in request.partition("</instructions>")[0]
+        ]
         edits = [{"op": "add", "text": advice} for advice in missing[: rng.randint(1, 2)]]
         return f"```json\n{json.dumps(edits)}\n```"
     for shown, wanted in _FORMS:

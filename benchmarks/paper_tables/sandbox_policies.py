@@ -62,13 +62,20 @@ def _train(kind: str, sandbox: Sandbox, folder: Path, seed: int) -> None:
             "per_device_train_batch_size": 32,
             "seed": seed,
         }
-        small |= {"gradient_accumulation_steps": 1, "lora_rank": None}  # a tiny model: Table 7 is a large one's
+        small |= {
+            "gradient_accumulation_steps": 1,
+            "lora_rank": None,
+        }  # a tiny model: Table 7 is a large one's
         spec = plain_spec(spec.prompt_template, max_tokens=16)
         train_sft(sandbox.model, rows, folder, spec, max_steps=_SFT_STEPS, **small)
     elif kind == "grpo_single_turn":
-        train_single_turn(sandbox.model, rows, folder, spec, max_steps=_SINGLE_TURN_STEPS, seed=seed, **_SMALL)
+        train_single_turn(
+            sandbox.model, rows, folder, spec, max_steps=_SINGLE_TURN_STEPS, seed=seed, **_SMALL
+        )
     else:
-        args = PromptR1Config(str(folder / "grpo"), max_steps=_GRPO_STEPS, seed=seed, max_turns=5, **_SMALL)
+        args = PromptR1Config(
+            str(folder / "grpo"), max_steps=_GRPO_STEPS, seed=seed, max_turns=5, **_SMALL
+        )
         environment = LLMEnvironment(Oracle(seed=seed))
         trainer = PromptR1Trainer(
             str(sandbox.model),

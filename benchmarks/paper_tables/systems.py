@@ -11,12 +11,24 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentic_prompting.environments import LLMEnvironment
-from agentic_prompting.evaluation import AgentSystem, EvaluationTask, PromptedSystem, ProRefineSystem, System
+from agentic_prompting.evaluation import (
+    AgentSystem,
+    EvaluationTask,
+    PromptedSystem,
+    ProRefineSystem,
+    System,
+)
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write, digest
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, Query, Verifier
-from agentic_prompting.rewards import AccuracyJudge, exact_match, integer_match, letter_match, word_sorting_match
+from agentic_prompting.rewards import (
+    AccuracyJudge,
+    exact_match,
+    integer_match,
+    letter_match,
+    word_sorting_match,
+)
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
 
 from .chats import JudgedSystem, MeteredChat, SelfReflection
@@ -27,8 +39,13 @@ from .templates import CHAIN_OF_THOUGHT, DIRECT
 PROMPTS = {"direct": DIRECT, "cot": CHAIN_OF_THOUGHT}
 """Prompts that a configuration can name; anything else is a file, or the prompt itself."""
 
-_LABEL_SCORES = {one.__name__: one for one in (exact_match, integer_match, letter_match, word_sorting_match)}
-_NEEDS = {"gepa": "gepa", "textgrad": "textgrad"}  # kind of system -> the package it cannot do without
+_LABEL_SCORES = {
+    one.__name__: one for one in (exact_match, integer_match, letter_match, word_sorting_match)
+}
+_NEEDS = {
+    "gepa": "gepa",
+    "textgrad": "textgrad",
+}  # kind of system -> the package it cannot do without
 
 
 class Unavailable(RuntimeError):
@@ -41,7 +58,9 @@ def connect(
     """A client for each model of a configuration, with the sampling that goes with it."""
     connected: dict[str, tuple[OpenAIChat, dict[str, Any]]] = {}
     for role, settings in models.items():
-        options = {name: value for name, value in settings.items() if name not in ("name", "sampling")}
+        options = {
+            name: value for name, value in settings.items() if name not in ("name", "sampling")
+        }
         if "price" in options:
             options["price"] = tuple(options["price"])
         client = stack.enter_context(OpenAIChat(settings.get("name", role), cache=cache, **options))
@@ -85,8 +104,17 @@ class Workshop:
         cache: ReplayCache | None,
         seed: int | None = None,
     ):
-        self.config, self.models, self.folder, self.cache, self.seed = config, models, folder, cache, seed
-        self._loaded: tuple[str, System | None] = ("", None)  # the last agent: loaded once for all its tasks
+        self.config, self.models, self.folder, self.cache, self.seed = (
+            config,
+            models,
+            folder,
+            cache,
+            seed,
+        )
+        self._loaded: tuple[str, System | None] = (
+            "",
+            None,
+        )  # the last agent: loaded once for all its tasks
 
     def make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
         """A system for a task.
@@ -96,11 +124,15 @@ class Workshop:
             `ValueError`: Its settings make no sense.
         """
         if system.kind in _NEEDS and importlib.util.find_spec(_NEEDS[system.kind]) is None:
-            raise Unavailable(f"{_NEEDS[system.kind]} is not installed: pip install 'agentic-prompting[optimizers]'")
+            raise Unavailable(
+                f"{_NEEDS[system.kind]} is not installed: pip install 'agentic-prompting[optimizers]'"
+            )
         if "judged" not in task.metrics:
             return self._make(system, task, lessons)
         if self.config.judge is None or "model" not in KINDS[system.kind]:
-            raise ValueError(f"{task.name} is judged: that needs a `judge`, and systems that ask a `model`")
+            raise ValueError(
+                f"{task.name} is judged: that needs a `judge`, and systems that ask a `model`"
+            )
         return JudgedSystem(self._make(system, task, lessons), self._judge())
 
     def _make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
@@ -111,7 +143,9 @@ class Workshop:
             return self._prorefine(system.settings, prompt, task)
         if system.kind in ("prompted", "self_reflection"):
             chat, sampling = self._model(system.settings)
-            return (PromptedSystem if system.kind == "prompted" else SelfReflection)(chat, prompt, **sampling)
+            return (PromptedSystem if system.kind == "prompted" else SelfReflection)(
+                chat, prompt, **sampling
+            )
         if self._loaded[0] != system.name:
             self._loaded = ("", None)  # one model in memory at a time
             self._loaded = (system.name, self._agent(system, lessons))
@@ -120,13 +154,19 @@ class Workshop:
     def _judge(self) -> AccuracyJudge:
         return AccuracyJudge(self._model({"judge": self.config.judge}, "judge")[0])
 
-    def _model(self, settings: Mapping[str, Any], role: str = "model") -> tuple[ChatModel, dict[str, Any]]:
+    def _model(
+        self, settings: Mapping[str, Any], role: str = "model"
+    ) -> tuple[ChatModel, dict[str, Any]]:
         name = settings.get(role, role)
         if name not in self.models:
-            raise ValueError(f"there is no model {name!r} in `models`; there are: {', '.join(self.models)}")
+            raise ValueError(
+                f"there is no model {name!r} in `models`; there are: {', '.join(self.models)}"
+            )
         chat, sampling = self.models[name]
         # Clients of endpoints have the cache themselves, so that it also knows their own settings.
-        return MeteredChat(chat, None if isinstance(chat, OpenAIChat) else self.cache), dict(sampling)
+        return MeteredChat(chat, None if isinstance(chat, OpenAIChat) else self.cache), dict(
+            sampling
+        )
 
     def _prompt(self, settings: Mapping[str, Any], task: str) -> str:
         named = str(settings.get("prompt", "cot"))
@@ -136,9 +176,14 @@ class Workshop:
             return PROMPTS[named]
         return Path(named).read_text(encoding="utf-8") if named.endswith(".txt") else named
 
-    def _optimised(self, system: SystemConfig, prompt: str, task: EvaluationTask, lessons: Lessons) -> System:
+    def _optimised(
+        self, system: SystemConfig, prompt: str, task: EvaluationTask, lessons: Lessons
+    ) -> System:
         """The prompt that an optimiser found; found once, then read."""
-        (chat, sampling), (editor, _) = self._model(system.settings), self._model(system.settings, "editor")
+        (chat, sampling), (editor, _) = (
+            self._model(system.settings),
+            self._model(system.settings, "editor"),
+        )
         metric, validation = _label_metric(task), lessons.validation
         settings = {
             "kind": system.kind,
@@ -154,24 +199,36 @@ class Workshop:
             found = Found(**json.loads(path.read_text(encoding="utf-8")))
         else:
             budget, seed = self.config.calls_budget, self.config.seed
-            objective = Objective(chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling)
+            objective = Objective(
+                chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling
+            )
             found = OPTIMISERS[system.kind](objective, prompt)
             atomic_write(path, json.dumps(asdict(found), indent=2) + "\n")
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
 
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
         (chat, sampling), (critic, _) = self._model(settings), self._model(settings, "critic")
-        verifier: Verifier | None = critic if settings.get("setting", "verifier") == "verifier" else None
+        verifier: Verifier | None = (
+            critic if settings.get("setting", "verifier") == "verifier" else None
+        )
         if settings.get("setting") == "optimal_verifier":
-            verifier = _judge_verifier(self._judge()) if "judged" in task.metrics else self._label_verifier(task)
+            verifier = (
+                _judge_verifier(self._judge())
+                if "judged" in task.metrics
+                else self._label_verifier(task)
+            )
         limit = sampling.pop("max_tokens", 512)
         options = {"final_max_tokens": limit, "sampling": {"task": {**sampling, "temperature": 0}}}
-        refiner = ProRefiner(chat, critic, critic, verifier, **{**options, **settings.get("options", {})})
+        refiner = ProRefiner(
+            chat, critic, critic, verifier, **{**options, **settings.get("options", {})}
+        )
         return ProRefineSystem(refiner, prompt)
 
     def _label_verifier(self, task: EvaluationTask) -> Verifier:
         if (metric := _label_metric(task)) not in _LABEL_SCORES:
-            raise ValueError(f"the optimal verifier compares with labels, which {metric} cannot decide")
+            raise ValueError(
+                f"the optimal verifier compares with labels, which {metric} cannot decide"
+            )
         return LabelVerifier(_LABEL_SCORES[metric])
 
     def _agent(self, system: SystemConfig, lessons: Lessons) -> System:
@@ -185,12 +242,16 @@ class Workshop:
             environment = LLMEnvironment(chat, **sampling)
         spec: AgentSpec | None = None
         if system.kind in TRAINED:
-            folder = self._of_seed(settings.get("folder") or str(self.folder / "trained" / system.name))
+            folder = self._of_seed(
+                settings.get("folder") or str(self.folder / "trained" / system.name)
+            )
             rows, arguments = (
                 lessons.fit() or lessons.train,
                 {"seed": self.config.seed, **settings.get("arguments", {})},
             )
-            source: Any = TRAINED[system.kind](settings["base"], rows, folder, plain_spec(), **arguments)
+            source: Any = TRAINED[system.kind](
+                settings["base"], rows, folder, plain_spec(), **arguments
+            )
         elif system.kind == "agent_untrained":
             source = settings["base"]
             if not Path(source, SPEC_FILE).exists():
@@ -198,7 +259,9 @@ class Workshop:
         else:
             source = self._of_seed(settings["folder"])
             if not (source / SPEC_FILE).exists():
-                raise Unavailable(f"{source} holds no trained agent: train it first (examples/train_prompt_r1.py)")
+                raise Unavailable(
+                    f"{source} holds no trained agent: train it first (examples/train_prompt_r1.py)"
+                )
         spec = _with_espl_prompt(spec or AgentSpec.load(source), Path(source))
         if settings.get("max_turns"):
             spec = replace(spec, limits=replace(spec.limits, max_turns=settings["max_turns"]))
@@ -211,7 +274,11 @@ class Workshop:
         """The folder of this seed's training: `{seed}` filled in, else `-seed<N>` behind it."""
         if self.seed is None or Path(folder).is_relative_to(self.folder):
             return Path(folder.replace("{seed}", str(self.config.seed)))
-        return Path(folder.replace("{seed}", str(self.seed)) if "{seed}" in folder else f"{folder}-seed{self.seed}")
+        return Path(
+            folder.replace("{seed}", str(self.seed))
+            if "{seed}" in folder
+            else f"{folder}-seed{self.seed}"
+        )
 
 
 def _label_metric(task: EvaluationTask) -> str:

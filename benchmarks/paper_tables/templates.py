@@ -20,12 +20,12 @@ CRITIQUE_FEEDBACK = "The answer should have been: {answers}. The score is {score
 """What optimisers are told of one answer. Variables: `{answers}` (str), `{score}` (float)."""
 
 # Prompts without variables, in our words: system messages of the baselines, later messages of self-reflection.
-DIRECT = "Answer the question at once, without explanation. Write one line of the form 'Answer: ...'."
+DIRECT = (
+    "Answer the question at once, without explanation. Write one line of the form 'Answer: ...'."
+)
 """Baseline: the answer and nothing else."""
 
-CHAIN_OF_THOUGHT = (
-    "Answer the question. Think step by step, then write a last line of the form 'Answer: ...' with the answer alone."
-)
+CHAIN_OF_THOUGHT = "Answer the question. Think step by step, then write a last line of the form 'Answer: ...' with the answer alone."
 """Baseline: zero-shot chain of thought."""
 
 REFLECT = (

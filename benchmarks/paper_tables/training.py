@@ -18,13 +18,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentic_prompting.cli.train import example
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.rewards import token_f1_reward
-from agentic_prompting.rollout import SPEC_FILE, AgentSpec, ChatFormat, FreeText, Limits, rollout_from_trace
+from agentic_prompting.rollout import (
+    SPEC_FILE,
+    AgentSpec,
+    ChatFormat,
+    FreeText,
+    Limits,
+    rollout_from_trace,
+)
 from agentic_prompting.trainers import MultiTurnGRPOTrainer, PromptR1Config, warm_start
 
 
 def plain_spec(template: str = "{question}", max_tokens: int = 1024) -> AgentSpec:
     """The spec of a model that answers in one turn, in free text."""
-    return AgentSpec(template, grammar=FreeText(), limits=Limits(1, max_tokens, max_tokens), stop_at_tags=False)
+    return AgentSpec(
+        template, grammar=FreeText(), limits=Limits(1, max_tokens, max_tokens), stop_at_tags=False
+    )
 
 
 TABLE_7: Mapping[str, Any] = {
@@ -59,12 +68,20 @@ def train_sft(
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
         return folder
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(base),
+        AutoTokenizer.from_pretrained(base),
+    )
     chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
     traces = [{**row, "turns": [row["answers"][0]], "observations": []} for row in rows]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
     if lora_rank is not None:
-        lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        lora = LoraConfig(
+            r=lora_rank,
+            lora_alpha=2 * lora_rank,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
         model = get_peft_model(model, lora)
     warm_start(model, tokenizer, rollouts, folder / "sft", **{**TABLE_7, **arguments})
     if lora_rank is not None:
@@ -90,8 +107,13 @@ def train_single_turn(
     if config := arguments.pop("config", None):
         known = {one.name for one in fields(PromptR1Config)} - {"output_dir", "max_turns"}
         values = yaml.safe_load(example(Path(config)).read_text(encoding="utf-8"))
-        arguments = {**{name: value for name, value in values.items() if name in known}, **arguments}
-    args = PromptR1Config(str(folder / "grpo"), **{"max_turns": 1, "disable_tqdm": True, **arguments})
+        arguments = {
+            **{name: value for name, value in values.items() if name in known},
+            **arguments,
+        }
+    args = PromptR1Config(
+        str(folder / "grpo"), **{"max_turns": 1, "disable_tqdm": True, **arguments}
+    )
     trainer = MultiTurnGRPOTrainer(
         model=str(base),
         environment=None,

@@ -51,7 +51,9 @@ class Size:
     every_change: bool = True
 
 
-QUICK = Size(calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=3, texts=500, forged=20)
+QUICK = Size(
+    calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=3, texts=500, forged=20
+)
 QUICK = replace(QUICK, lead_kills=1, lead_steps=3, every_change=False)
 
 # --- helpers ------------------------------------------------------------------------------------------------------
@@ -62,7 +64,9 @@ def server_process(**options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """A misbehaving server of its own process: its address, and what it counted, filled in at the end."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "support.misbehaving", *words]
-    process = subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     counted: dict[str, Any] = {}
     yield process.stdout.readline().strip(), counted  # type: ignore[union-attr]
     counted.update(json.loads(process.communicate("\n")[0]))
@@ -82,7 +86,10 @@ def resident_mb() -> float:
 
 def random_faults(size: Size) -> dict[str, Any]:
     """Many calls of which each attempt meets one of the passing faults with a probability of 30 %."""
-    with server_process(share=0.3, latency=0.02, hang=15) as (url, counted), OpenAIChat("m", url, timeout=5) as chat:
+    with (
+        server_process(share=0.3, latency=0.02, hang=15) as (url, counted),
+        OpenAIChat("m", url, timeout=5) as chat,
+    ):
         started = time.perf_counter()
         replies = ask_all(chat, [f"call {i}" for i in range(size.calls)])
         seconds = time.perf_counter() - started
@@ -92,7 +99,9 @@ def random_faults(size: Size) -> dict[str, Any]:
         "calls": size.calls,
         "lost": size.calls - len(good) - typed,
         "duplicated": sum(times > 1 for times in counted["answered"].values()),
-        "answered_with_error_text": sum(reply.text != f"reply to {text}" for text, reply in good.items()),
+        "answered_with_error_text": sum(
+            reply.text != f"reply to {text}" for text, reply in good.items()
+        ),
         "success_share": len(good) / size.calls,
         "attempts": sum(reply.attempts for reply in replies.values()),
         "seconds": round(seconds, 1),
@@ -109,16 +118,30 @@ def every_fault() -> int:
         expected = FAULTS[name].error
         if expected is None:
             return reply.text == f"reply to {name}"
-        return type(reply.error).__name__ == expected and reply.attempts == 1 + FAULTS[name].passes and not reply.text
+        return (
+            type(reply.error).__name__ == expected
+            and reply.attempts == 1 + FAULTS[name].passes
+            and not reply.text
+        )
 
-    by_name = MisbehavingServer(lambda number, request: request["messages"][-1]["content"], hang_seconds=12)
+    by_name = MisbehavingServer(
+        lambda number, request: request["messages"][-1]["content"], hang_seconds=12
+    )
     with by_name as server, ThreadPoolExecutor(12) as threads:
-        right = [name for name, as_expected in zip(FAULTS, threads.map(met, FAULTS), strict=True) if as_expected]
+        right = [
+            name
+            for name, as_expected in zip(FAULTS, threads.map(met, FAULTS), strict=True)
+            if as_expected
+        ]
     with MisbehavingServer() as server, OpenAIChat("m", server.base_url, patience=30) as chat:
         server.go_down()  # refused connections, then an outage of 2 s
         server.outage(2)
         refused = ask_all(chat, [str(i) for i in range(20)])
-        right += ["refused connections", "outage"] if all(r.error is None for r in refused.values()) else []
+        right += (
+            ["refused connections", "outage"]
+            if all(r.error is None for r in refused.values())
+            else []
+        )
     assert len(right) == len(FAULTS) + 2, f"not as expected: {set(FAULTS) - set(right)}"
     return len(right)
 
@@ -155,7 +178,12 @@ def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
                 }
             )
     middle = {name: round(statistics.median(one[name] for one in seen), 3) for name in seen[0]}
-    return {"in_flight": in_flight, "latency": size.latency, **middle, "extra_mb": max(one["extra_mb"] for one in seen)}
+    return {
+        "in_flight": in_flight,
+        "latency": size.latency,
+        **middle,
+        "extra_mb": max(one["extra_mb"] for one in seen),
+    }
 
 
 def outage(size: Size, policy: Path, folder: Path) -> dict[str, Any]:
@@ -171,7 +199,9 @@ def outage(size: Size, policy: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_through_outage(seconds: float, policy: Path, folder: Path, patience: float) -> dict[str, Any]:
+def run_through_outage(
+    seconds: float, policy: Path, folder: Path, patience: float
+) -> dict[str, Any]:
     from datasets import Dataset
 
     from agentic_prompting.sandbox import as_rows, make_split
@@ -195,14 +225,25 @@ def run_through_outage(seconds: float, policy: Path, folder: Path, patience: flo
     rows, watch = Dataset.from_list(as_rows(make_split(0, n_test=8)[1])), BringsItDown()
     with (
         MisbehavingServer(latency=0.02, say=killed_runs.oracle()) as server,
-        OpenAIChat("m", server.base_url, patience=patience, max_retries=5 if patience > 1 else 0) as chat,
+        OpenAIChat(
+            "m", server.base_url, patience=patience, max_retries=5 if patience > 1 else 0
+        ) as chat,
     ):
         trainer = trainer_for(
-            policy, folder, rows, chat, max_steps=5000, max_failed_share=1.0, weight_decay=0.1, beta=0.01
+            policy,
+            folder,
+            rows,
+            chat,
+            max_steps=5000,
+            max_failed_share=1.0,
+            weight_decay=0.1,
+            beta=0.01,
         )
         trainer.add_callback(watch)
         trainer.train()
-    failed = [entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry]
+    failed = [
+        entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry
+    ]
     empty = [step for step, share in enumerate(failed) if share == 1 and step > 0]
     return {
         "went_on": failed[-1] == 0,
@@ -222,7 +263,9 @@ def hostile_inputs(size: Size) -> int:
     harmless = [what_counts(each, episode(each, "It is Kenya.")) for each in formats]
     for number, text in enumerate(hostile_texts(size.texts)):
         which = number % len(formats)
-        assert what_counts(formats[which], episode(formats[which], text)) == harmless[which], text[:200]
+        assert what_counts(formats[which], episode(formats[which], text)) == harmless[which], text[
+            :200
+        ]
     bombs = json_bombs()
     for bomb in bombs.values():
         check_tool_call(bomb)
@@ -232,8 +275,15 @@ def hostile_inputs(size: Size) -> int:
 def base_exceptions() -> dict[str, int]:
     """How many calls of code of a user's that raises `SystemExit` and its like hang, and how many lose its name."""
     outcomes = in_own_process()
-    named = [f"{case.split()[2]}: from the user's code" in (text or "") for case, text in outcomes.items()]
-    return {"cases": len(outcomes), "hangs": sum(text is None for text in outcomes.values()), "named": sum(named)}
+    named = [
+        f"{case.split()[2]}: from the user's code" in (text or "")
+        for case, text in outcomes.items()
+    ]
+    return {
+        "cases": len(outcomes),
+        "hangs": sum(text is None for text in outcomes.values()),
+        "named": sum(named),
+    }
 
 
 def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
@@ -272,7 +322,9 @@ def measure(size: Size) -> dict[str, Any]:
         result["outage"] = outage(size, policy, folder)
         rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
         result["second_starts"] = second_starts(folder)
-        result["resume_changes"] = resume_changes(folder / "tiny", folder, rows, quick=not size.every_change)
+        result["resume_changes"] = resume_changes(
+            folder / "tiny", folder, rows, quick=not size.every_change
+        )
         result["kills"] = lead_kills(size, folder, policy)
         result["kill9"] = killed_and_resumed(policy, folder, size.kills, steps=size.kill_steps)
     return result
@@ -280,16 +332,29 @@ def measure(size: Size) -> dict[str, Any]:
 
 def table(r: dict[str, Any]) -> str:
     c, o, k, b = r["concurrency"], r["outage"], r["kill9"], r["base_exceptions"]
-    second, changed, forged, lead = r["second_starts"], r["resume_changes"], r["forged_tokens"], r["kills"]
+    second, changed, forged, lead = (
+        r["second_starts"],
+        r["resume_changes"],
+        r["forged_tokens"],
+        r["kills"],
+    )
     nothing = f"{r['lost']} / {r['duplicated']} / {r['answered_with_error_text']}"
     through = f"went on: {o['survived']}, {o['failed_rollouts']} rollouts failed"
     hasty = f"{o['failed_steps_without_patience']} steps failed whole, {o['weights_moved']} moved a weight"
     rows = [
-        ("calls at 30 % random faults", f"{r['calls']:,} ({r['attempts']:,} requests, {r['seconds']} s)", ""),
+        (
+            "calls at 30 % random faults",
+            f"{r['calls']:,} ({r['attempts']:,} requests, {r['seconds']} s)",
+            "",
+        ),
         ("lost / duplicated / answered with error text", nothing, "0 / 0 / 0"),
         ("success with default retries", f"{r['success_share']:.2%}", "≥ 99 %"),
         ("calls in flight at once", f"{c['in_flight']:,}", "1,024"),
-        (f"time, as a multiple of a latency of {c['latency']:g} s", f"{c['ratio_to_latency']:.2f}", "≤ 1.3"),
+        (
+            f"time, as a multiple of a latency of {c['latency']:g} s",
+            f"{c['ratio_to_latency']:.2f}",
+            "≤ 1.3",
+        ),
         ("processor time a call", f"{c['processor_ms_a_call']:.1f} ms", ""),
         ("memory on top", f"{c['extra_mb']:.0f} MB", "< 300 MB"),
         ("threads on top", f"{c['extra_threads']:.0f}", "no thread a call"),
@@ -301,15 +366,27 @@ def table(r: dict[str, Any]) -> str:
             f"{k['paid_twice']} / {k['paid_in_vain']}",
             "0 / 0",
         ),
-        ("… losses and weights as undisturbed, bit for bit", f"{k['same_losses'] and k['same_weights']}", ""),
+        (
+            "… losses and weights as undisturbed, bit for bit",
+            f"{k['same_losses'] and k['same_weights']}",
+            "",
+        ),
         ("kinds of fault tried, each ending as documented", str(r["faults_tried"]), "≥ 25"),
-        ("calls whose code exits, is cancelled, ...: hang", f"{b['hangs']} of {b['cases']}", "0 of ≥ 40"),
+        (
+            "calls whose code exits, is cancelled, ...: hang",
+            f"{b['hangs']} of {b['cases']}",
+            "0 of ≥ 40",
+        ),
         (
             "second starts in a folder that is in use: refused, files changed",
             f"{second['refused']} of {second['tried']}, {second['files_changed']}",
             "all, 0",
         ),
-        ("resumes with other settings or weights: silent", f"{changed['silent']} of {changed['tried']}", "0 of ≥ 12"),
+        (
+            "resumes with other settings or weights: silent",
+            f"{changed['silent']} of {changed['tried']}",
+            "0 of ≥ 12",
+        ),
         (
             "special tokens forged by texts from outside",
             f"{forged['total']} ({forged['doors']} doors, {forged['texts']} texts each)",
@@ -322,18 +399,24 @@ def table(r: dict[str, Any]) -> str:
         ),
         ("hostile inputs tried, none of effect", f"{r['inputs_tried']:,}", "≥ 10,000"),
     ]
-    return "\n".join(["| | measured | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(
+        ["| | measured | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="less of everything, under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args()
     started = time.perf_counter()
     result = measure(replace(QUICK) if args.quick else Size())
     print(table(result))
-    print(f"\n{time.perf_counter() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(
+        f"\n{time.perf_counter() - started:.0f} s in all, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
     if args.json:
         print(json.dumps(result))
 

@@ -39,7 +39,8 @@ NOISE = re.compile(
 )
 ON_A_CPU = "use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', max_steps=2"
 FILES = {
-    "mine.csv": "request,reply\n" + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
+    "mine.csv": "request,reply\n"
+    + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
     "queries.jsonl": '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
     "own.py": '''
 from agentic_prompting import LLMEnvironment, OpenAIChat, exact_match
@@ -218,9 +219,36 @@ class Mistake:
 def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
     """What the hour consists of, by name: lines as they are typed."""
     both = [f"--{role}-base-url={flaky}" for role in ("policy", "reference")]
-    evolving = ["evolve", *OWN, *both, "--policy-model", "small", "--reference-model", "large", "--steps", "2"]
-    own = ["--problems-per-step", "4", "--num-generations", "3", "--grammar", "free", "--reward", "own:partial"]
-    refining = ["refine", "--input", "queries.jsonl", "--output", "runs/refine.jsonl", "--max-steps", "2"]
+    evolving = [
+        "evolve",
+        *OWN,
+        *both,
+        "--policy-model",
+        "small",
+        "--reference-model",
+        "large",
+        "--steps",
+        "2",
+    ]
+    own = [
+        "--problems-per-step",
+        "4",
+        "--num-generations",
+        "3",
+        "--grammar",
+        "free",
+        "--reward",
+        "own:partial",
+    ]
+    refining = [
+        "refine",
+        "--input",
+        "queries.jsonl",
+        "--output",
+        "runs/refine.jsonl",
+        "--max-steps",
+        "2",
+    ]
     models = ["--task-model", "small", "--feedback-model", "large"]
     return {
         "data and check-env": [["check-env", "own:Store", *OWN]],
@@ -230,7 +258,9 @@ def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
         "TRL script with LoRA": [["moved.py"]],
         "YAML": [["train", "prompt-r1", "--config", "mine.yaml"]],
         "own script": [["script.py", "reward=partial", "folder=runs/own"]],
-        "E-SPL": [[*evolving, *own, "--output-dir", "runs/evolve", "--initial-prompt", "Name a shelf."]],
+        "E-SPL": [
+            [*evolving, *own, "--output-dir", "runs/evolve", "--initial-prompt", "Name a shelf."]
+        ],
         "ProRefine": [[*refining, *models, "--task-base-url", flaky, "--feedback-base-url", flaky]],
         "evaluate and report": [
             ["evaluate", "--run", "model", *OWN, "--environment", "own:Store", "--task-rows", "4"],
@@ -314,7 +344,11 @@ def reply_of(body: Any, number: int) -> str:
             return "1. It named no shelf."
         if "Prediction:" in last:
             return "<ACCURACY>0</ACCURACY>"
-        return '[{"op": "add", "text": "Name one shelf."}]' if first.startswith(("Task: draw", "Task: let")) else "[]"
+        return (
+            '[{"op": "add", "text": "Name one shelf."}]'
+            if first.startswith(("Task: draw", "Task: let"))
+            else "[]"
+        )
     return f"shelf s{number % 4}" if "one shelf" in first or number % 3 == 0 else "a part"
 
 
@@ -328,7 +362,11 @@ def refusing(body: Any, number: int) -> Answer | str:
 
 def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
     """The exit status, what standard error said, and the seconds of a line."""
-    command = ["-c", "from agentic_prompting.cli import main; main()"] if not words[0].endswith(".py") else []
+    command = (
+        ["-c", "from agentic_prompting.cli import main; main()"]
+        if not words[0].endswith(".py")
+        else []
+    )
     hidden = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "500"}
@@ -358,7 +396,11 @@ def counted(said: str) -> list[str]:
 @contextmanager
 def workplace() -> Iterator[tuple[Path, str, str]]:
     """A folder with the user's files, the flaky server's address, and that of the one that refuses the key."""
-    with tempfile.TemporaryDirectory() as name, LoopbackServer(flaky) as one, LoopbackServer(refusing) as other:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        LoopbackServer(flaky) as one,
+        LoopbackServer(refusing) as other,
+    ):
         folder = Path(name)
         for file, text in FILES.items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -375,9 +417,15 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
     """
     with workplace() as (folder, flaky_url, refusing_url):
         todo = parts(flaky_url), mistakes(flaky_url, refusing_url, unused_url())
-        wanted = [name for names in todo for name in names if not only or name.startswith(tuple(only))]
+        wanted = [
+            name for names in todo for name in names if not only or name.startswith(tuple(only))
+        ]
         wanted += [todo[1][name].needs for name in wanted if name in todo[1]]
-        wanted += ["model"] if {"TRL script with LoRA", "YAML", "own script", "evaluate and report"} & {*wanted} else []
+        wanted += (
+            ["model"]
+            if {"TRL script with LoRA", "YAML", "own script", "evaluate and report"} & {*wanted}
+            else []
+        )
         played: dict[str, dict[str, Any]] = {}
         for name, lines in todo[0].items():
             if name not in wanted:
@@ -396,9 +444,20 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
             status, said, seconds = typed(mistake.words, folder)
             lines = counted(said)
             told = status != 0 and re.search(mistake.says, "\n".join(lines)) is not None
-            made[name] = {"status": status, "lines": len(lines), "told": told, "seconds": round(seconds, 1)}
-            made[name] |= {} if told and len(lines) <= MOST_LINES else {"said": [line[:300] for line in lines[-8:]]}
-            log(f"{name}: status {status}, {len(lines)} lines{'' if told else ', SILENT'}, {seconds:.1f} s")
+            made[name] = {
+                "status": status,
+                "lines": len(lines),
+                "told": told,
+                "seconds": round(seconds, 1),
+            }
+            made[name] |= (
+                {}
+                if told and len(lines) <= MOST_LINES
+                else {"said": [line[:300] for line in lines[-8:]]}
+            )
+            log(
+                f"{name}: status {status}, {len(lines)} lines{'' if told else ', SILENT'}, {seconds:.1f} s"
+            )
     return {
         "long_errors": sum(one["lines"] > MOST_LINES for one in made.values()),
         "silent": sum(not one["told"] for one in made.values()),
@@ -410,7 +469,9 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Play a new user's first hour.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of parts and mistakes")
     parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of them")
     given = parser.parse_args(arguments)
@@ -421,10 +482,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        print(markdown(["part", "ok", "seconds"], [[name, *one.values()][:3] for name, one in found["parts"].items()]))
+        print(
+            markdown(
+                ["part", "ok", "seconds"],
+                [[name, *one.values()][:3] for name, one in found["parts"].items()],
+            )
+        )
         rows = [[name, *list(one.values())[:4]] for name, one in found["mistakes"].items()]
         print(markdown(["mistake", "status", "lines", "told", "seconds"], rows))
-        print(f"long_errors {found['long_errors']}, silent {found['silent']}, failed parts {found['failed_parts']}")
+        print(
+            f"long_errors {found['long_errors']}, silent {found['silent']}, failed parts {found['failed_parts']}"
+        )
     return int(bool(found["long_errors"] or found["silent"] or found["failed_parts"]))
 
 

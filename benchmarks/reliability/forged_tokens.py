@@ -34,7 +34,9 @@ from agentic_prompting.serve.answering import conversation  # noqa: E402
 from support.hostile import hostile_texts  # noqa: E402
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for  # noqa: E402
 
-SPEC = AgentSpec(prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>.")
+SPEC = AgentSpec(
+    prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>."
+)
 HARMLESS = "It is Kenya."
 Door = Callable[[ChatFormat, str], list[int]]
 
@@ -73,7 +75,9 @@ def trl_reset(form: ChatFormat, text: str) -> list[int]:
 def user_observation(form: ChatFormat, text: str) -> list[int]:
     user = UserSimulator(ScriptedChat(lambda messages: text), goal=lambda row: "nothing")
     form = ChatFormat(form.tokenizer, Dialogue())
-    rollout = Rollout([0], row={"question": HARMLESS, "prompt": [{"role": "user", "content": HARMLESS}]})
+    rollout = Rollout(
+        [0], row={"question": HARMLESS, "prompt": [{"role": "user", "content": HARMLESS}]}
+    )
     rollout.add_turn(Sample([0]), Dialogue().parse("hello"))
     observation = run(observe(user, rollout))
     assert observation is not None
@@ -94,7 +98,9 @@ def serve_history(form: ChatFormat, text: str) -> list[int]:
 def evolved_prompt(form: ChatFormat, text: str) -> list[int]:
     """A system prompt that a large LLM wrote: it may hold tags such as <think>, no special token."""
     form = ChatFormat(form.tokenizer, own_texts=[*SPEC.own_texts, text])
-    return _special_of(form, form.prompt_ids(SystemPrompt(text).messages(SPEC.messages({"question": HARMLESS}))))
+    return _special_of(
+        form, form.prompt_ids(SystemPrompt(text).messages(SPEC.messages({"question": HARMLESS})))
+    )
 
 
 def _special_of(form: ChatFormat, ids: list[int]) -> list[int]:
@@ -187,7 +193,9 @@ def forged_tokens(count: int = 200) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
     options = parser.parse_args()

@@ -34,7 +34,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting.cli.check_harness import ScriptedAgent, byte_format, call_of, play_scripted, wrote_the_file
+from agentic_prompting.cli.check_harness import (
+    ScriptedAgent,
+    byte_format,
+    call_of,
+    play_scripted,
+    wrote_the_file,
+)
 from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
 from agentic_prompting.programs.harness import NotInstalled
 from agentic_prompting.rollout import Rollout, Sample, SampleRequest
@@ -74,7 +80,9 @@ class Styled(ScriptedAgent):
         self.last = time.monotonic()
         if self.fault == "length" and self.asked >= 2:
             cut = max(1, len(sample.ids) // 2)
-            sample = replace(sample, ids=sample.ids[:cut], logprobs=(sample.logprobs or [])[:cut], finished=False)
+            sample = replace(
+                sample, ids=sample.ids[:cut], logprobs=(sample.logprobs or [])[:cut], finished=False
+            )
             self.samples[-1] = (self.samples[-1][0], tuple(sample.ids))
         return sample
 
@@ -108,7 +116,11 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         started = time.monotonic()
         rollout, _ = play_scripted(program, agent)
         drawn, in_loss = Counter(agent.samples), Counter(samples_in(rollout))
-        titles = Counter(one for one, text in zip(agent.samples, agent.read, strict=True) if "<tools>" not in text)
+        titles = Counter(
+            one
+            for one, text in zip(agent.samples, agent.read, strict=True)
+            if "<tools>" not in text
+        )
         sums["lost"] += sum((drawn - in_loss - titles).values())
         sums["twice"] += sum((in_loss - drawn).values())
         sums["auxiliary_trained"] += sum((in_loss & titles).values())
@@ -133,7 +145,11 @@ def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
     program = Program(harness(name, dialect), max_calls=calls, timeout=120)
     agent = Styled(fault=fault)
     rollout, _ = play_scripted(program, agent, context + 60 if fault == "context_full" else 400_000)
-    found = {"seconds": round(time.monotonic() - agent.last, 1), "status": rollout.status, "calls": len(agent.read)}
+    found = {
+        "seconds": round(time.monotonic() - agent.last, 1),
+        "status": rollout.status,
+        "calls": len(agent.read),
+    }
     found["load"] = round(os.getloadavg()[0], 1)
     return found | ({"error": str(rollout.error)[:200]} if rollout.error else {})
 
@@ -150,7 +166,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
         for one in latest.values()
     ]  # fmt: skip
     titles = [name.replace("_", " ") for name in COUNTS[:-1]]
-    return markdown(("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows)
+    return markdown(
+        ("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows
+    )
 
 
 def put_in_path() -> None:
@@ -160,10 +178,16 @@ def put_in_path() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--record", action="store_true", help="append the rows to the records")
-    parser.add_argument("--only", action="append", choices=[*HARNESSES], help="these harnesses only")
+    parser.add_argument(
+        "--only", action="append", choices=[*HARNESSES], help="these harnesses only"
+    )
     arguments = parser.parse_args()
     put_in_path()
     rows = []

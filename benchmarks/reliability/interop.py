@@ -31,7 +31,13 @@ from typing import Any
 from datasets import Dataset
 from transformers import AddedToken
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent, PromptR1Config, PromptR1Trainer
+from agentic_prompting import (
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    PromptAgent,
+    PromptR1Config,
+    PromptR1Trainer,
+)
 from agentic_prompting.interop import (
     MCPTools,
     OpenEnv,
@@ -44,7 +50,16 @@ from agentic_prompting.interop import (
 )
 from agentic_prompting.llm import LLMError, ScriptedChat, ServerFailed, complete, run
 from agentic_prompting.rewards import exact_match_reward
-from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play, read_rollouts
+from agentic_prompting.rollout import (
+    AgentSpec,
+    ChatFormat,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    play,
+    read_rollouts,
+)
 from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
 from agentic_prompting.sandbox.policy import sandbox_spec, world_tokenizer
 from agentic_prompting.sandbox.recipe import Recipe, warm_started
@@ -55,7 +70,9 @@ from benchmarks.lab import DEMO, DEMO_STEPS, settings
 
 ROOT = Path(__file__).parents[2]
 INTEROP, CONTRIB = "src/agentic_prompting/interop", "examples/contrib"
-sys.path.append(str(ROOT / CONTRIB))  # its files are imported where they are used, as their users do
+sys.path.append(
+    str(ROOT / CONTRIB)
+)  # its files are imported where they are used, as their users do
 WARM_START_STEPS = 450  # as the demo
 # A call's beginning and end are a token each, as frequent strings are in large vocabularies.
 ASKED = "which country has the capital Nairobi ?"
@@ -87,7 +104,9 @@ def call(request: str) -> str:
     return f"<tool_call> {CALL} {request} {END} </tool_call>"
 
 
-def written(tokenizer: Any, environment: Any, *turns: str, row: dict[str, Any] | None = None) -> tuple[Rollout, bool]:
+def written(
+    tokenizer: Any, environment: Any, *turns: str, row: dict[str, Any] | None = None
+) -> tuple[Rollout, bool]:
     """An episode in which these turns are sampled, and whether its tokens equal theirs, one by one."""
     chat_format = ChatFormat(tokenizer, environment.grammar)
     sampled = [chat_format.turn_ids(turn) for turn in turns]
@@ -121,7 +140,11 @@ def played(environment: Any, row: dict[str, Any] | None = None) -> tuple[bool, b
     tokenizer = tool_tokenizer()
     rollout, exact = written(tokenizer, environment, call(ASKED), "Nairobi", row=row)
     down, _ = written(tokenizer, environment, call(DOWN), "Nairobi", row=row)
-    return "Kenya" in rollout.observations[0].text and rollout.answer == "Nairobi", exact, down.status == "failed"
+    return (
+        "Kenya" in rollout.observations[0].text and rollout.answer == "Nairobi",
+        exact,
+        down.status == "failed",
+    )
 
 
 def functions() -> tuple[bool, bool, bool]:
@@ -133,13 +156,17 @@ def trl_tools() -> tuple[bool, bool, bool]:
 
 
 def tools_and_llm() -> tuple[bool, bool, bool]:
-    chat = ScriptedChat(lambda messages: ServerFailed("down") if DOWN in messages[-1]["content"] else "Nairobi")
+    chat = ScriptedChat(
+        lambda messages: ServerFailed("down") if DOWN in messages[-1]["content"] else "Nairobi"
+    )
     environment = ToolEnvironment([ask, ask_tool(chat, name="llm")])
     both = call("Kenya ?") + call("Kenya ?").replace('"name": "ask"', '"name": "llm"')
     rollout = Rollout([1])
     rollout.add_turn(Sample([1]), environment.grammar.parse(both))
     said = run(environment.step(rollout))
-    rollout.turns[-1] = environment.grammar.parse(call(DOWN).replace('"name": "ask"', '"name": "llm"'))
+    rollout.turns[-1] = environment.grammar.parse(
+        call(DOWN).replace('"name": "ask"', '"name": "llm"')
+    )
     exact = played(environment)[1]
     return (
         "Kenya" in said.text and "Nairobi" in said.text and len(said.replies) == 1,
@@ -171,7 +198,9 @@ def mcp_http() -> tuple[bool, bool, bool]:
 
     server = MCPServer("oracle")
     server.tool()(ask)
-    with served(uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error"))) as port:
+    with served(
+        uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error"))
+    ) as port:
         return mcp(f"http://127.0.0.1:{port}/mcp")
 
 
@@ -218,7 +247,13 @@ def trl_class() -> tuple[bool, bool, bool]:
 def simulated_user() -> tuple[bool, bool, bool]:
     def person(messages: Any) -> Any:
         said = messages[-1]["content"]
-        return ServerFailed("down") if DOWN in said else "[DONE]" if "Nairobi" in said else "what is the capital ?"
+        return (
+            ServerFailed("down")
+            if DOWN in said
+            else "[DONE]"
+            if "Nairobi" in said
+            else "what is the capital ?"
+        )
 
     environment = UserSimulator(ScriptedChat(person))
     row = {"goal": "the capital of Kenya"}
@@ -244,8 +279,14 @@ class Agent:
             if self.error:
                 rollout.fail(Observation(error=self.error))
                 continue
-            system = [message["content"] for message in rollout.row.get("prompt", ()) if message["role"] == "system"]
-            rollout.add_turn(Sample([1]), ToolGrammar().parse(system[0].split()[-1] if system else self.text))
+            system = [
+                message["content"]
+                for message in rollout.row.get("prompt", ())
+                if message["role"] == "system"
+            ]
+            rollout.add_turn(
+                Sample([1]), ToolGrammar().parse(system[0].split()[-1] if system else self.text)
+            )
             rollout.finish("answered")
         return rollouts
 
@@ -290,9 +331,13 @@ def dspy_refined() -> tuple[bool, None, bool]:
 
     def refined(task: ScriptedChat) -> RefinedChat:
         helper = ScriptedChat(lambda messages: "Be brief.")
-        return RefinedChat(ProRefiner(task, helper, helper, tokens_per_step=8, max_steps=1), "Answer.")
+        return RefinedChat(
+            ProRefiner(task, helper, helper, tokens_per_step=8, max_steps=1), "Answer."
+        )
 
-    return dspy_calls(refined(ScriptedChat(lambda m: DSPY)), refined(ScriptedChat(lambda m: ServerFailed("down"))))
+    return dspy_calls(
+        refined(ScriptedChat(lambda m: DSPY)), refined(ScriptedChat(lambda m: ServerFailed("down")))
+    )
 
 
 class Quiet:
@@ -339,7 +384,11 @@ def gepa_engine() -> tuple[bool, None, bool]:
         return block
 
     found = optimize_anything("Say Lima", evaluate, [0, 1, 2], reference=reference)
-    return found.best.text == "Say Nairobi" and "read by the" in read[0], None, found.steps[0].failed == 1 / 3
+    return (
+        found.best.text == "Say Nairobi" and "read by the" in read[0],
+        None,
+        found.steps[0].failed == 1 / 3,
+    )
 
 
 def prorefine_served() -> tuple[bool, None, bool]:
@@ -352,14 +401,25 @@ def prorefine_served() -> tuple[bool, None, bool]:
 
     def refined(says: Any) -> ChatAnswers:
         helper = ScriptedChat(lambda messages: "Be brief.")
-        return ChatAnswers(RefinedChat(ProRefiner(ScriptedChat(says), helper, helper, max_steps=1), "Answer."))
+        return ChatAnswers(
+            RefinedChat(ProRefiner(ScriptedChat(says), helper, helper, max_steps=1), "Answer.")
+        )
 
-    models = {"prorefine": refined(lambda m: "Nairobi"), "down": refined(lambda m: ServerFailed("down"))}
+    models = {
+        "prorefine": refined(lambda m: "Nairobi"),
+        "down": refined(lambda m: ServerFailed("down")),
+    }
     server = server_of(Service(models, ServeConfig(port=0), Metrics()))
     with served(server) as port:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        )
         asked = [{"role": "user", "content": "Kenya's capital?"}]
-        worked = client.chat.completions.create(model="prorefine", messages=asked).choices[0].message.content
+        worked = (
+            client.chat.completions.create(model="prorefine", messages=asked)
+            .choices[0]
+            .message.content
+        )
         try:
             client.chat.completions.create(model="down", messages=asked)
         except openai.APIStatusError as error:
@@ -388,8 +448,15 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
 
     torch.manual_seed(0)
     tokenizer, judged = world_tokenizer(), iter(range(1000))
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+    )
     before = torch.cat([weight.flatten().clone() for weight in model.parameters()])
 
     def metric(example: Any, predicted: Any, trace: Any = None) -> float:
@@ -403,13 +470,22 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
             report_to="none", max_turn_tokens=8, disable_tqdm=True, learning_rate=1e-2, save_strategy="no",
         )  # fmt: skip
         provider = TrainerProvider(
-            lambda **given: MultiTurnGRPOTrainer(model=model, processing_class=tokenizer, args=settings, **given)
+            lambda **given: MultiTurnGRPOTrainer(
+                model=model, processing_class=tokenizer, args=settings, **given
+            )
         )
         program, adapter = dspy.Predict("question -> answer"), Plain()
         program.set_lm(provider.lm)
         with dspy.context(adapter=adapter):
-            GRPO(metric, adapter=adapter, exclude_demos=True, num_train_steps=2, num_rollouts_per_grpo_step=4).compile(
-                program, [dspy.Example(question="Kenya ?", answer="Nairobi").with_inputs("question")]
+            GRPO(
+                metric,
+                adapter=adapter,
+                exclude_demos=True,
+                num_train_steps=2,
+                num_rollouts_per_grpo_step=4,
+            ).compile(
+                program,
+                [dspy.Example(question="Kenya ?", answer="Nairobi").with_inputs("question")],
             )
         rewards = [record["reward"] for record in read_rollouts(Path(folder) / "rollouts")]
     moved = bool((before != torch.cat([weight.flatten() for weight in model.parameters()])).any())
@@ -420,22 +496,34 @@ def foreign(package: str) -> Path:
     """The interpreter of a package's own environment, which `make foreign` creates."""
     python = Path(os.environ.get("FOREIGN", ROOT / ".venv-foreign")) / package / "bin" / "python"
     if not python.exists():
-        raise FileNotFoundError(f"{package} is not installed in an environment of its own: make foreign")
+        raise FileNotFoundError(
+            f"{package} is not installed in an environment of its own: make foreign"
+        )
     return python
 
 
 def openenv() -> tuple[bool, bool, bool]:
     """A game on the package's own server, played with native calls; then the server dies."""
-    command = [str(foreign("openenv")), str(ROOT / "tests" / "interop" / "foreign" / "openenv_server.py")]
+    command = [
+        str(foreign("openenv")),
+        str(ROOT / "tests" / "interop" / "foreign" / "openenv_server.py"),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        environment, tokenizer = OpenEnv(f"http://127.0.0.1:{server.stdout.readline().strip()}"), tool_tokenizer()
+        environment, tokenizer = (
+            OpenEnv(f"http://127.0.0.1:{server.stdout.readline().strip()}"),
+            tool_tokenizer(),
+        )
         guesses = {n: json.dumps({"name": "act", "arguments": {"number": n}}) for n in (1, 3, 99)}
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in guesses.values()])
 
         def episode(*numbers: int) -> tuple[Rollout, bool]:
-            row = run(environment.reset({"prompt": [{"role": "user", "content": "question : what ?"}], "secret": 3}))
+            row = run(
+                environment.reset(
+                    {"prompt": [{"role": "user", "content": "question : what ?"}], "secret": 3}
+                )
+            )
             turns = [f"<tool_call> {guesses[number]} </tool_call>" for number in numbers]
             return written(tokenizer, environment, *turns, row=row)
 
@@ -445,7 +533,11 @@ def openenv() -> tuple[bool, bool, bool]:
     finally:
         server.kill()
         server.wait()
-    return rollout.observations[0].text == "wrong" and earned == [0.75], exact, down.status == "failed"
+    return (
+        rollout.observations[0].text == "wrong" and earned == [0.75],
+        exact,
+        down.status == "failed",
+    )
 
 
 def verifiers() -> tuple[bool, bool, bool]:
@@ -482,7 +574,10 @@ ROWS: dict[str, tuple[Callable[[], tuple[bool, bool | None, bool]], str]] = {
     "DSPy's GRPO through our trainer": (dspy_grpo, f"{CONTRIB}/dspy_provider.py"),
     "GEPA's adapter over our environments": (gepa_adapter, f"{INTEROP}/gepa.py"),
     "GEPA's optimize_anything by E-SPL": (gepa_engine, f"{CONTRIB}/optimize_anything.py"),
-    "ProRefine behind an OpenAI endpoint": (prorefine_served, "src/agentic_prompting/serve/answering.py"),
+    "ProRefine behind an OpenAI endpoint": (
+        prorefine_served,
+        "src/agentic_prompting/serve/answering.py",
+    ),
     "OpenEnv's servers": (openenv, f"{INTEROP}/openenv.py"),
     "verifiers' task sets": (verifiers, f"{CONTRIB}/verifiers_tasks.py"),
 }
@@ -496,7 +591,12 @@ def matrix() -> dict[str, Any]:
                 worked, exact, counted = check()
             reason = ""
         except Exception as error:
-            worked, exact, counted, reason = False, None, False, f"{type(error).__name__}: {str(error)[:200]}"
+            worked, exact, counted, reason = (
+                False,
+                None,
+                False,
+                f"{type(error).__name__}: {str(error)[:200]}",
+            )
         lines = len((ROOT / file).read_text().splitlines())
         green = worked and exact is not False and counted
         rows.append({"adapter": name, "green": green, "worked": worked, "token_exact": exact, "outage_counted": counted,
@@ -511,12 +611,16 @@ def oracle_server(seed: int) -> Any:
     from mcp import StdioServerParameters
 
     path = ":".join(filter(None, sys.path))
-    return StdioServerParameters(command=sys.executable, args=["-c", ORACLE, str(seed)], env={"PYTHONPATH": path})
+    return StdioServerParameters(
+        command=sys.executable, args=["-c", ORACLE, str(seed)], env={"PYTHONPATH": path}
+    )
 
 
 def as_tool_calls(text: str) -> str:
     """A turn of the sandbox's traces in native form: the same thought, the request as a call, a bare answer."""
-    text = re.sub(r"<interaction_prompt> (.*?) </interaction_prompt>", lambda match: call(match[1]), text)
+    text = re.sub(
+        r"<interaction_prompt> (.*?) </interaction_prompt>", lambda match: call(match[1]), text
+    )
     return re.sub(r"<answer> (.*?) </answer>", r"\1", text)
 
 
@@ -527,12 +631,16 @@ def warm(folder: Path, seed: int) -> Path:
 
     def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         made = make_traces(questions, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
-        native = [{**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in made]
+        native = [
+            {**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in made
+        ]
         return native, native[: len(native) // 2]
 
     steps = WARM_START_STEPS, WARM_START_STEPS // 2
     with redirect_stdout(sys.stderr):
-        return warm_started(folder, Recipe(spec, tool_tokenizer(), load_world(), traces, *steps, seed, seed))
+        return warm_started(
+            folder, Recipe(spec, tool_tokenizer(), load_world(), traces, *steps, seed, seed)
+        )
 
 
 def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
@@ -563,7 +671,9 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
                 output_dir=str(run),
                 seed=seed,
                 max_steps=DEMO_STEPS,
-                chat_template_kwargs={"tools": None},  # the sandbox's chat template cannot show tools
+                chat_template_kwargs={
+                    "tools": None
+                },  # the sandbox's chat template cannot show tools
             )
         ),
         train_dataset=as_dataset(questions),
@@ -578,7 +688,13 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
     after = share_right(run, environment, test, seed)
     if through == "MCP":
         tools.close()
-    return {"through": through, "seed": seed, "seconds": round(seconds), "before": before, "after": after}
+    return {
+        "through": through,
+        "seed": seed,
+        "seconds": round(seconds),
+        "before": before,
+        "after": after,
+    }
 
 
 def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
@@ -603,9 +719,15 @@ def trainings(seeds: list[int], records: Path | None) -> Iterator[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser.add_argument("--train", action="store_true", help="Instead, train through native calls and through MCP.")
+    parser.add_argument(
+        "--train", action="store_true", help="Instead, train through native calls and through MCP."
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
-    parser.add_argument("--records", type=Path, help="With --train: append each training, as records/tools.jsonl.gz.")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="With --train: append each training, as records/tools.jsonl.gz.",
+    )
     arguments = parser.parse_args()
     result: dict[str, Any] = {"trained": []} if arguments.train else matrix()
     for training in trainings(arguments.seeds, arguments.records) if arguments.train else ():

@@ -52,11 +52,21 @@ class Figure:
         sign, number = self.target.split()
         try:
             value = self.value(run["printed"]) if run else None
-        except (KeyError, IndexError, TypeError):  # the run failed, or a quick run leaves this figure out
+        except (
+            KeyError,
+            IndexError,
+            TypeError,
+        ):  # the run failed, or a quick run leaves this figure out
             value = None
         holds = value is not None and COMPARE[sign](value, float(number))
         when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""
-        row = {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
+        row = {
+            "name": self.name,
+            "value": value,
+            "target": self.target,
+            "holds": holds,
+            "script": self.script,
+        }
         return {**row, "why": self.why, "run": when}
 
 
@@ -75,40 +85,149 @@ FORCED = "a GPU's branch (forced on a CPU)"
 PASSES = ("drafting", "speedup_passes")  # plain / drafted
 
 FIGURES = [
-    Figure("rollout.py", "rollouts: ours / longest chain, worst of the grid", key("worst_to_limit"), "<= 1.25"),
-    Figure("rollout.py", "rollouts: lock-step / ours, median", key("median_lockstep_over_ours"), ">= 1.7"),
-    Figure("rollout.py", "rollouts: TRL's asynchronous loop / ours, median", key("async_loop_over_ours"), ">= 1"),
-    Figure("rollout.py", "rollouts: TRL's tool loop / ours, first setting", key("trl_over_ours"), ">= 10"),
+    Figure(
+        "rollout.py",
+        "rollouts: ours / longest chain, worst of the grid",
+        key("worst_to_limit"),
+        "<= 1.25",
+    ),
+    Figure(
+        "rollout.py",
+        "rollouts: lock-step / ours, median",
+        key("median_lockstep_over_ours"),
+        ">= 1.7",
+    ),
+    Figure(
+        "rollout.py",
+        "rollouts: TRL's asynchronous loop / ours, median",
+        key("async_loop_over_ours"),
+        ">= 1",
+    ),
+    Figure(
+        "rollout.py",
+        "rollouts: TRL's tool loop / ours, first setting",
+        key("trl_over_ours"),
+        ">= 10",
+    ),
     Figure("traces.py", "rollouts: with spans / without", key("overhead"), "<= 1.02"),
-    Figure("async_training.py", "a step, replies of 1 s: lead 0 / lead 2", key("speedup_lead2"), ">= 2"),
-    Figure("async_training.py", "a step at lead 3 / its bound, virtual clock", key("step_over_bound"), "<= 1.1"),
-    Figure("async_training.py", "10 kills at lead 2: replies paid twice", key("paid_twice"), "<= 0"),
-    Figure("async_training.py", "10 kills at lead 2: replies for nothing", key("discarded"), "<= 0"),
-    Figure("engine.py", "engine / batches to the end, turns of mixed length", key("mixed_speedup"), ">= 1.5"),
-    Figure("engine.py", "engine / batches to the end, turns of one length", key("uniform_speedup"), ">= 0.95"),
-    Figure("engine.py", "engine / batches: share of rollouts with the same tokens", key("identical_share"), ">= 0.99"),
-    Figure("engine.py", "prefix kept between turns: wall, without / with", key("prefix_wall_ratio"), ">= 1.5"),
-    Figure("engine.py", "prefix kept between turns: tokens read, without / with", key("prefix_read_ratio"), ">= 2.5"),
+    Figure(
+        "async_training.py", "a step, replies of 1 s: lead 0 / lead 2", key("speedup_lead2"), ">= 2"
+    ),
+    Figure(
+        "async_training.py",
+        "a step at lead 3 / its bound, virtual clock",
+        key("step_over_bound"),
+        "<= 1.1",
+    ),
+    Figure(
+        "async_training.py", "10 kills at lead 2: replies paid twice", key("paid_twice"), "<= 0"
+    ),
+    Figure(
+        "async_training.py", "10 kills at lead 2: replies for nothing", key("discarded"), "<= 0"
+    ),
+    Figure(
+        "engine.py",
+        "engine / batches to the end, turns of mixed length",
+        key("mixed_speedup"),
+        ">= 1.5",
+    ),
+    Figure(
+        "engine.py",
+        "engine / batches to the end, turns of one length",
+        key("uniform_speedup"),
+        ">= 0.95",
+    ),
+    Figure(
+        "engine.py",
+        "engine / batches: share of rollouts with the same tokens",
+        key("identical_share"),
+        ">= 0.99",
+    ),
+    Figure(
+        "engine.py",
+        "prefix kept between turns: wall, without / with",
+        key("prefix_wall_ratio"),
+        ">= 1.5",
+    ),
+    Figure(
+        "engine.py",
+        "prefix kept between turns: tokens read, without / with",
+        key("prefix_read_ratio"),
+        ">= 2.5",
+    ),
     Figure(
         "training_step.py",
         f"loss at 70 % observation, {FORCED}: TRL / ours",
         key("head_ratio"),
         ">= 1.1",
     ),
-    Figure("training_step.py", f"memory of that loss, {FORCED}: TRL / ours", key("memory_ratio"), ">= 1.1"),
-    Figure("training_step.py", "largest relative difference of gradients", key("gradient_difference"), "<= 1e-4"),
-    Figure("training_step.py", "whole step: ours / plain GRPO on the same tokens", key("overhead"), "<= 1.03"),
-    Figure("espl_sandbox.py", "E-SPL: joint step / step without evolution", key("overhead_ratio"), "<= 1.05"),
-    Figure("prorefine.py", "drafting, prompt unchanged: passes", key(*PASSES, "unchanged"), ">= 12"),
-    Figure("prorefine.py", "drafting, half of them changed: passes", key(*PASSES, "half"), ">= 2.5"),
-    Figure("prorefine.py", "drafting, prompt slightly changed: passes", key(*PASSES, "slight"), ">= 2"),
-    Figure("prorefine.py", "drafting, prompt strongly changed: passes", key(*PASSES, "strong"), ">= 1"),
-    Figure("prorefine.py", "drafting, prompt strong: wall", key("drafting", "speedup_wall", "strong"), ">= 0.9"),
-    Figure("prorefine.py", "64 queries at once: one after another / at once", key("batch_speedup"), ">= 20"),
-    Figure("calls.py", "calls until the agent is good: replies shared / today", key("calls_ratio_shared"), "<= 0.5"),
+    Figure(
+        "training_step.py",
+        f"memory of that loss, {FORCED}: TRL / ours",
+        key("memory_ratio"),
+        ">= 1.1",
+    ),
+    Figure(
+        "training_step.py",
+        "largest relative difference of gradients",
+        key("gradient_difference"),
+        "<= 1e-4",
+    ),
+    Figure(
+        "training_step.py",
+        "whole step: ours / plain GRPO on the same tokens",
+        key("overhead"),
+        "<= 1.03",
+    ),
+    Figure(
+        "espl_sandbox.py",
+        "E-SPL: joint step / step without evolution",
+        key("overhead_ratio"),
+        "<= 1.05",
+    ),
+    Figure(
+        "prorefine.py", "drafting, prompt unchanged: passes", key(*PASSES, "unchanged"), ">= 12"
+    ),
+    Figure(
+        "prorefine.py", "drafting, half of them changed: passes", key(*PASSES, "half"), ">= 2.5"
+    ),
+    Figure(
+        "prorefine.py", "drafting, prompt slightly changed: passes", key(*PASSES, "slight"), ">= 2"
+    ),
+    Figure(
+        "prorefine.py", "drafting, prompt strongly changed: passes", key(*PASSES, "strong"), ">= 1"
+    ),
+    Figure(
+        "prorefine.py",
+        "drafting, prompt strong: wall",
+        key("drafting", "speedup_wall", "strong"),
+        ">= 0.9",
+    ),
+    Figure(
+        "prorefine.py",
+        "64 queries at once: one after another / at once",
+        key("batch_speedup"),
+        ">= 20",
+    ),
+    Figure(
+        "calls.py",
+        "calls until the agent is good: replies shared / today",
+        key("calls_ratio_shared"),
+        "<= 0.5",
+    ),
     Figure("calls.py", "replies shared in a step: paid twice", key("paid_twice"), "<= 0"),
-    Figure("program.py", "programs: gradient of split rollouts, relative error", key("split_error"), "<= 1e-6"),
-    Figure("program.py", "programs: share of rollouts like the native loop's", key("same_rollouts"), ">= 1"),
+    Figure(
+        "program.py",
+        "programs: gradient of split rollouts, relative error",
+        key("split_error"),
+        "<= 1e-6",
+    ),
+    Figure(
+        "program.py",
+        "programs: share of rollouts like the native loop's",
+        key("same_rollouts"),
+        ">= 1",
+    ),
     Figure(
         "program.py",
         "programs: step of a program / of the native loop",
@@ -135,7 +254,9 @@ FIGURES = [
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
     Figure("growth.py", "memory of a rollout: many / 64", key("growth_memory"), "<= 1.25"),
-    Figure("growth.py", "10,000 living prompts: select 3 and rate, ms", key("population_ms"), "<= 5"),
+    Figure(
+        "growth.py", "10,000 living prompts: select 3 and rate, ms", key("population_ms"), "<= 5"
+    ),
     Figure(
         "growth.py",
         "10,000 living prompts, slowest rule: the same, ms",
@@ -171,18 +292,30 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         value = "" if row["value"] is None else f"{row['value']:.3g}"
         no = ": ".join(filter(None, ("no", row["why"])))
         holds = "yes" if row["holds"] else no if value else "no record"
-        lines.append([f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]])
+        lines.append(
+            [f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]]
+        )
     return markdown(("figure", "measured", "target", "holds", "run"), lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="pass --quick on")
     parser.add_argument("--only", action="append", help="these scripts only")
-    parser.add_argument("--record", action="store_true", help="append the results to records/speed.jsonl.gz")
+    parser.add_argument(
+        "--record", action="store_true", help="append the results to records/speed.jsonl.gz"
+    )
     arguments = parser.parse_args()
-    scripts = [s for s in dict.fromkeys(f.script for f in FIGURES) if not arguments.only or s in arguments.only]
+    scripts = [
+        s
+        for s in dict.fromkeys(f.script for f in FIGURES)
+        if not arguments.only or s in arguments.only
+    ]
     runs = {}
     for script in scripts:
         runs[script] = run(script, arguments.quick)

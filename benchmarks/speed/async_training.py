@@ -66,13 +66,22 @@ class Sleeps:
 
     async def step(self, rollout: Any) -> Any:
         if self.median:
-            drawn = random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(0, self.sigma)
+            drawn = random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(
+                0, self.sigma
+            )
             await asyncio.sleep(self.median * drawn)
         return await self.oracle.step(rollout)
 
 
 def trained(
-    sandbox: Any, folder: Path, lead: int, steps: int, seed: int, median: float, before: Any = None, **changes: Any
+    sandbox: Any,
+    folder: Path,
+    lead: int,
+    steps: int,
+    seed: int,
+    median: float,
+    before: Any = None,
+    **changes: Any,
 ) -> Any:
     """A trainer that has trained for some steps, its environment answering after `median` seconds."""
     from agentic_prompting import PromptR1Config, PromptR1Trainer
@@ -83,7 +92,9 @@ def trained(
         "async_lead": lead, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": seed, **changes,
     }  # fmt: skip
-    return train(PromptR1Trainer, PromptR1Config(str(folder), **args), sandbox, Sleeps(median, 1.0), before)
+    return train(
+        PromptR1Trainer, PromptR1Config(str(folder), **args), sandbox, Sleeps(median, 1.0), before
+    )
 
 
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
@@ -96,15 +107,23 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
 
     sandbox, found = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps), {}
     for lead in (0, 1, 2):
-        first = 1 + 4 * lead  # twice the default of max_staleness: the groups of the first step have been used by then
+        first = (
+            1 + 4 * lead
+        )  # twice the default of max_staleness: the groups of the first step have been used by then
         trainer = trained(sandbox, folder / str(lead), lead, first + steps + lead, 0, median=1.0)
-        log = [entry for entry in trainer.state.log_history if "loss" in entry][first : first + steps]
+        log = [entry for entry in trainer.state.log_history if "loss" in entry][
+            first : first + steps
+        ]
         waited = [entry.get("async/trainer_idle") for entry in log if lead]
         found[lead] = {
             "step_s": round(statistics.mean(entry["step_time"] for entry in log), 2),
             "trainer_idle": round(statistics.mean(waited), 3) if waited else None,
-            "policy_idle": round(statistics.mean(entry["async/policy_idle"] for entry in log), 3) if waited else None,
-            "token_age": round(statistics.mean(entry["async/token_age"] for entry in log), 2) if waited else 0.0,
+            "policy_idle": round(statistics.mean(entry["async/policy_idle"] for entry in log), 3)
+            if waited
+            else None,
+            "token_age": round(statistics.mean(entry["async/token_age"] for entry in log), 2)
+            if waited
+            else 0.0,
         }
         print(f"real time, lead {lead}: {found[lead]}", flush=True)
     return found
@@ -118,17 +137,31 @@ def score(folder: Path, seed: int, lead: int, corrected: bool, steps: int) -> di
     sandbox = prepare_sandbox(folder / f"seed{seed}", seed, n_test=QUESTIONS)
     here = folder / f"seed{seed}" / f"lead{lead}{'' if corrected else '-uncorrected'}"
     batch = {"per_device_train_batch_size": SCORE_GROUPS * ROLLOUTS, "temperature": TEMPERATURE}
-    trainer = trained(sandbox, here, lead, steps, seed, 0.3, None if corrected else uncorrect, **batch)
+    trainer = trained(
+        sandbox, here, lead, steps, seed, 0.3, None if corrected else uncorrect, **batch
+    )
     trainer.save_model(str(here / "model"))
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    rollouts = ask(here / "model", Sleeps(0.0, 0.0), sandbox.test, sampling={"temperature": TEMPERATURE})
+    rollouts = ask(
+        here / "model", Sleeps(0.0, 0.0), sandbox.test, sampling={"temperature": TEMPERATURE}
+    )
 
     def logged(name: str) -> float:
         return round(statistics.mean(entry.get(name, 0.0) for entry in log), 4)
 
     return {
-        **{"seed": seed, "lead": lead, "corrected": corrected, "steps": steps, "correct": correct(rollouts)},
-        **{"age": logged("async/token_age"), "clipped": logged("async/clipped"), "reward": logged("reward")},
+        **{
+            "seed": seed,
+            "lead": lead,
+            "corrected": corrected,
+            "steps": steps,
+            "correct": correct(rollouts),
+        },
+        **{
+            "age": logged("async/token_age"),
+            "clipped": logged("async/clipped"),
+            "reward": logged("reward"),
+        },
         "seconds": round(time.perf_counter() - began),
     }
 
@@ -154,7 +187,10 @@ def scores(folder: Path, records: Records, seeds: Iterable[int], steps: int) -> 
             found = score(folder, seed, lead, corrected, steps)
         records.add(found)
         figures = {key: found[key] for key in ("age", "clipped", "seconds")}
-        print(f"seed {seed}, {_named(lead, corrected)}: {share(found['correct']):.3f} {figures}", flush=True)
+        print(
+            f"seed {seed}, {_named(lead, corrected)}: {share(found['correct']):.3f} {figures}",
+            flush=True,
+        )
     return summarise(records.read())
 
 
@@ -172,7 +208,10 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         name: {
             **interval([share(one["correct"]) for one in of_seed.values()]),
             "minus_lead_0": interval(
-                [share(one["correct"]) - share(base[seed]["correct"]) for seed, one in of_seed.items()]
+                [
+                    share(one["correct"]) - share(base[seed]["correct"])
+                    for seed, one in of_seed.items()
+                ]
             ),
             "age": round(statistics.fmean(one["age"] for one in of_seed.values()), 2),
             "seeds": list(of_seed),
@@ -213,7 +252,9 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
     class Paid(LLMEnvironment):
         async def step(self, rollout: Any) -> Any:
-            await asyncio.sleep(random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(0, 1) * 0.05)
+            await asyncio.sleep(
+                random.Random(f"{rollout.seed} {len(rollout.turns)}").lognormvariate(0, 1) * 0.05
+            )
             said = await super().step(rollout)
             note("paid", rollout.seed, len(rollout.turns))
             return said
@@ -251,7 +292,10 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     started = time.monotonic()
     whole = begun("whole")
     whole.join()
-    seconds, found = time.monotonic() - started, Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
+    seconds, found = (
+        time.monotonic() - started,
+        Counter({"discarded": 0, "paid_twice": 0, "killed": 0}),
+    )
     while found["killed"] < times:
         name = f"killed {rng.random()}"
         process = begun(name)
@@ -281,7 +325,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps, without scores")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--only", choices=["real", "virtual", "kills", "score"], help="one part")
-    parser.add_argument("--folder", type=Path, default=Path("runs/lead"), help="models of the scores")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/lead"), help="models of the scores"
+    )
     parser.add_argument("--records", type=Path, default=RECORDS, help="of the scores")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the scores")
     parser.add_argument("--steps", type=int, default=STEPS, help="of the scores")
@@ -289,7 +335,9 @@ def main() -> None:
     found: dict[str, Any] = {}
 
     def wanted(part: str) -> bool:
-        return options.only == part or (options.only is None and not (options.quick and part == "score"))
+        return options.only == part or (
+            options.only is None and not (options.quick and part == "score")
+        )
 
     with tempfile.TemporaryDirectory() as name:
         from support.policies import make_asking_policy, make_tiny_policy
@@ -309,10 +357,16 @@ def main() -> None:
             print(f"virtual: {found['virtual']}", flush=True)
             found["step_over_bound"] = found["virtual"]["server"][3]["over_bound"]
         if wanted("real"):
-            found["real"] = in_real_time(folder, 6 if options.quick else 16, 100 if options.quick else 350)
-            found["speedup_lead2"] = round(found["real"][0]["step_s"] / found["real"][2]["step_s"], 2)
+            found["real"] = in_real_time(
+                folder, 6 if options.quick else 16, 100 if options.quick else 350
+            )
+            found["speedup_lead2"] = round(
+                found["real"][0]["step_s"] / found["real"][2]["step_s"], 2
+            )
         if wanted("score"):
-            found["score"] = scores(options.folder, Records(options.records), options.seeds, options.steps)
+            found["score"] = scores(
+                options.folder, Records(options.records), options.seeds, options.steps
+            )
     if options.json:
         print(json.dumps(found))
 

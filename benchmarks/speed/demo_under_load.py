@@ -56,7 +56,10 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
         started = time.perf_counter()
         trainer.train()
         log = trainer.state.log_history
-        return {"steps": [e["step_time"] for e in log if "step_time" in e], "total_s": time.perf_counter() - started}
+        return {
+            "steps": [e["step_time"] for e in log if "step_time" in e],
+            "total_s": time.perf_counter() - started,
+        }
 
 
 @contextmanager
@@ -77,7 +80,15 @@ def oracle(own_process: bool) -> Iterator[str | None]:
     if not own_process:
         yield None
         return
-    command = [sys.executable, "-m", "agentic_prompting.sandbox.server", "--port", "0", "--seed", "42"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentic_prompting.sandbox.server",
+        "--port",
+        "0",
+        "--seed",
+        "42",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -90,19 +101,39 @@ def oracle(own_process: bool) -> Iterator[str | None]:
 def child(arguments: list[str], threads: int, passive: bool) -> dict[str, Any]:
     """The last line that this script prints in a fresh process with these compute threads."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    for name, value in {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}.items():
+    for name, value in {
+        "OMP_WAIT_POLICY": "passive",
+        "KMP_BLOCKTIME": "0",
+        "GOMP_SPINCOUNT": "0",
+    }.items():
         variables.pop(name, None)
         if passive:
             variables[name] = value
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, *arguments], env=variables, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", __spec__.name, *arguments],
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(steps: int, threads: int, passive: bool, own_process: bool, beside: bool) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder, oracle(own_process) as base_url, busy_core(beside):
-        arguments = ["--train-in", folder, "--steps", str(steps), *(["--base-url", base_url] if base_url else [])]
+def measure(
+    steps: int, threads: int, passive: bool, own_process: bool, beside: bool
+) -> dict[str, float]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        oracle(own_process) as base_url,
+        busy_core(beside),
+    ):
+        arguments = [
+            "--train-in",
+            folder,
+            "--steps",
+            str(steps),
+            *(["--base-url", base_url] if base_url else []),
+        ]
         run = child(arguments, threads, passive)
     seconds = run["steps"]
     return {
@@ -121,7 +152,9 @@ def measure_all(steps: int) -> list[dict[str, Any]]:
         }
         steady = runs["beside"]["worst_s"] <= LIMIT * runs["beside"]["median_s"]
         place = "own process" if own_process else "inside"
-        found.append({"threads": threads, "passive": passive, "oracle": place, **runs, "steady": steady})
+        found.append(
+            {"threads": threads, "passive": passive, "oracle": place, **runs, "steady": steady}
+        )
         print(found[-1], file=sys.stderr, flush=True)
     return found
 
@@ -132,15 +165,26 @@ def table(found: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in found:
-        cells = [", ".join(str(value) for value in one[name].values()) for name in ("alone", "beside")]
-        waiting, steady = "passive" if one["passive"] else "active", "yes" if one["steady"] else "no"
-        lines.append(f"| {one['threads']} | {waiting} | {one['oracle']} | {' | '.join(cells)} | {steady} |")
+        cells = [
+            ", ".join(str(value) for value in one[name].values()) for name in ("alone", "beside")
+        ]
+        waiting, steady = (
+            "passive" if one["passive"] else "active",
+            "yes" if one["steady"] else "no",
+        )
+        lines.append(
+            f"| {one['threads']} | {waiting} | {one['oracle']} | {' | '.join(cells)} | {steady} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="8 steps")
     parser.add_argument("--steps", type=int, help="so many steps; 24")
     parser.add_argument("--train-in", type=Path, help=argparse.SUPPRESS)  # one run, in this process
@@ -148,14 +192,25 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = arguments.steps if arguments.steps is not None else 8 if arguments.quick else 24
     if arguments.train_in:
-        with contextlib.redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # with its progress bar off, transformers prints every log
             run = train_here(arguments.train_in, steps, arguments.base_url)
         print(json.dumps(run))
         return
     found = measure_all(steps)
     print(table(found))
     if arguments.json:
-        print(json.dumps({"quick": arguments.quick, "cores": os.cpu_count(), "steps": steps, "settings": found}))
+        print(
+            json.dumps(
+                {
+                    "quick": arguments.quick,
+                    "cores": os.cpu_count(),
+                    "steps": steps,
+                    "settings": found,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -53,20 +53,31 @@ class Bench:
     """A model, and the two ways to sample from it."""
 
     def __init__(self, sandbox: Sandbox):
-        self.model, self.rows = AutoModelForCausalLM.from_pretrained(sandbox.model).eval(), list(sandbox.train)[:128]
+        self.model, self.rows = (
+            AutoModelForCausalLM.from_pretrained(sandbox.model).eval(),
+            list(sandbox.train)[:128],
+        )
         self.tokenizer, self.spec = AutoTokenizer.from_pretrained(sandbox.model), sandbox.spec
-        self.chat_format = ChatFormat(self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs)
+        self.chat_format = ChatFormat(
+            self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs
+        )
 
     def engine(self, **options: Any) -> TransformersEngine:
         return TransformersEngine(self.model, self.tokenizer, on_callers_thread=True, **options)
 
     def batches(self, **options: Any) -> BatchEngine:
-        return BatchEngine(TransformersSampler(self.model, self.tokenizer, **options), on_callers_thread=True)
+        return BatchEngine(
+            TransformersSampler(self.model, self.tokenizer, **options), on_callers_thread=True
+        )
 
     def demo(self, policy: Any) -> Played:
         """128 rollouts of the sandbox."""
         rollouts = [
-            Rollout(self.chat_format.prompt_ids(self.spec.messages(row)), row=row, seed=rollout_seed(7, i))
+            Rollout(
+                self.chat_format.prompt_ids(self.spec.messages(row)),
+                row=row,
+                seed=rollout_seed(7, i),
+            )
             for i, row in enumerate(self.rows)
         ]
         play_all(rollouts, policy, LLMEnvironment(Oracle()), self.chat_format, self.spec.limits)
@@ -80,15 +91,25 @@ class Bench:
             rng, said = random.Random(number), []
             context = [rng.randrange(10, len(self.tokenizer)) for _ in range(30)]
             for turn, length in enumerate(turns):
-                sample: Sample = await policy(SampleRequest(context, length, 1000 * turn + number, number))
+                sample: Sample = await policy(
+                    SampleRequest(context, length, 1000 * turn + number, number)
+                )
                 said += sample.ids
-                context = [*context, *sample.ids, *(rng.randrange(10, len(self.tokenizer)) for _ in range(reply))]
+                context = [
+                    *context,
+                    *sample.ids,
+                    *(rng.randrange(10, len(self.tokenizer)) for _ in range(reply)),
+                ]
             return said
 
-        return lambda policy: run_with_engine(policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths)))
+        return lambda policy: run_with_engine(
+            policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths))
+        )
 
 
-def compare(run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict:
+def compare(
+    run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int
+) -> dict:
     """Tokens per second of both, measured alternately, and the share of rollouts with the same tokens."""
     speeds: dict[str, list[float]] = {"engine": [], "batches": []}
     said: dict[str, Played] = {}
@@ -125,13 +146,24 @@ def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="one repeat, shorter turns, a policy without warm start")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one repeat, shorter turns, a policy without warm start",
+    )
     arguments = parser.parse_args()
     rng = random.Random(0)
     tokens = 40 if arguments.quick else 80
-    mixed = [[min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)] for _ in range(64)]
+    mixed = [
+        [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
+        for _ in range(64)
+    ]
     endless = {"end_of_turn_ids": [10**9]}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(prepare_sandbox(folder, warm_start_steps=60 if arguments.quick else 250))
@@ -151,17 +183,30 @@ def main() -> None:
                     2 if arguments.quick else 3,
                 )
         kept, read = prefix(bench, 2 if arguments.quick else 3)
-    print("| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|")
+    print(
+        "| setting | engine, tokens/s | batches, tokens/s | ratio | identical |\n|---|---|---|---|---|"
+    )
     for name, row in rows.items():
         print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
-    print(f"\nkeys and values kept between turns: {kept:.2f} x as fast, {read:.2f} x fewer tokens read")
+    print(
+        f"\nkeys and values kept between turns: {kept:.2f} x as fast, {read:.2f} x fewer tokens read"
+    )
     if arguments.json:
         result = {
-            f"{setting}_speedup": rows[f"{setting} seeded"]["speedup"] for setting in ("demo", "uniform", "mixed")
+            f"{setting}_speedup": rows[f"{setting} seeded"]["speedup"]
+            for setting in ("demo", "uniform", "mixed")
         }
-        result["identical_greedy"] = min(row["identical"] for name, row in rows.items() if name.endswith("greedy"))
-        result["identical_share"] = min(row["identical"] for name, row in rows.items() if name.endswith("seeded"))
-        print(json.dumps(result | {"prefix_wall_ratio": kept, "prefix_read_ratio": read, "settings": rows}))
+        result["identical_greedy"] = min(
+            row["identical"] for name, row in rows.items() if name.endswith("greedy")
+        )
+        result["identical_share"] = min(
+            row["identical"] for name, row in rows.items() if name.endswith("seeded")
+        )
+        print(
+            json.dumps(
+                result | {"prefix_wall_ratio": kept, "prefix_read_ratio": read, "settings": rows}
+            )
+        )
 
 
 if __name__ == "__main__":

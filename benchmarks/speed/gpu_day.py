@@ -89,10 +89,14 @@ def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
     if missing := [need for need in PARTS[name].needs if not there(need)]:
         return {"part": name, "status": f"left out: needs {' and '.join(missing)}"}
     command = [*COMMAND, "--part", name, *(["--miniature"] if miniature else [])]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if miniature else {})
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "1"} | (
+        {"CUDA_VISIBLE_DEVICES": ""} if miniature else {}
+    )
     started, status = time.monotonic(), "done"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        running = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+        running = subprocess.Popen(
+            command, stdout=out, stderr=err, env=environment, start_new_session=True
+        )
         try:
             if running.wait(seconds):
                 status = f"failed with status {running.returncode}"
@@ -102,8 +106,15 @@ def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
         out.seek(0), err.seek(0)
-        lines, complaints = [line for line in out if line.startswith("{")], err.read().strip().splitlines()
-    record: dict[str, Any] = {"part": name, "status": status, "seconds": round(time.monotonic() - started, 1)}
+        lines, complaints = (
+            [line for line in out if line.startswith("{")],
+            err.read().strip().splitlines(),
+        )
+    record: dict[str, Any] = {
+        "part": name,
+        "status": status,
+        "seconds": round(time.monotonic() - started, 1),
+    }
     if status != "done" and complaints:
         record["error"] = complaints[-1][:300]
     return {**record, "figures": json.loads(lines[-1]) if lines else {}}
@@ -117,11 +128,16 @@ def there(need: str) -> bool:
     return importlib.util.find_spec(need) is not None
 
 
-def day(names: Iterable[str], records: Records, miniature: bool, limits: Mapping[str, float] = {}) -> None:
+def day(
+    names: Iterable[str], records: Records, miniature: bool, limits: Mapping[str, float] = {}
+) -> None:
     """Measure parts one after the other; each is recorded as soon as it has ended."""
     device = "a CPU, in miniature" if miniature else device_name()
     for name in names:
-        record = {**measured(name, miniature, limits.get(name, PARTS[name].seconds)), "device": device}
+        record = {
+            **measured(name, miniature, limits.get(name, PARTS[name].seconds)),
+            "device": device,
+        }
         records.add(record)
         print(f"{name}: {record['status']} {record.get('error', '')} {shown(record)}", flush=True)
 
@@ -152,7 +168,9 @@ def shown(record: Mapping[str, Any]) -> str:
     """A record's figures in words."""
 
     def listed(figures: Mapping[str, Any]) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in figures.items())
+        return ", ".join(
+            f"{name.replace('_', ' ')} {plain(value)}" for name, value in figures.items()
+        )
 
     def plain(value: Any) -> str:
         if isinstance(value, Mapping):
@@ -179,14 +197,28 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="the parts whose name has this in it")
-    parser.add_argument("--records", type=Path, help="default: records/gpu_day.jsonl.gz, and the pages are made anew")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="default: records/gpu_day.jsonl.gz, and the pages are made anew",
+    )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--miniature", action="store_true", help="tiny shapes on a CPU, to see that every part runs")
+    parser.add_argument(
+        "--miniature", action="store_true", help="tiny shapes on a CPU, to see that every part runs"
+    )
     options = parser.parse_args()
     if options.part:
         return one(options.part, options.miniature)
-    kept = Path(tempfile.mkdtemp()) / "gpu_day.jsonl.gz" if options.miniature else RECORDS / "gpu_day.jsonl.gz"
-    day([name for name in PARTS if options.only in name], Records(options.records or kept), options.miniature)
+    kept = (
+        Path(tempfile.mkdtemp()) / "gpu_day.jsonl.gz"
+        if options.miniature
+        else RECORDS / "gpu_day.jsonl.gz"
+    )
+    day(
+        [name for name in PARTS if options.only in name],
+        Records(options.records or kept),
+        options.miniature,
+    )
     if not options.miniature and options.records is None:
         subprocess.run([sys.executable, "-m", "benchmarks.recompute", "--write"], check=False)
 

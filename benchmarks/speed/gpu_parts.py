@@ -58,11 +58,16 @@ def engine(folder: Path, shape: str, tokens: int = 80) -> None:
     bench = Bench(SimpleNamespace(model=saved_model(folder, shape), train=[], spec=AgentSpec()))
     bench.model.to("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
     rng, found = random.Random(0), {}
-    mixed = [[min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)] for _ in range(64)]
+    mixed = [
+        [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
+        for _ in range(64)
+    ]
     options = {"sampling": Sampling(), "end_of_turn_ids": [10**9]}
     for name, lengths in (("uniform", [[tokens]] * 64), ("mixed", mixed)):
         run = bench.turns(lengths)
-        found[name] = compare(run, lambda: bench.engine(**options), lambda: bench.batches(**options), 1)
+        found[name] = compare(
+            run, lambda: bench.engine(**options), lambda: bench.batches(**options), 1
+        )
         print(json.dumps(found), flush=True)
     found["kept_wall_ratio"], found["kept_read_ratio"] = prefix(bench, 1)
     print(json.dumps(found), flush=True)
@@ -102,12 +107,19 @@ def step(
 
         options: dict[str, Any] = {}
         if vllm:
-            options = {"use_vllm": True, "vllm_max_model_length": context, "vllm_gpu_memory_utilization": 0.4}
+            options = {
+                "use_vllm": True,
+                "vllm_max_model_length": context,
+                "vllm_gpu_memory_utilization": 0.4,
+            }
             options |= {"vllm_mode": "colocate" if vllm == "colocate" else "server"}
         if vllm in ("adapter", "nccl"):
             server = stack.enter_context(served(model, folder, context, vllm))
             options |= {"vllm_sync": vllm, "vllm_server_base_url": server.url}
-        own, peft = int(context * sampled / turns), LoraConfig(r=32, target_modules="all-linear") if lora else None
+        own, peft = (
+            int(context * sampled / turns),
+            LoraConfig(r=32, target_modules="all-linear") if lora else None,
+        )
         args = MultiTurnGRPOConfig(
             str(folder / "out"), max_turns=turns, max_turn_tokens=own, max_completion_length=context - 64,
             max_context=context, num_generations=2, per_device_train_batch_size=1, gradient_accumulation_steps=2,
@@ -117,8 +129,12 @@ def step(
         )  # fmt: skip
         if predict:
             memory = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else 80.0
-            predicted = plan(vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1)
-            found["predicted_gib"] = {name: round(sum(of.values()), 3) for name, of in predicted.moments.items()}
+            predicted = plan(
+                vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1
+            )
+            found["predicted_gib"] = {
+                name: round(sum(of.values()), 3) for name, of in predicted.moments.items()
+            }
             print(json.dumps(found), flush=True)
         trainer = MultiTurnGRPOTrainer(
             model=str(model), environment=fixed_replies(int((context - 64) / turns) - own - 24), args=args,
@@ -128,7 +144,9 @@ def step(
         watch = Watch(trainer)
         trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    differences = {name.rpartition("/")[2]: value for name, value in log.items() if "logp_difference/" in name}
+    differences = {
+        name.rpartition("/")[2]: value for name, value in log.items() if "logp_difference/" in name
+    }
     found |= {
         "type": trainer.accelerator.distributed_type.name, "turns": log["rollout/turns"],
         "tokens": log["rollout/agent_tokens"] + log["rollout/observation_tokens"],
@@ -228,8 +246,17 @@ def sharded(backend: str, folder: Path) -> Any:
     if backend == "fsdp2":
         os.environ |= names
         return nullcontext() if on_gpu else fsdp_on_a_cpu()
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-    config = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, **dict.fromkeys(batch, "auto")}
+    batch = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    )
+    config = {
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": "auto"},
+        **dict.fromkeys(batch, "auto"),
+    }
     (folder / "zero3.json").write_text(json.dumps(config))
     os.environ |= {name: value for name, value in names.items() if "FSDP" not in name} | {
         "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "zero3.json"),
@@ -237,7 +264,9 @@ def sharded(backend: str, folder: Path) -> Any:
     if not on_gpu:
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise compiled first, which takes a minute
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+            False  # otherwise compiled first, which takes a minute
+        )
     return nullcontext()
 
 

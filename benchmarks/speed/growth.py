@@ -42,7 +42,9 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox.policy import world_tokenizer
 
-ASK = f"<think> {'country ' * 40}</think> <interaction_prompt> which country ? </interaction_prompt>"
+ASK = (
+    f"<think> {'country ' * 40}</think> <interaction_prompt> which country ? </interaction_prompt>"
+)
 END = "<think> done </think> <answer> Kenya </answer>"
 REPLY = "country " * 400  # about 2,048 characters
 TOKENIZER = world_tokenizer()
@@ -64,7 +66,8 @@ def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
 
     def sample(requests: Sequence[SampleRequest]) -> list[Sample]:
         return [
-            Sample(list(END_IDS if request.context.count(OPENING) == turns - 1 else ASK_IDS)) for request in requests
+            Sample(list(END_IDS if request.context.count(OPENING) == turns - 1 else ASK_IDS))
+            for request in requests
         ]
 
     return sample
@@ -73,11 +76,23 @@ def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
 def play(n: int, turns: int) -> list[str]:
     """The records of `n` rollouts of `turns` turns, made with the metrics as the trainer makes them."""
     prompt = FORMAT.prompt_ids([{"role": "user", "content": "question : which country ?"}])
-    rollouts = [Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]}) for _ in range(n)]
-    play_all(rollouts, BatchEngine(policy(turns)), AtOnce(), FORMAT, Limits(max_turns=turns, max_tokens=10**6))
+    rollouts = [
+        Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]})
+        for _ in range(n)
+    ]
+    play_all(
+        rollouts,
+        BatchEngine(policy(turns)),
+        AtOnce(),
+        FORMAT,
+        Limits(max_turns=turns, max_tokens=10**6),
+    )
     assert all(len(rollout.turns) == turns and rollout.status == "answered" for rollout in rollouts)
     rollout_metrics([RolloutFacts.of(rollout) for rollout in rollouts])
-    return [json.dumps(rollout_record(rollout, run=0, step=0, mode="train", rewards={})) for rollout in rollouts]
+    return [
+        json.dumps(rollout_record(rollout, run=0, step=0, mode="train", rewards={}))
+        for rollout in rollouts
+    ]
 
 
 def rollout_ms(n: int, turns: int, repeats: int) -> float:
@@ -152,7 +167,9 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
 
     reply = Reply(text=REPLY[:200], finish_reason="stop")
     connection = cache._connected()
-    connection.execute("BEGIN")  # one transaction for all; otherwise each entry would wait for the disk
+    connection.execute(
+        "BEGIN"
+    )  # one transaction for all; otherwise each entry would wait for the disk
     for number in range(entries):
         cache.put(key(number), reply)
     connection.execute("COMMIT")
@@ -179,7 +196,11 @@ def measure_start(repeats: int) -> dict[str, float]:
     """Median seconds of the import and of the command's `--help`, each in a fresh process."""
     code = "import time; t = time.perf_counter(); import agentic_prompting; print(time.perf_counter() - t)"
     imports = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for _ in range(repeats)
     ]
     command = [str(Path(sys.executable).with_name("agentic-prompting")), "--help"]
@@ -188,7 +209,10 @@ def measure_start(repeats: int) -> dict[str, float]:
         started = time.perf_counter()
         subprocess.run(command, capture_output=True, check=True)
         helps.append(time.perf_counter() - started)
-    return {"import_s": round(statistics.median(imports), 3), "help_s": round(statistics.median(helps), 3)}
+    return {
+        "import_s": round(statistics.median(imports), 3),
+        "help_s": round(statistics.median(helps), 3),
+    }
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -200,7 +224,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     left.plot(list(result["rollouts"]), list(result["rollouts"].values()), marker="o", label="ms")
-    left.plot(list(result["memory_kb"]), [kb / 100 for kb in result["memory_kb"].values()], marker="s", label="100 kB")
+    left.plot(
+        list(result["memory_kb"]),
+        [kb / 100 for kb in result["memory_kb"].values()],
+        marker="s",
+        label="100 kB",
+    )
     left.set(xscale="log", xlabel="rollouts of 4 turns", ylabel="for one rollout", ylim=(0, None))
     left.legend(frameon=False)
     right.plot(list(result["turns"]), list(result["turns"].values()), marker="o")
@@ -209,10 +238,16 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rollouts and replies")
-    parser.add_argument("--output", type=Path, default=Path("runs/growth"), help="where the picture goes")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/growth"), help="where the picture goes"
+    )
     arguments = parser.parse_args()
     numbers = (64, 256, 1024) if arguments.quick else (64, 256, 1024, 4096)
     result: dict[str, Any] = measure_rollouts(numbers, (1, 2, 4, 8), 1 if arguments.quick else 3)

@@ -55,7 +55,9 @@ def live(context: int, scored: float) -> float:
         head_dim=128, vocab_size=151_936, max_position_embeddings=40_960, tie_word_embeddings=True,
     )  # fmt: skip
     args = {"bf16": True, "gradient_checkpointing": True, "beta": 0.0}
-    of = measure_training(TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)).moments[PASSES]
+    of = measure_training(TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)).moments[
+        PASSES
+    ]
     return sum(size for part, size in of.items() if part not in ("weights", "optimizer")) / MIB
 
 
@@ -63,8 +65,13 @@ def compared(contexts: tuple[int, ...] = CONTEXTS) -> dict[str, Any]:
     """Every context, ours and TRL's."""
     rows: dict[int, dict[str, float]] = {}
     for context in contexts:
-        rows[context] = {"ours": round(live(context, 1 - OBSERVED), 1), "trl": round(live(context, 1.0), 1)}
-        print(f"{context} tokens: {rows[context]['ours']} MiB, TRL {rows[context]['trl']}", flush=True)
+        rows[context] = {
+            "ours": round(live(context, 1 - OBSERVED), 1),
+            "trl": round(live(context, 1.0), 1),
+        }
+        print(
+            f"{context} tokens: {rows[context]['ours']} MiB, TRL {rows[context]['trl']}", flush=True
+        )
     return {"rows": rows, **ratios(rows)}
 
 
@@ -89,7 +96,12 @@ def small(context: int) -> Any:
         hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         head_dim=64, vocab_size=8192, max_position_embeddings=40_960, tie_word_embeddings=True,
     )  # fmt: skip
-    args = {"bf16": False, "gradient_checkpointing": False, "beta": 0.0, "gradient_accumulation_steps": 2}
+    args = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "beta": 0.0,
+        "gradient_accumulation_steps": 2,
+    }
     return TrainingJob(args, shape, rows=1, context=context, scored=1 - OBSERVED, gpu=False)
 
 
@@ -108,7 +120,11 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    from agentic_prompting.planning.measured_step import FullLengthRollouts, build_model, build_trainer
+    from agentic_prompting.planning.measured_step import (
+        FullLengthRollouts,
+        build_model,
+        build_trainer,
+    )
     from agentic_prompting.planning.memory_counter import MemoryCounter
     from agentic_prompting.sandbox.policy import world_tokenizer
 
@@ -117,7 +133,11 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     ours.memory = MemoryCounter()  # counts nothing: it is not entered
     initialised(ours.model)
     rows: list[dict[str, Any]] = [{"prompt": "a"} for _ in range(2)]
-    tokens = FullLengthRollouts(job).next_batch(rows, None).to_trl(ours.eos_token_ids, with_logprobs=False)
+    tokens = (
+        FullLengthRollouts(job)
+        .next_batch(rows, None)
+        .to_trl(ours.eos_token_ids, with_logprobs=False)
+    )
     del tokens["rollout"]
     plain = GRPOTrainer(
         model=initialised(build_model(job)), args=args, processing_class=tokenizer,
@@ -152,10 +172,15 @@ def timed_steps(contexts: Sequence[int] = TIMED, own_branch: bool = False) -> di
         with tempfile.TemporaryDirectory() as folder:
             both = trainers(small(context), folder)
             for name in ("ours", "trl") if number % 2 else ("trl", "ours"):
-                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the logs of four steps
+                with (
+                    redirect_stdout(io.StringIO()),
+                    redirect_stderr(io.StringIO()),
+                ):  # the logs of four steps
                     seconds = second_step(both.pop(name))
                 rows.setdefault(context, {})[name] = round(seconds, 3)
-        print(f"{context} tokens: {rows[context]['ours']} s, TRL {rows[context]['trl']}", flush=True)
+        print(
+            f"{context} tokens: {rows[context]['ours']} s, TRL {rows[context]['trl']}", flush=True
+        )
     over = max(row["ours"] / row["trl"] for row in rows.values())
     return {"steps": rows, "time_over_trl": round(over, 3), "left_out": left_out}
 
@@ -197,7 +222,10 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of memory."""
     run = [one for one in records if "rows" in one][-1]
     found = ratios(run["rows"])
-    cells = [[f"{int(name):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"] for name, row in run["rows"].items()]
+    cells = [
+        [f"{int(name):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"]
+        for name, row in run["rows"].items()
+    ]
     return (
         f"{markdown(('tokens', 'ours', 'plain TRL'), cells)}\n\nFor a token the longest context takes "
         f"{found['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most {found['over_trl']:.2f} times "
@@ -209,13 +237,22 @@ def times(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of time."""
     run = [one for one in records if "steps" in one][-1]
     cells = [
-        [f"{int(name):,}", f"{row['ours']:.1f}", f"{row['trl']:.1f}", f"{row['ours'] / row['trl']:.2f}"]
+        [
+            f"{int(name):,}",
+            f"{row['ours']:.1f}",
+            f"{row['trl']:.1f}",
+            f"{row['ours'] / row['trl']:.2f}",
+        ]
         for name, row in run["steps"].items()
     ]
     left_out = ", ".join(f"{one:,}" for one in run["left_out"])
     return (
         f"{markdown(('tokens', 'ours, seconds', 'plain TRL, seconds', 'ratio'), cells)}\n\n"
-        + (f"Left out, as a step takes more than two minutes: {left_out} tokens. " if left_out else "")
+        + (
+            f"Left out, as a step takes more than two minutes: {left_out} tokens. "
+            if left_out
+            else ""
+        )
         + f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token of the last three "
         f"turns takes {run['turn_growth']:.1f} times as long as one of turns 2 to 4. Measured on {run['date']}, "
         f"{run['machine']}."
@@ -225,10 +262,18 @@ def times(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-    parser.add_argument("--time", action="store_true", help="seconds of real steps and turns, instead of memory")
-    parser.add_argument("--own-branch", action="store_true", help="with --time: the head's branch for a CPU")
-    parser.add_argument("--record", action="store_true", help="append to records/long_contexts.jsonl.gz")
-    parser.add_argument("--contexts", type=lambda text: tuple(map(int, text.split(","))), help="others: 512,1024")
+    parser.add_argument(
+        "--time", action="store_true", help="seconds of real steps and turns, instead of memory"
+    )
+    parser.add_argument(
+        "--own-branch", action="store_true", help="with --time: the head's branch for a CPU"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="append to records/long_contexts.jsonl.gz"
+    )
+    parser.add_argument(
+        "--contexts", type=lambda text: tuple(map(int, text.split(","))), help="others: 512,1024"
+    )
     options = parser.parse_args()
     if options.time:
         contexts = options.contexts or TIMED

@@ -32,7 +32,13 @@ MIB = 2**20
 
 SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8000}  # fmt: skip
-LARGER = {**SMALL, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "vocab_size": 16000}
+LARGER = {
+    **SMALL,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "vocab_size": 16000,
+}
 EXPERTS = {**SMALL, "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "small": {},
@@ -50,7 +56,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "larger": {"shape": LARGER},
     "larger, checkpointing": {"shape": LARGER, "checkpointing": True},
     "mixture of experts": {"kind": "Qwen3MoeConfig", "shape": EXPERTS},
-    "mixture of experts, bf16": {"kind": "Qwen3MoeConfig", "shape": EXPERTS, "dtype": "bfloat16", "context": 128},
+    "mixture of experts, bf16": {
+        "kind": "Qwen3MoeConfig",
+        "shape": EXPERTS,
+        "dtype": "bfloat16",
+        "context": 128,
+    },
     "sliding window": {"kind": "Gemma3TextConfig", "shape": {**SMALL, "sliding_window": 64}},
     "small, FSDP2": {"processes": 2},
     "small, FSDP2, checkpointing": {"processes": 2, "checkpointing": True},
@@ -66,14 +77,25 @@ def job_of(name: str) -> Any:
 
     from agentic_prompting.planning.measured_step import TrainingJob
 
-    of = {"rows": 2, "context": 256, "scored": 1.0, "processes": 1, "dtype": "float32", "kind": "Qwen3Config"}
+    of = {
+        "rows": 2,
+        "context": 256,
+        "scored": 1.0,
+        "processes": 1,
+        "dtype": "float32",
+        "kind": "Qwen3Config",
+    }
     of |= SETTINGS[name]
     args = {
         "bf16": of.get("bf16", False), "beta": of.get("beta", 0.0), "learning_rate": 1e-5, "seed": 0,
         "gradient_checkpointing": of.get("checkpointing", False),
         "gradient_accumulation_steps": of.get("accumulation", 1),
     }  # fmt: skip
-    peft = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if of.get("lora") else None
+    peft = (
+        LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        if of.get("lora")
+        else None
+    )
     kept = {key: of[key] for key in ("rows", "context", "scored", "processes", "dtype")}
     shape = getattr(transformers, of["kind"])(**of.get("shape", SMALL))
     return TrainingJob(args, shape, peft=peft, gpu=False, **kept)
@@ -114,9 +136,13 @@ def most_held(profiled: Any) -> int:
         one = waiting.pop()
         waiting += one.children
         if one.name == "[memory]":
-            events.append((one.start_time_ns, one.extra_fields.alloc_size, one.extra_fields.total_allocated))
+            events.append(
+                (one.start_time_ns, one.extra_fields.alloc_size, one.extra_fields.total_allocated)
+            )
     _, size, total = min(events)
-    return max(held for _, _, held in events) - (total - size)  # less what an earlier profile has left
+    return max(held for _, _, held in events) - (
+        total - size
+    )  # less what an earlier profile has left
 
 
 def in_processes(name: str, real: bool) -> int:
@@ -148,7 +174,10 @@ def compare(name: str) -> dict[str, Any]:
     guess, real = in_processes(name, real=False), in_processes(name, real=True)
     error = guess / real - 1
     row = {"setting": name, "predicted": round(guess / MIB, 1), "measured": round(real / MIB, 1)}
-    print(f"{name}: {row['predicted']} MiB predicted, {row['measured']} measured, {error:+.1%}", flush=True)
+    print(
+        f"{name}: {row['predicted']} MiB predicted, {row['measured']} measured, {error:+.1%}",
+        flush=True,
+    )
     return {**row, "error": round(error, 4), "processes": SETTINGS[name].get("processes", 1)}
 
 
@@ -166,10 +195,14 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     latest = {one["setting"]: one for one in records}
     rows = [latest[name] for name in SETTINGS if name in latest]
     cells = [
-        [one["setting"], one["predicted"], one["measured"], f"{round(one['error'], 3) or 0.0:.1%}"] for one in rows
+        [one["setting"], one["predicted"], one["measured"], f"{round(one['error'], 3) or 0.0:.1%}"]
+        for one in rows
     ]
     worst = summary([dict(one) for one in rows])
-    found = [(of, worst[key]) for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))]
+    found = [
+        (of, worst[key])
+        for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))
+    ]
     worst_of = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
     titles = ("setting", "predicted, MiB", "measured, MiB", "error")
     dates = sorted({one["date"] for one in rows})
@@ -180,7 +213,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--only", default="", help="settings whose name has this in it")
-    parser.add_argument("--record", action="store_true", help="append the settings to records/plan.jsonl.gz")
+    parser.add_argument(
+        "--record", action="store_true", help="append the settings to records/plan.jsonl.gz"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--real", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

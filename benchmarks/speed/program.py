@@ -68,7 +68,9 @@ WIDE = Limits(max_turns=5, max_turn_tokens=400, max_tokens=400_000, max_context=
 
 def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
     policy = make_tiny_policy(folder / "tiny")
-    losses, parts = (("grpo", "dapo"), (4,)) if is_quick else (("grpo", "dapo", "dr_grpo", "cispo"), (1, 4))
+    losses, parts = (
+        (("grpo", "dapo"), (4,)) if is_quick else (("grpo", "dapo", "dr_grpo", "cispo"), (1, 4))
+    )
     found = {}
     for number, (loss, beta, part) in enumerate(product(losses, (0.0, 0.05), parts)):
         errors = split_errors(policy, folder / f"split-{number}", loss, part, beta)
@@ -99,17 +101,27 @@ class Steps(TrainerCallback):
         self.cpu.append(time.process_time() - self._began[1])
 
 
-def trained(folder: Path, sandbox: Any, environment: Any, steps: int) -> tuple[Steps, dict[Any, Any]]:
+def trained(
+    folder: Path, sandbox: Any, environment: Any, steps: int
+) -> tuple[Steps, dict[Any, Any]]:
     """Train for some steps: the seconds of those after the first, and each rollout's tokens by step and seed."""
     seen: dict[Any, Any] = {}
 
     def reward(rollout: Any, **columns: Any) -> list[float | None]:
-        seen.update({(len(clock.wall), one.seed): (one.prompt_ids, one.ids, one.mask) for one in rollout})
+        seen.update(
+            {(len(clock.wall), one.seed): (one.prompt_ids, one.ids, one.mask) for one in rollout}
+        )
         return exact_match_reward(rollout=rollout, **columns)
 
     clock = Steps()
     args = MultiTurnGRPOConfig(
-        **settings(DEMO, output_dir=str(folder), seed=SEED, max_steps=steps + 1, per_device_train_batch_size=64)
+        **settings(
+            DEMO,
+            output_dir=str(folder),
+            seed=SEED,
+            max_steps=steps + 1,
+            per_device_train_batch_size=64,
+        )
     )
     train(
         MultiTurnGRPOTrainer, args, sandbox, environment, lambda trainer: trainer.add_callback(clock),
@@ -132,7 +144,9 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
     for turn, (name, make) in product(range(1 if is_quick else 3), makes.items()):
         environment = make()
         with native_seeds():
-            clock, seen[name] = trained(folder / f"{name}-{turn}", sandbox, environment, 2 if is_quick else 4)
+            clock, seen[name] = trained(
+                folder / f"{name}-{turn}", sandbox, environment, 2 if is_quick else 4
+            )
         times[name].append(clock)
         if isinstance(environment, Program):
             environment.close()
@@ -172,12 +186,24 @@ def cost_of_calls(calls: int, turns: int, characters: int) -> float:
     def agent(row: Any, base_url: str, api_key: str) -> str:
         for asked in (turns, calls):  # the first conversations find out how the template writes
             before = time.process_time()
-            command = [sys.executable, "-m", PEERS, "client", base_url, *map(str, (asked, turns, characters))]
-            made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            command = [
+                sys.executable,
+                "-m",
+                PEERS,
+                "client",
+                base_url,
+                *map(str, (asked, turns, characters)),
+            ]
+            made = json.loads(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            )
             cost[:] = [(time.process_time() - before) / made["calls"]]
         return "done"
 
-    program, rollout = Program(agent, max_calls=10**7, max_sequences=10**7), Rollout([1], row={"question": "q"})
+    program, rollout = (
+        Program(agent, max_calls=10**7, max_sequences=10**7),
+        Rollout([1], row={"question": "q"}),
+    )
     run(program.play_episode(rollout, policy, form, WIDE))
     program.close()
     assert rollout.status == "answered", rollout.error
@@ -188,7 +214,9 @@ def measure_gateway(folder: Path, is_quick: bool) -> dict[str, Any]:
     calls = 1600 if is_quick else 4800
     costs = [cost_of_calls(calls, turns, 400) for turns in (1, 5)]
     # As many first calls in both: they cancel.
-    ten, forty = ({size: n * cost_of_calls(16 * n, n, size) for size in (80_000, 800)} for n in (10, 40))
+    ten, forty = (
+        {size: n * cost_of_calls(16 * n, n, size) for size in (80_000, 800)} for n in (10, 40)
+    )
     long, short = ((forty[size] - ten[size]) / 30 for size in ten)
     return {
         "calls_per_second": round(1 / max(costs)),
@@ -202,15 +230,21 @@ def measure_gateway(folder: Path, is_quick: bool) -> dict[str, Any]:
 def serving(delay: float) -> Iterator[str]:
     """The address of a server in another process."""
     command = [sys.executable, "-m", PEERS, "server", str(delay)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
         process.stdin.close()
 
 
 async def asked(chat: Any, calls: int) -> None:
-    replies = await asyncio.gather(*(chat([{"role": "user", "content": f"number {i} ?"}]) for i in range(calls)))
-    assert all(reply.error is None for reply in replies), next(reply.error for reply in replies if reply.error)
+    replies = await asyncio.gather(
+        *(chat([{"role": "user", "content": f"number {i} ?"}]) for i in range(calls))
+    )
+    assert all(reply.error is None for reply in replies), next(
+        reply.error for reply in replies if reply.error
+    )
 
 
 def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
@@ -224,7 +258,10 @@ def measure_chat(folder: Path, is_quick: bool) -> dict[str, Any]:
         found: dict[str, Any] = {"chat_ms": round(1e3 * (time.process_time() - before) / calls, 3)}
     if not is_quick:
         seconds = 5.0
-        with serving(seconds) as url, OpenAIChat("m", url, api_key="k", price=(1, 1), max_concurrency=1024) as chat:
+        with (
+            serving(seconds) as url,
+            OpenAIChat("m", url, api_key="k", price=(1, 1), max_concurrency=1024) as chat,
+        ):
             before = time.perf_counter()
             run(asked(chat, 1024))
             found["in_flight_ratio"] = round((time.perf_counter() - before) / seconds, 3)
@@ -245,16 +282,30 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             for _ in range(turns):
                 sent.append([dict(message) for message in messages])
-                made = await client.chat.completions.create(model="agent", messages=messages, tools=[ADD])  # type: ignore[list-item]
+                made = await client.chat.completions.create(
+                    model="agent", messages=messages, tools=[ADD]
+                )  # type: ignore[list-item]
                 said = made.choices[0].message
-                functions = [(call.id, call.function) for call in said.tool_calls or () if call.type == "function"]
+                functions = [
+                    (call.id, call.function)
+                    for call in said.tool_calls or ()
+                    if call.type == "function"
+                ]
                 written = [
                     {"id": id, "type": "function",
                      "function": {"name": one.name, "arguments": json.dumps(json.loads(one.arguments))}}
                     for id, one in functions
                 ]  # fmt: skip
-                messages.append({"role": "assistant", "content": (said.content or "").strip(), "tool_calls": written})
-                messages += [{"role": "tool", "tool_call_id": id, "content": "2"} for id, _ in functions]
+                messages.append(
+                    {
+                        "role": "assistant",
+                        "content": (said.content or "").strip(),
+                        "tool_calls": written,
+                    }
+                )
+                messages += [
+                    {"role": "tool", "tool_call_id": id, "content": "2"} for id, _ in functions
+                ]
         return "done"
 
     turn = "<think>\nhm \n</think>\n\n I add.\n\n" + called("add", '{"a":1,  "b":[1,2]}') + "  "
@@ -269,19 +320,30 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
     )
     for messages in sent:
         history = [_with_objects(message) for message in messages]
-        ids = form.tokenizer.apply_chat_template(history, tools=[ADD], add_generation_prompt=True, return_dict=False)
+        ids = form.tokenizer.apply_chat_template(
+            history, tools=[ADD], add_generation_prompt=True, return_dict=False
+        )
         if by_prefix and ids[: len(before)] == before:
             by_prefix.pop()
         before = [*ids, *ends]
         by_prefix.append(len(before))
     whole = max(len(request.context) for request in policy.requests) + written
-    return {"fork_ratio": sum(lengths) / whole, "prefix_rule_ratio": round(sum(by_prefix) / whole, 2)}
+    return {
+        "fork_ratio": sum(lengths) / whole,
+        "prefix_rule_ratio": round(sum(by_prefix) / whole, 2),
+    }
 
 
 def _with_objects(message: Any) -> Any:
     """A message as templates take it: arguments are objects."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.loads(call["function"]["arguments"]),
+            },
+        }
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else message
@@ -297,8 +359,12 @@ PARTS: dict[str, Callable[[Path, bool], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer calls, steps and cases")
     parser.add_argument("--only", action="append", choices=PARTS, help="these parts only")
     arguments = parser.parse_args()
@@ -309,7 +375,11 @@ def main() -> None:
             part = PARTS[name](Path(folder), arguments.quick)
         found |= part
         log(f"{name}, {time.perf_counter() - started:.0f} s: {part}")
-    print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    print(
+        json.dumps(found)
+        if arguments.json
+        else "\n".join(f"{name}: {value}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

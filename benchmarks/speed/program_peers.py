@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 WIDTH = 16  # connections of the client
 
 
-async def converse(base_url: str, conversations: int, turns: int, characters: int, name: int) -> None:
+async def converse(
+    base_url: str, conversations: int, turns: int, characters: int, name: int
+) -> None:
     """Conversations over one connection, each of several turns that carry the whole history."""
     url = urlsplit(base_url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=2**24)
@@ -29,7 +31,10 @@ async def converse(base_url: str, conversations: int, turns: int, characters: in
             head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             said = json.loads(await reader.readexactly(await _length(reader)))
-            messages += [said["choices"][0]["message"], {"role": "user", "content": "and of the next one ? " * 10}]
+            messages += [
+                said["choices"][0]["message"],
+                {"role": "user", "content": "and of the next one ? " * 10},
+            ]
     writer.close()
 
 
@@ -43,7 +48,9 @@ async def client(base_url: str, calls: int, turns: int, characters: int) -> None
     """Make some calls and print how many, and the seconds that they took."""
     each, started = max(calls // WIDTH // turns, 1), time.perf_counter()
     width = min(WIDTH, max(calls // turns, 1))
-    await asyncio.gather(*(converse(base_url, each, turns, characters, name) for name in range(width)))
+    await asyncio.gather(
+        *(converse(base_url, each, turns, characters, name) for name in range(width))
+    )
     print(json.dumps({"calls": each * width * turns, "seconds": time.perf_counter() - started}))
 
 
@@ -52,9 +59,18 @@ async def server(delay: float) -> None:
     message = {"role": "assistant", "content": "the town has 20 people ."}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": 40, "completion_tokens": 6, "total_tokens": 46}
-    made = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    made = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
     body = json.dumps(made).encode()
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -72,4 +88,6 @@ async def server(delay: float) -> None:
 
 if __name__ == "__main__":
     role, *given = sys.argv[1:]
-    asyncio.run(server(float(given[0])) if role == "server" else client(given[0], *map(int, given[1:])))
+    asyncio.run(
+        server(float(given[0])) if role == "server" else client(given[0], *map(int, given[1:]))
+    )

@@ -32,16 +32,23 @@ def measure(folder: Path, trajectories: int, words: int) -> None:
     page_file = folder / "report" / "index.html"
     timed("write", lambda: write_report(run, pictures=False, max_trajectories=trajectories))
     texts = sum(part.stat().st_size for part in (run / "rollouts").iterdir()) / 2**20
-    print(f"{'size':24} {page_file.stat().st_size / 2**20:6.1f} MiB (records, compressed: {texts:.1f} MiB)")
+    print(
+        f"{'size':24} {page_file.stat().st_size / 2**20:6.1f} MiB (records, compressed: {texts:.1f} MiB)"
+    )
     malformed = sum(one["status"] == "malformed" for one in records)
     with chromium() as browser:
         started = time.perf_counter()
         page = opened(browser, page_file)
         print(f"{'open':24} {time.perf_counter() - started:6.2f} s")
         outcome, search = page.get_by_label("outcome"), page.get_by_label("text in question")
-        timed("filter by outcome", lambda: (outcome.select_option("malformed"), shows(page, malformed)))
+        timed(
+            "filter by outcome",
+            lambda: (outcome.select_option("malformed"), shows(page, malformed)),
+        )
         timed("no filter", lambda: (outcome.select_option(""), shows(page, trajectories)))
-        timed("first search", lambda: (search.fill(f"question {trajectories - 1} :"), shows(page, 1)))
+        timed(
+            "first search", lambda: (search.fill(f"question {trajectories - 1} :"), shows(page, 1))
+        )
         timed("next search", lambda: (search.fill("kenya"), shows(page, trajectories)))
 
 

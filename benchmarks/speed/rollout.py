@@ -75,12 +75,19 @@ class Workload:
     scale: float
 
     @classmethod
-    def draw(cls, n: int, tokens: float, sigma: float, reply: float, scale: float, seed: int) -> Workload:
+    def draw(
+        cls, n: int, tokens: float, sigma: float, reply: float, scale: float, seed: int
+    ) -> Workload:
         """2 or 3 interactions each, as the sandbox's questions of two and three hops take."""
         rng = random.Random(f"{seed} {n} {tokens} {reply}")
         counts = [rng.randint(2, MAX_INTERACTIONS) for _ in range(n)]
-        latencies = [[reply * rng.lognormvariate(0.0, 0.6) for _ in range(count)] for count in counts]
-        lengths = [[max(1, int(tokens * rng.lognormvariate(0.0, sigma))) for _ in range(count + 1)] for count in counts]
+        latencies = [
+            [reply * rng.lognormvariate(0.0, 0.6) for _ in range(count)] for count in counts
+        ]
+        lengths = [
+            [max(1, int(tokens * rng.lognormvariate(0.0, sigma))) for _ in range(count + 1)]
+            for count in counts
+        ]
         return cls(latencies, lengths, scale)
 
     @property
@@ -105,14 +112,26 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     import trl
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer = Tokenizer(models.BPE({byte: number for number, byte in enumerate(sorted(alphabet))}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(
+        models.BPE({byte: number for number, byte in enumerate(sorted(alphabet))}, [])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     tokenizer.add_tokens(
-        [AddedToken(t, normalized=False) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
+        [
+            AddedToken(t, normalized=False)
+            for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")
+        ]
     )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(
+        encoding="utf-8"
+    )
     return fast
 
 
@@ -159,7 +178,9 @@ def check(interactions: list[int], workload: Workload) -> None:
     """Every loop must have done the same work."""
     wanted = [len(chain) for chain in workload.latencies]
     if interactions != wanted:
-        raise AssertionError(f"a loop played {sum(interactions)} interactions, the workload has {sum(wanted)}")
+        raise AssertionError(
+            f"a loop played {sum(interactions)} interactions, the workload has {sum(wanted)}"
+        )
 
 
 # --- our loop, and the same turns in lock-step --------------------------------------------------------------------
@@ -170,18 +191,24 @@ class Tags:
 
     def __init__(self, workload: Workload):
         self.workload, self.format = workload, ChatFormat(byte_tokenizer(), TagGrammar())
-        self.asking = self.format.turn_ids("<think> go on </think>\n<interaction_prompt> more </interaction_prompt>")
+        self.asking = self.format.turn_ids(
+            "<think> go on </think>\n<interaction_prompt> more </interaction_prompt>"
+        )
         self.answering = self.format.turn_ids("<think> done </think>\n<answer> noted </answer>")
         self.rollouts = [
-            Rollout(self.format.prompt_ids([{"role": "user", "content": f"rollout {i}"}]), row={"number": i}, seed=i)
+            Rollout(
+                self.format.prompt_ids([{"role": "user", "content": f"rollout {i}"}]),
+                row={"number": i},
+                seed=i,
+            )
             for i in range(len(workload.latencies))
         ]
 
     def write(self, context: list[int]) -> tuple[list[int], int]:
         rollout, turn = numbers(byte_tokenizer().decode(context), "<interaction_response>")
-        return self.asking if self.workload.asks(rollout, turn) else self.answering, self.workload.lengths[rollout][
-            turn
-        ]
+        return self.asking if self.workload.asks(
+            rollout, turn
+        ) else self.answering, self.workload.lengths[rollout][turn]
 
     async def step(self, rollout: Rollout) -> Observation:
         return Observation(await self.workload.reply(rollout.row["number"], len(rollout.turns) - 1))
@@ -190,7 +217,13 @@ class Tags:
 def play_ours(workload: Workload) -> float:
     tags = Tags(workload)
     started = time.perf_counter()
-    play_all(tags.rollouts, Clock(workload, tags.write), tags, tags.format, Limits(max_turns=MAX_INTERACTIONS + 1))
+    play_all(
+        tags.rollouts,
+        Clock(workload, tags.write),
+        tags,
+        tags.format,
+        Limits(max_turns=MAX_INTERACTIONS + 1),
+    )
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
@@ -213,7 +246,9 @@ def play_in_lockstep(workload: Workload) -> float:
             rollout.add_turn(Sample(said), tags.format.parse(said))
         running = [rollout for rollout in running if rollout.turns[-1].kind == "act"]
         for rollout, observation in zip(running, asyncio.run(ask(running)), strict=True):
-            rollout.add_observation(observation, tags.format.observation_ids(observation.text, after=rollout.ids))
+            rollout.add_observation(
+                observation, tags.format.observation_ids(observation.text, after=rollout.ids)
+            )
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
@@ -235,7 +270,9 @@ class ToolCalls:
         if self.workload.asks(rollout, turn):
             call = {"name": "ask", "arguments": {"rollout": rollout, "turn": turn}}
             said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        return [*tokenizer(said)["input_ids"], tokenizer.eos_token_id], self.workload.lengths[rollout][turn]
+        return [*tokenizer(said)["input_ids"], tokenizer.eos_token_id], self.workload.lengths[
+            rollout
+        ][turn]
 
     def tool(self) -> Any:
         async def ask(rollout: int, turn: int) -> str:
@@ -257,7 +294,9 @@ def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
 
     here = multiprocessing.get_context("spawn")
     queues = here.Queue(), here.Queue(1), here.Queue()
-    for queue in queues:  # nothing reads them, and the process must not wait at its end for a reader
+    for (
+        queue
+    ) in queues:  # nothing reads them, and the process must not wait at its end for a reader
         queue.cancel_join_thread()
     finished, raised, metrics = queues
     return kind(
@@ -282,9 +321,13 @@ def play_trl_async(workload: Workload) -> float:
             return sample.ids, [0.0] * len(sample.ids)
 
     loop = make_trl_loop(Loop, tool)
-    prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
+    prompts = [
+        [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
+    ]
     started = time.perf_counter()
-    run_with_engine(engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts))
+    run_with_engine(
+        engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts)
+    )
     seconds = time.perf_counter() - started
     check(calls.asked, workload)
     return seconds
@@ -299,14 +342,23 @@ def play_trl(workload: Workload) -> float:
     calls, tokenizer = ToolCalls(workload), byte_tokenizer()
     tool = calls.tool()
 
-    def sample(contexts: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+    def sample(
+        contexts: list[list[int]], *args: Any, **kwargs: Any
+    ) -> tuple[list[list[int]], None]:
         turns = [calls.write(context) for context in contexts]
         lengths = [length for _, length in turns]
         time.sleep(workload.scale * (max(lengths) * STEP + sum(lengths) * STEP_PER_ROW))
         return [said for said, _ in turns], None
 
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
@@ -320,7 +372,9 @@ def play_trl(workload: Workload) -> float:
             tools=[tool],
         )  # fmt: skip
         trainer._generate_single_turn = sample
-        prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
+        prompts = [
+            [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
+        ]
         trainer._sync_tool_dicts = [{} for _ in prompts]
         trainer._async_tool_dicts = [{"ask": tool} for _ in prompts]
         started = time.perf_counter()
@@ -333,7 +387,9 @@ def play_trl(workload: Workload) -> float:
 # --- the comparison -----------------------------------------------------------------------------------------------
 
 
-def measure(n: int, turns: str, replies: str, scale: float, seed: int, with_trl: bool) -> dict[str, Any]:
+def measure(
+    n: int, turns: str, replies: str, scale: float, seed: int, with_trl: bool
+) -> dict[str, Any]:
     tokens, sigma = TURNS[turns]
     workload = Workload.draw(n, tokens, sigma, REPLIES[replies], scale, seed)
     row = {
@@ -352,7 +408,9 @@ def measure(n: int, turns: str, replies: str, scale: float, seed: int, with_trl:
         "lockstep_over_ours": row["lockstep_s"] / ours,
         "async_loop_over_ours": row["async_loop_s"] / ours,
     }
-    return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+    return {
+        key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -372,20 +430,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         seconds = ("limit_s", "ours_s", "lockstep_s", "async_loop_s", "trl_s")
         cells = [str(row[name]) for name in ("n", "tokens", "replies")]
         cells += ["" if row[name] is None else f"{row[name]:.2f} s" for name in seconds]
-        cells += [f"{row[name]:.2f}" for name in ("to_limit", "lockstep_over_ours", "async_loop_over_ours")]
+        cells += [
+            f"{row[name]:.2f}"
+            for name in ("to_limit", "lockstep_over_ours", "async_loop_over_ours")
+        ]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="64 rollouts only, every time divided by sixteen")
-    parser.add_argument("--seed", type=int, default=0, help="of interactions, lengths and latencies")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="64 rollouts only, every time divided by sixteen"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of interactions, lengths and latencies"
+    )
     arguments = parser.parse_args()
     scale = 1 / 16 if arguments.quick else 1 / 8
     cells = [
-        (n, turns, replies) for n in ((64,) if arguments.quick else (64, 256)) for turns in TURNS for replies in REPLIES
+        (n, turns, replies)
+        for n in ((64,) if arguments.quick else (64, 256))
+        for turns in TURNS
+        for replies in REPLIES
     ]
     for play in (play_ours, play_trl_async):  # imports and threads
         play(Workload.draw(8, 20, 0.4, 0.1, scale, 0))
@@ -394,8 +466,12 @@ def main() -> None:
     if arguments.json:
         result = {
             "worst_to_limit": max(row["to_limit"] for row in rows),
-            "median_lockstep_over_ours": round(statistics.median(row["lockstep_over_ours"] for row in rows), 2),
-            "async_loop_over_ours": round(statistics.median(row["async_loop_over_ours"] for row in rows), 2),
+            "median_lockstep_over_ours": round(
+                statistics.median(row["lockstep_over_ours"] for row in rows), 2
+            ),
+            "async_loop_over_ours": round(
+                statistics.median(row["async_loop_over_ours"] for row in rows), 2
+            ),
             "trl_over_ours": round(rows[0]["trl_s"] / rows[0]["ours_s"], 1),
             "scale": scale,
         }

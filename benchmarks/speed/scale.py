@@ -74,9 +74,13 @@ class Assumptions:
     flops: float = 990e12  # bf16, dense
     decode_share: float = 0.5  # of the bandwidth that decoding reaches
     train_share: float = 0.35  # of the FLOPs that training reaches
-    kv_memory: float = 60e9  # bytes of an 80 GB GPU that a server has left for keys and values of a 4B model
+    kv_memory: float = (
+        60e9  # bytes of an 80 GB GPU that a server has left for keys and values of a 4B model
+    )
     servers: int = 8  # GPUs that sample
-    python_bytes: int = 80  # of a token in a Rollout: id, mask and log-probability as Python objects in three lists
+    python_bytes: int = (
+        80  # of a token in a Rollout: id, mask and log-probability as Python objects in three lists
+    )
 
 
 def formulas(model: Model, kind: str, a: Assumptions) -> tuple[float, float]:
@@ -84,12 +88,16 @@ def formulas(model: Model, kind: str, a: Assumptions) -> tuple[float, float]:
     while sampling in place."""
     # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile of
     # logits of TRL's fused head (4096 x 32768, fp32) twice.
-    activations = a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
+    activations = (
+        a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
+    )
     activations += 2 * 4096 * 32768 * 4
     trained = model.parameters if kind == "full" else model.lora_parameters(a.lora_rank)
     # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model for
     # beta > 0 (with LoRA it is the same model without its adapters).
-    states = (2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)) / a.gpus
+    states = (
+        2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)
+    ) / a.gpus
     held = 2 * model.parameters + a.context * model.kv_bytes * 8
     return (states + activations) / GIB, (states + held) / GIB
 
@@ -116,8 +124,16 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
             peft = LoraConfig(r=a.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
             adapters = None if kind == "full" else peft
             made = plan(args, shape, gpus=a.gpus, accelerate=zero3, peft_config=adapters, seconds=0)
-            moments = {name: {part: round(gib, 3) for part, gib in of.items()} for name, of in made.moments.items()}
-            yield {"model": model.name, "trained": kind, "parameters": made.parameters, "moments": moments}
+            moments = {
+                name: {part: round(gib, 3) for part, gib in of.items()}
+                for name, of in made.moments.items()
+            }
+            yield {
+                "model": model.name,
+                "trained": kind,
+                "parameters": made.parameters,
+                "moments": moments,
+            }
 
 
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
@@ -127,14 +143,31 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
         for kind in ("full", "LoRA"):
             if (moments := latest.get((model.name, kind))) is None:
                 continue
-            passes, sampling = moments["forward and backward passes"], sum(moments["sampling"].values())
+            passes, sampling = (
+                moments["forward and backward passes"],
+                sum(moments["sampling"].values()),
+            )
             training = max(sum(of.values()) for name, of in moments.items() if name != "sampling")
             states = sum(passes.get(part, 0.0) for part in STATES)
             activations = passes["activations"]
             by_hand = [f"{gib:.0f}" for gib in formulas(model, kind, Assumptions())]
-            found = [states, activations, sum(passes.values()) - states - activations, training, sampling]
+            found = [
+                states,
+                activations,
+                sum(passes.values()) - states - activations,
+                training,
+                sampling,
+            ]
             rows.append([model.name, kind, *(f"{gib:.1f}" for gib in found), *by_hand])
-    titles = ["model", "trained", "states", "activations", "gathered weights, buckets", "training", "sampling in place"]
+    titles = [
+        "model",
+        "trained",
+        "states",
+        "activations",
+        "gathered weights, buckets",
+        "training",
+        "sampling in place",
+    ]
     return markdown([*titles, "training by formula", "sampling by formula"], rows)
 
 
@@ -143,7 +176,9 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
     rows = []
     for model in MODELS:
         held = model.kv_bytes * a.context / 2  # on average half of a rollout's context is filled
-        ways = max(1, -(-int(2 * model.parameters) // int(40e9)))  # GPUs that one copy of the model is spread over
+        ways = max(
+            1, -(-int(2 * model.parameters) // int(40e9))
+        )  # GPUs that one copy of the model is spread over
         room = (20e9 + a.kv_memory) * ways - 2 * model.parameters - 10e9
         batch = min(a.rollouts * ways / a.servers, room / held)
         seconds = (2 * model.parameters + batch * held) / (a.bandwidth * ways * a.decode_share)
@@ -151,7 +186,9 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
         decoding = a.rollouts * a.agent_tokens / tokens
         sampling = decoding + a.calls * a.call_seconds
         # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
-        training = a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
+        training = (
+            a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
+        )
         # With a lead of 1 the two overlap, and two steps are in flight at once.
         ahead = max(decoding, training, (sampling + training) / 2)
         rows.append([
@@ -202,8 +239,12 @@ def report(a: Assumptions = Assumptions()) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--plan", action="store_true", help="plan each model, and print the table of memory")
-    parser.add_argument("--record", action="store_true", help="append the plans to records/scale.jsonl.gz")
+    parser.add_argument(
+        "--plan", action="store_true", help="plan each model, and print the table of memory"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="append the plans to records/scale.jsonl.gz"
+    )
     options = parser.parse_args()
     if not options.plan:
         return print(report())

@@ -23,7 +23,9 @@ def make_records(n: int, seed: int = 0) -> list[dict]:
     def text() -> str:
         return " ".join(rng.choices(words, k=rng.randint(1, 6)))
 
-    request = "<think>what is asked for ?</think> <interaction_prompt>where is {} ?</interaction_prompt>"
+    request = (
+        "<think>what is asked for ?</think> <interaction_prompt>where is {} ?</interaction_prompt>"
+    )
     return [
         {
             "answer": (answer := text()),

@@ -16,13 +16,17 @@ import openai
 from agentic_prompting.sandbox import as_rows, make_split
 
 
-async def seconds_for(client: openai.AsyncOpenAI, model: str, questions: list[str], at_once: int) -> float:
+async def seconds_for(
+    client: openai.AsyncOpenAI, model: str, questions: list[str], at_once: int
+) -> float:
     """Wall time until every question is answered, with `at_once` requests in flight at any moment."""
     slots = asyncio.Semaphore(at_once)
 
     async def ask(question: str) -> None:
         async with slots:
-            await client.chat.completions.create(model=model, messages=[{"role": "user", "content": question}])
+            await client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": question}]
+            )
 
     started = time.perf_counter()
     await asyncio.gather(*(ask(question) for question in questions))
@@ -31,7 +35,9 @@ async def seconds_for(client: openai.AsyncOpenAI, model: str, questions: list[st
 
 async def measure(url: str, model: str, requests: int) -> None:
     questions = [row["question"] for row in as_rows(make_split(0, n_test=requests)[1])]
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="none", max_retries=0, timeout=300
+    ) as client:
         await seconds_for(client, model, questions[:4], 4)  # warm
         for at_once in (1, 8, requests):
             asked = questions[: 20 if at_once == 1 else requests]

@@ -54,14 +54,20 @@ def measure(pairs: int, scale: float) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
     parser.add_argument("--quick", action="store_true", help="every time divided by four")
     arguments = parser.parse_args()
     sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
     try:
         assert sink.stdout is not None
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{int(sink.stdout.readline())}"
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = (
+            f"http://127.0.0.1:{int(sink.stdout.readline())}"
+        )
         rows = measure(8, 1 / 4 if arguments.quick else 1)
     finally:
         sink.kill()

@@ -49,7 +49,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Tr
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
+from agentic_prompting import (
+    LLMEnvironment,
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    ScriptedChat,
+)
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
 from agentic_prompting.trainers import loss as loss_of_trainer
@@ -86,7 +91,9 @@ def settings(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def rows() -> Dataset:
-    return Dataset.from_list([{"question": f"which country {i} ?", "answers": ["Kenya"]} for i in range(8)])
+    return Dataset.from_list(
+        [{"question": f"which country {i} ?", "answers": ["Kenya"]} for i in range(8)]
+    )
 
 
 def reward(completions: Any, **columns: Any) -> list[float]:
@@ -110,7 +117,9 @@ class Script:
         thought = " ".join(random.Random(request.seed).choices(WORDS, k=24))
         if request.context.count(self.opening) == 3:
             return f"<think> {thought} </think> <answer> Kenya </answer>"
-        return f"<think> {thought} </think> <interaction_prompt> which country ? </interaction_prompt>"
+        return (
+            f"<think> {thought} </think> <interaction_prompt> which country ? </interaction_prompt>"
+        )
 
 
 class StepTimes(TrainerCallback):
@@ -144,7 +153,9 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     dataset = rows()
-    return trainer._generate_and_score_completions([dict(dataset[i // GROUP]) for i in range(2 * GROUP)])
+    return trainer._generate_and_score_completions(
+        [dict(dataset[i // GROUP]) for i in range(2 * GROUP)]
+    )
 
 
 # --- the head ---------------------------------------------------------------------------------------------------
@@ -176,7 +187,11 @@ def timed(
     loss.backward()
     _wait()
     seconds = time.perf_counter() - started
-    return seconds, loss.item(), [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+    return (
+        seconds,
+        loss.item(),
+        [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None],
+    )
 
 
 def _wait() -> None:
@@ -245,14 +260,22 @@ def measure_memory(layers: int) -> dict[str, float]:
 def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
     trainer = our_trainer(folder, layers)
     batch = make_batch(trainer)
-    observed = 1 - (batch["completion_mask"] * batch["tool_mask"]).sum() / batch["completion_mask"].sum()
-    result: dict[str, Any] = {"observed": round(float(observed), 3), "tokens": int(batch["completion_mask"].sum())}
+    observed = (
+        1 - (batch["completion_mask"] * batch["tool_mask"]).sum() / batch["completion_mask"].sum()
+    )
+    result: dict[str, Any] = {
+        "observed": round(float(observed), 3),
+        "tokens": int(batch["completion_mask"].sum()),
+    }
     forced = [True] if torch.cuda.is_available() else [True, False]
     for skip in forced:
         if not torch.cuda.is_available():
             skip_unlabelled(skip)
         timed(loss_as_trl_does, trainer, batch)  # warms up
-        runs = [(timed(loss_as_trl_does, trainer, batch), timed(loss_as_we_do, trainer, batch)) for _ in range(repeats)]
+        runs = [
+            (timed(loss_as_trl_does, trainer, batch), timed(loss_as_we_do, trainer, batch))
+            for _ in range(repeats)
+        ]
         plain_s, ours_s = (statistics.median(run[side][0] for run in runs) for side in (0, 1))
         suffix = "" if skip else "_cpu"
         result |= {f"trl_s{suffix}": round(plain_s, 3), f"ours_s{suffix}": round(ours_s, 3)}
@@ -269,10 +292,14 @@ def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
 # --- a real model on a CPU ----------------------------------------------------------------------------------------
 
 
-def two_turns(rows: int = 8, prompt: int = 100, turn: int = 24, observation: int = 80) -> tuple[torch.Tensor, ...]:
+def two_turns(
+    rows: int = 8, prompt: int = 100, turn: int = 24, observation: int = 80
+) -> tuple[torch.Tensor, ...]:
     """Random ids, attention mask and loss mask of conversations with two turns; later rows end earlier."""
     own = torch.tensor([[1] * turn + [0] * observation + [1] * turn] * rows)
-    ids = torch.randint(5, 1000, (rows, prompt + own.shape[1]), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        5, 1000, (rows, prompt + own.shape[1]), generator=torch.Generator().manual_seed(0)
+    )
     mask = torch.ones_like(ids)
     for row in range(1, rows):
         missing = 4 * row % turn
@@ -281,7 +308,9 @@ def two_turns(rows: int = 8, prompt: int = 100, turn: int = 24, observation: int
     return ids, mask, own
 
 
-def update_seconds(model: Any, precision: str, batch: tuple[torch.Tensor, ...]) -> tuple[float, float]:
+def update_seconds(
+    model: Any, precision: str, batch: tuple[torch.Tensor, ...]
+) -> tuple[float, float]:
     """Seconds of the processor for the loss of a batch and its gradients, and the loss."""
     ids, mask, own = batch
     trainer = SimpleNamespace(accelerator=Accelerator(cpu=True, mixed_precision=precision))
@@ -304,7 +333,9 @@ def measure_updates(folder: Path) -> list[dict[str, Any]]:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             add_fused_lm_head(model)
             if way == "lora":
-                model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False))
+                model = get_peft_model(
+                    model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
+                )
             model.train()
             batch = two_turns()
             seconds: dict[str, list[float]] = {"every": [], "scored": []}
@@ -312,7 +343,9 @@ def measure_updates(folder: Path) -> list[dict[str, Any]]:
             for _ in range(3):
                 for positions in seconds:
                     select_none = positions == "every"
-                    loss_of_trainer.selectable_backbone = (lambda model: None) if select_none else select
+                    loss_of_trainer.selectable_backbone = (
+                        (lambda model: None) if select_none else select
+                    )
                     spent, losses[positions] = update_seconds(model, precision, batch)
                     seconds[positions].append(spent)
             loss_of_trainer.selectable_backbone = select
@@ -333,7 +366,9 @@ def measure_updates(folder: Path) -> list[dict[str, Any]]:
 # --- the trainer around it ----------------------------------------------------------------------------------------
 
 
-def plain_trainer(folder: Path, layers: int, steps: int, handed_over: dict[str, Any]) -> GRPOTrainer:
+def plain_trainer(
+    folder: Path, layers: int, steps: int, handed_over: dict[str, Any]
+) -> GRPOTrainer:
     """TRL's own trainer with the tokens of our rollouts."""
     tokenizer = world_tokenizer()
     prompts = [{"prompt": [{"role": "user", "content": row["question"]}]} for row in rows()]
@@ -368,20 +403,34 @@ def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict
         for times in (ours, plain) if number % 2 else (plain, ours):
             where = folder / f"{number}"
             trainer: Any = (
-                our_trainer(where, layers, steps) if times is ours else plain_trainer(where, layers, steps, captured)
+                our_trainer(where, layers, steps)
+                if times is ours
+                else plain_trainer(where, layers, steps, captured)
             )
             trainer.add_callback(times)
             trainer.train()
             del times.seconds[-steps]  # the first step of a run allocates
     ours_s, plain_s = statistics.median(ours.seconds), statistics.median(plain.seconds)
-    return {"step_s": round(ours_s, 3), "plain_step_s": round(plain_s, 3), "overhead": round(ours_s / plain_s, 3)}
+    return {
+        "step_s": round(ours_s, 3),
+        "plain_step_s": round(plain_s, 3),
+        "overhead": round(ours_s / plain_s, 3),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the layers, fewer repeats")
-    parser.add_argument("--model", type=Path, help="the folder of a real model: measure its update on a CPU instead")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a quarter of the layers, fewer repeats"
+    )
+    parser.add_argument(
+        "--model", type=Path, help="the folder of a real model: measure its update on a CPU instead"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     keep_freed_memory()
@@ -395,7 +444,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = measure_head(Path(folder), layers, repeats=3 if arguments.quick else 9)
         peaks = measure_memory(layers)
-        result |= {"trl_mb": round(peaks["loss_as_trl_does"]), "ours_mb": round(peaks["loss_as_we_do"])}
+        result |= {
+            "trl_mb": round(peaks["loss_as_trl_does"]),
+            "ours_mb": round(peaks["loss_as_we_do"]),
+        }
         result["memory_ratio"] = round(peaks["loss_as_trl_does"] / peaks["loss_as_we_do"], 2)
         rounds, steps = (2, 4) if arguments.quick else (6, 6)
         result |= measure_overhead(Path(folder), layers, rounds, steps)

@@ -50,7 +50,14 @@ from agentic_prompting.rollout import Limits, Sample, SampleRequest, play_all  #
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy  # noqa: E402
 from agentic_prompting.trainers.policies.vllm_client import servers_of  # noqa: E402
 from agentic_prompting.trainers.policies.weight_sync import Adapters  # noqa: E402
-from benchmarks.speed.rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, check, make_trl_loop  # noqa: E402
+from benchmarks.speed.rollout import (  # noqa: E402
+    MAX_INTERACTIONS,
+    Tags,
+    ToolCalls,
+    Workload,
+    check,
+    make_trl_loop,
+)
 from support.policies import make_tiny_policy  # noqa: E402
 from support.vllm_server import LORA, VLLMServer  # noqa: E402
 
@@ -63,7 +70,13 @@ RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
 
 def policy_at(url: str, folder: Path, adapters: bool = False, **options: Any) -> VLLMServerPolicy:
     args = PromptR1Config(
-        str(folder), use_vllm=True, vllm_mode="server", vllm_server_base_url=url, use_cpu=True, bf16=False, **options
+        str(folder),
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=url,
+        use_cpu=True,
+        bf16=False,
+        **options,
     )
     servers = servers_of(args)
     versions = Adapters("policy", folder / "versions", servers) if adapters else None
@@ -101,14 +114,20 @@ def play_trl(workload: Workload, url: str) -> float:
             said, _ = calls.write(prompt_ids)
             return said, [0.0] * len(said)
 
-        async def _post(self, path: str, payload: dict[str, Any], *limits: Any, **more: Any) -> dict[str, Any]:
+        async def _post(
+            self, path: str, payload: dict[str, Any], *limits: Any, **more: Any
+        ) -> dict[str, Any]:
             return await super()._post(path, {**payload, "ignore_eos": True}, *limits, **more)
 
     loop = make_trl_loop(Loop, tool, vllm_server_url=url, max_tokens=TURN_TOKENS)
-    prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
+    prompts = [
+        [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
+    ]
 
     async def play() -> float:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1024)) as loop.session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1024)
+        ) as loop.session:
             began = time.perf_counter()
             # Without the tool's description, which our prompts do not have.
             await gather(loop._generate_one(prompt, {"ask": tool}, []) for prompt in prompts)
@@ -124,10 +143,15 @@ def rollouts(url: str, folder: Path) -> dict[str, float]:
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
     for number in range(ROUNDS + 1):
         workload = Workload.draw(ROLLOUTS, TURN_TOKENS, 0.0, 0.0, 0.0, seed=number)
-        pair = {"ours": lambda: play_ours(workload, url, folder), "trl": lambda: play_trl(workload, url)}  # noqa: B023
+        pair = {
+            "ours": lambda: play_ours(workload, url, folder),  # noqa: B023
+            "trl": lambda: play_trl(workload, url),  # noqa: B023
+        }
         for name in ("ours", "trl") if number % 2 else ("trl", "ours"):
             seconds[name].append(pair[name]())
-    ours, theirs = (values[1:] for values in seconds.values())  # the first round imports and connects
+    ours, theirs = (
+        values[1:] for values in seconds.values()
+    )  # the first round imports and connects
     return {
         "rollouts_a_second": ROLLOUTS / statistics.median(ours),
         "rollouts_a_second_trl": ROLLOUTS / statistics.median(theirs),
@@ -159,7 +183,9 @@ class Versions:
     def differences(self, version: int, request: SampleRequest, sample: Sample) -> torch.Tensor:
         """The difference of each token's log-probability from the one of this version."""
         self.model.load_state_dict(self.kept[version], strict=False)
-        logprobs = self.model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
+        logprobs = (
+            self.model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
+        )
         at = range(len(request.context) - 1, len(request.context) + len(sample.ids) - 1)
         return (logprobs[at, sample.ids] - torch.tensor(sample.logprobs)).abs()
 
@@ -180,7 +206,10 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
         outlasted += adapters.version > version
 
     def requests(number: int, tokens: int) -> list[SampleRequest]:
-        return [SampleRequest([*shared[: 150 + 60 * i], 20 + i], tokens, seed=4 * number + i) for i in range(4)]
+        return [
+            SampleRequest([*shared[: 150 + 60 * i], 20 + i], tokens, seed=4 * number + i)
+            for i in range(4)
+        ]
 
     async def swap(number: int) -> None:
         async with asyncio.TaskGroup() as turns:
@@ -204,8 +233,15 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
     wrong, largest, apart = 0, 0.0, []
     for version, request, sample in seen:
         differences = versions.differences(version, request, sample)
-        wrong, largest = wrong + int((differences > CLOSE).sum()), max(largest, float(differences.max()))
-        apart.append(float(versions.differences(max(version - 1, 0), request, sample).mean()) if version else 1.0)
+        wrong, largest = (
+            wrong + int((differences > CLOSE).sum()),
+            max(largest, float(differences.max())),
+        )
+        apart.append(
+            float(versions.differences(max(version - 1, 0), request, sample).mean())
+            if version
+            else 1.0
+        )
     listed = run(server.ask("/v1/models"))["data"]
     return {
         "adapter_swaps": n,
@@ -219,7 +255,8 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
             "versions can be told apart": min(apart) > 100 * CLOSE,
             "turns outlast a swap": sum(map(bool, left_over)) >= 0.9 * (n - 1),
             "turns end under the version they began with": outlasted >= 0.9 * (n - 1),
-            "versions of before are unloaded": [model["id"] for model in listed] == ["policy", adapters.current],
+            "versions of before are unloaded": [model["id"] for model in listed]
+            == ["policy", adapters.current],
             "and deleted": [path.name for path in adapters.folder.iterdir()] == [adapters.current],
         },
     }
@@ -229,19 +266,38 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
 
 
 def tests(quick: bool) -> dict[str, int]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "vllm and not slow", *TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "vllm and not slow",
+        *TESTS,
+    ]
     command += ["-k", f"not ({RESTARTS})"] if quick else []
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print("\n".join(said.stdout.splitlines()[-8:]), flush=True)
-    counted = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|errors?)", said.stdout.splitlines()[-1])}
+    counted = {
+        word: int(n)
+        for n, word in re.findall(r"(\d+) (passed|failed|errors?)", said.stdout.splitlines()[-1])
+    }
     passed = counted.pop("passed", 0)
     return {"passed": passed, "failed": max(sum(counted.values()), int(said.returncode != 0))}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="without the tests that start a server again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="without the tests that start a server again"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -251,7 +307,10 @@ def main() -> None:
     own, outcome = found.pop("checks"), tests(arguments.quick)
     for check_name, holds in own.items():
         print(f"{'ok    ' if holds else 'FAILED'} {check_name}")
-    found = {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in found.items()}
+    found = {
+        key: float(f"{value:.3g}") if isinstance(value, float) else value
+        for key, value in found.items()
+    }
     found["checks"] = len(own) + outcome["passed"] + outcome["failed"]
     found["failed"] = outcome["failed"] + sum(not holds for holds in own.values())
     print("\n".join(f"{key}: {value}" for key, value in found.items()))

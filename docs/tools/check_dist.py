@@ -30,11 +30,17 @@ def check(folder: Path) -> str:
     try:
         told = Metadata.from_email(of_wheel, validate=True)  # every field, as the standard has it
     except ExceptionGroup as errors:
-        raise ValueError(f"{wheel.name}: {'; '.join(str(one) for one in errors.exceptions)}") from None
+        raise ValueError(
+            f"{wheel.name}: {'; '.join(str(one) for one in errors.exceptions)}"
+        ) from None
     if not (told.description_content_type or "").startswith("text/markdown"):
-        raise ValueError(f"the description is shown as plain text: its type is {told.description_content_type}")
+        raise ValueError(
+            f"the description is shown as plain text: its type is {told.description_content_type}"
+        )
     if not told.description or len(FENCE.findall(told.description)) % 2:
-        raise ValueError("README.md is empty, or a ``` in it is not closed: half of the page would be code")
+        raise ValueError(
+            "README.md is empty, or a ``` in it is not closed: half of the page would be code"
+        )
     return str(told.version)
 
 

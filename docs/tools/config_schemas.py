@@ -43,12 +43,18 @@ def table_schema() -> dict[str, Any]:
     }
     properties["models"] = {"type": "object", "additionalProperties": model}
     properties["systems"] = {"type": "object", "additionalProperties": system}
-    properties["sandbox"] = {"type": "object", "propertyNames": {"enum": [one.name for one in fields(TableConfig)]}}
+    properties["sandbox"] = {
+        "type": "object",
+        "propertyNames": {"enum": [one.name for one in fields(TableConfig)]},
+    }
     return {**schema, "required": ["title", "systems", "tasks"]}
 
 
 def main(folder: Path) -> None:
-    made = {method.replace("-", "_"): schema_of(kinds, f"train {method}") for method, kinds in PROGRAMS.items()}
+    made = {
+        method.replace("-", "_"): schema_of(kinds, f"train {method}")
+        for method, kinds in PROGRAMS.items()
+    }
     made = {name: {**schema, "$comment": f"TRL {trl.__version__}"} for name, schema in made.items()}
     for name, schema in {**made, "table": table_schema()}.items():
         (folder / f"{name}.schema.json").write_text(_text(schema), encoding="utf-8")
@@ -56,8 +62,14 @@ def main(folder: Path) -> None:
 
 def _text(schema: dict[str, Any]) -> str:
     """As JSON, a line for each option."""
-    options = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in schema["properties"].items())
-    rest = [f" {json.dumps(name)}: {json.dumps(one)}" for name, one in schema.items() if name != "properties"]
+    options = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in schema["properties"].items()
+    )
+    rest = [
+        f" {json.dumps(name)}: {json.dumps(one)}"
+        for name, one in schema.items()
+        if name != "properties"
+    ]
     return "{\n" + ",\n".join([*rest, f' "properties": {{\n{options}\n }}']) + "\n}\n"
 
 

@@ -22,8 +22,24 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
 # The place of a room from left to right; its floor follows from its imports.
 COLUMN = {
-    **{"environments": 0, "programs": 0.9, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
-    **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
+    **{
+        "environments": 0,
+        "programs": 0.9,
+        "local": 1,
+        "trainers": 2.2,
+        "sandbox": 1,
+        "interop": 4,
+        "agent": 1,
+    },
+    **{
+        "records": 1.5,
+        "llm": 1.5,
+        "rollout": 1.5,
+        "refine": 1.5,
+        "rewards": 1.5,
+        "cli": 2,
+        "serve": 2,
+    },
     **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4, "planning": 0},
 }
 SAYS = {
@@ -65,16 +81,25 @@ def without_detours(needs: dict[str, set[str]]) -> dict[str, set[str]]:
     reach: dict[str, set[str]] = {}
     for name in ROOMS:  # in order: what a room imports comes before it
         reach[name] = needs[name].union(*(reach[other] for other in needs[name]))
-    return {name: {one for one in needs[name] if not any(one in reach[o] for o in needs[name])} for name in ROOMS}
+    return {
+        name: {one for one in needs[name] if not any(one in reach[o] for o in needs[name])}
+        for name in ROOMS
+    }
 
 
 def floors(needs: dict[str, set[str]]) -> list[list[str]]:
     """Rooms by floor, the top one first: each below all that it imports, torch rooms below all others."""
     level: dict[str, int] = {}
     for name in ROOMS:
-        lowest = 0 if name in ABOVE_THE_TORCH_LINE else 1 + max(level[one] for one in ABOVE_THE_TORCH_LINE)
+        lowest = (
+            0
+            if name in ABOVE_THE_TORCH_LINE
+            else 1 + max(level[one] for one in ABOVE_THE_TORCH_LINE)
+        )
         level[name] = max([lowest, *(level[other] + 1 for other in needs[name])])
-    return [[name for name in ROOMS if level[name] == floor] for floor in range(max(level.values()) + 1)]
+    return [
+        [name for name in ROOMS if level[name] == floor] for floor in range(max(level.values()) + 1)
+    ]
 
 
 def draw() -> str:
@@ -86,7 +111,9 @@ def draw() -> str:
         for name in row:
             place[name] = (20 + COLUMN.get(name, 4) * (WIDTH - 40 - BOX) / 4, 24 + y * ROW)
     parts = [
-        _arrow(place[name], place[other]) for name, used in without_detours(needs).items() for other in sorted(used)
+        _arrow(place[name], place[other])
+        for name, used in without_detours(needs).items()
+        for other in sorted(used)
     ]
     parts += [_box(name, *place[name]) for name in ROOMS]
     torch = 24 + sum(row[0] in ABOVE_THE_TORCH_LINE for row in rows) * ROW - (ROW - HEIGHT) / 2
@@ -124,5 +151,9 @@ def _arrow(below: tuple[float, float], above: tuple[float, float]) -> str:
 if __name__ == "__main__":
     drawn = draw()
     if "--check" in sys.argv:
-        sys.exit(0 if PICTURE.read_text(encoding="utf-8") == drawn else "docs/images/rooms.svg is old: draw it again")
+        sys.exit(
+            0
+            if PICTURE.read_text(encoding="utf-8") == drawn
+            else "docs/images/rooms.svg is old: draw it again"
+        )
     PICTURE.write_text(drawn, encoding="utf-8")

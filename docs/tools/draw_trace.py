@@ -25,7 +25,12 @@ from agentic_prompting.sandbox.setup import DEMO_SEED, prepare_sandbox
 
 PICTURE = Path(__file__).parents[1] / "images" / "trace.svg"
 WIDTH, NAMES, ROW = 900, 300, 19
-COLOURS = {"chat agent": "#3f51b5", "chat": "#b4532a", "execute_tool": "#d9a441", "reward": "#2e7d4f"}
+COLOURS = {
+    "chat agent": "#3f51b5",
+    "chat": "#b4532a",
+    "execute_tool": "#d9a441",
+    "reward": "#2e7d4f",
+}
 
 
 def spans_of_a_step() -> list[Any]:
@@ -42,7 +47,10 @@ def spans_of_a_step() -> list[Any]:
         )  # fmt: skip
         with OpenAIChat(MODEL, base_url=server.base_url) as chat:
             PromptR1Trainer(
-                str(sandbox.model), environment=LLMEnvironment(chat), args=args, train_dataset=sandbox.train
+                str(sandbox.model),
+                environment=LLMEnvironment(chat),
+                args=args,
+                train_dataset=sandbox.train,
             ).train()
     return sorted(memory.get_finished_spans(), key=lambda one: one.start_time)
 
@@ -64,9 +72,15 @@ def draw(spans: list[Any]) -> str:
     for number, (depth, span) in enumerate(rows):
         y, left = 8 + number * ROW, NAMES + (span.start_time - root.start_time) * scale
         wide, colour = max((span.end_time - span.start_time) * scale, 2), _colour(span.name)
-        parts.append(f'<text x="{8 + 14 * depth}" y="{y + 13}" fill="#222">{escape(span.name)}</text>')
-        parts.append(f'<rect x="{left:.1f}" y="{y + 3}" width="{wide:.1f}" height="12" rx="2" fill="{colour}"/>')
-        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" class="s" fill="#555">{_said(span)}</text>')
+        parts.append(
+            f'<text x="{8 + 14 * depth}" y="{y + 13}" fill="#222">{escape(span.name)}</text>'
+        )
+        parts.append(
+            f'<rect x="{left:.1f}" y="{y + 3}" width="{wide:.1f}" height="12" rx="2" fill="{colour}"/>'
+        )
+        parts.append(
+            f'<text x="{left + wide + 5:.1f}" y="{y + 13}" class="s" fill="#555">{_said(span)}</text>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {16 + len(rows) * ROW}" role="img" '
         'aria-label="The spans of a training step, each below its parent, as bars over time">\n'

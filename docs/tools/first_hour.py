@@ -42,7 +42,11 @@ class Terminal:
     def __init__(self, folder: Path):
         hidden = {name for name in os.environ if name.startswith(("PYTHON", "VIRTUAL_ENV"))}
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        mine = [part for part in environment["PATH"].split(":") if part != str(Path(sys.executable).parent)]
+        mine = [
+            part
+            for part in environment["PATH"].split(":")
+            if part != str(Path(sys.executable).parent)
+        ]
         self.shell = subprocess.Popen(
             ["bash", "--norc"],
             cwd=folder,
@@ -80,7 +84,14 @@ def digest(text: str) -> str:
 def run(text: str, folder: Path) -> str:
     """The page with the results of a run in `folder`."""
     if not list((folder / "dist").glob("*.whl")):
-        build = [sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT]  # by way of the sdist
+        build = [
+            sys.executable,
+            "-m",
+            "build",
+            "--outdir",
+            folder / "dist",
+            ROOT,
+        ]  # by way of the sdist
         subprocess.run([*map(str, build)], check=True, stdout=subprocess.DEVNULL)
     log = folder.parent / f"{folder.name}.json"  # beside it: the folder is the reader's
     done: dict[str, Any] = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else {}
@@ -94,7 +105,11 @@ def run(text: str, folder: Path) -> str:
             (folder / file).write_text(code, encoding="utf-8")
             continue
         if so_far in done:
-            terminal.typed("\n".join(line for line in code.splitlines() if line.startswith(("source", "export"))))
+            terminal.typed(
+                "\n".join(
+                    line for line in code.splitlines() if line.startswith(("source", "export"))
+                )
+            )
         else:
             done[so_far] = terminal.typed(code)
             log.write_text(json.dumps(done), encoding="utf-8")
@@ -113,7 +128,9 @@ def run(text: str, folder: Path) -> str:
 
 def pick(said: str, wanted: str) -> str:
     """The lines to show, without colours and with the last state of each progress bar."""
-    plain = [_COLOURS.sub("", line).split("\r")[-1].rstrip()[:118] for line in said.rstrip().split("\n")]
+    plain = [
+        _COLOURS.sub("", line).split("\r")[-1].rstrip()[:118] for line in said.rstrip().split("\n")
+    ]
     kind, _, what = wanted.partition(" ")
     if kind == "last":
         plain = plain[-int(what) :]
@@ -132,13 +149,17 @@ def check(text: str) -> None:
     """Raises `SystemExit` unless the page was run as it stands, in under an hour."""
     found = _SUMMARY.search(text)
     if not found or found[1] != digest(text):
-        raise SystemExit(f"{PAGE.name} was not run as it stands: python docs/tools/first_hour.py --folder FOLDER")
+        raise SystemExit(
+            f"{PAGE.name} was not run as it stands: python docs/tools/first_hour.py --folder FOLDER"
+        )
     if int(found[2]) >= AN_HOUR:
         raise SystemExit(f"{PAGE.name} took {found[2]} seconds")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run docs/first-hour.md, and write what it printed into it.")
+    parser = argparse.ArgumentParser(
+        description="Run docs/first-hour.md, and write what it printed into it."
+    )
     parser.add_argument("--folder", type=Path, help="empty, or of a run that was stopped")
     parser.add_argument("--check", action="store_true")
     arguments, text = parser.parse_args(), PAGE.read_text(encoding="utf-8")

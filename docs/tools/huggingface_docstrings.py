@@ -21,7 +21,9 @@ ROOMS = (
 HIDDEN = {"__getstate__", "__setstate__", "__reduce__", "__del__"}
 """What Python calls and no reader does."""
 
-_ITEMS = re.compile(r"( +)(\w+ \(.+\))(?:, \*optional\*)?:(.*)")  # "a (`int`): ..." or "a (`int`), b (`str`): ..."
+_ITEMS = re.compile(
+    r"( +)(\w+ \(.+\))(?:, \*optional\*)?:(.*)"
+)  # "a (`int`): ..." or "a (`int`), b (`str`): ..."
 _OUTCOME = re.compile(r"^( +)((?:\[?`[^`]+`\]?(?:, | or )?)+):")
 _NAMED = re.compile(r"\[`~?([\w.]+)`\](?!\[|\()")
 
@@ -47,7 +49,13 @@ def _public_names(package: griffe.Module) -> dict[str, str]:
         ]
         paths.update({name: f"{module.path}.{name}" for name in names})
         # A function named like its file (`evolve`): the page shows it under the file's path.
-        paths.update({n: f"{module.path}.{n}.{n}" for n in names if isinstance(module.members[n], griffe.Module)})
+        paths.update(
+            {
+                n: f"{module.path}.{n}.{n}"
+                for n in names
+                if isinstance(module.members[n], griffe.Module)
+            }
+        )
     return paths
 
 
@@ -107,7 +115,13 @@ def _items(line: str) -> list[str]:
 def _type(text: str) -> str:
     """ "`str` or [`Message`], *optional*, defaults to `x`" -> "str | Message"."""
     text = re.sub(r",? ?\*optional\*.*$", "", text)
-    return re.sub(r", (?=\[?`)| or ", " | ", text).replace("[`", "").replace("`]", "").replace("`", "").replace("~", "")
+    return (
+        re.sub(r", (?=\[?`)| or ", " | ", text)
+        .replace("[`", "")
+        .replace("`]", "")
+        .replace("`", "")
+        .replace("~", "")
+    )
 
 
 def _link(name: str, pages: dict[str, str]) -> str:

@@ -30,7 +30,17 @@ def constraints_of(extras: str) -> str:
 
 def why_not(extras: str) -> str:
     """Empty if some extras resolve, else what uv says."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", "-c", constraints_of(extras)]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "pyproject.toml",
+        "-c",
+        constraints_of(extras),
+    ]
     command += ["--python-version", "3.11.9", "--python-platform", "x86_64-manylinux_2_28"]
     chosen = [word for one in extras.split(",") for word in ("--extra", one)]
     done = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True)

@@ -41,7 +41,9 @@ def run(path: Path) -> float:
 def _kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """The parts of an output that are kept: an output, or nothing."""
     if output.output_type == "stream":
-        lines = [line for line in output.text.splitlines(keepends=True) if not line.startswith(LOGGED)]
+        lines = [
+            line for line in output.text.splitlines(keepends=True) if not line.startswith(LOGGED)
+        ]
         output.text = "".join(lines) if output.name == "stdout" else ""
         return output if output.text.strip() else None
     if output.output_type not in ("display_data", "execute_result") or "text/html" in output.data:

@@ -27,7 +27,10 @@ def table(settings: type) -> str:
     Raises:
         `KeyError`: A field is described in neither.
     """
-    said = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(cleandoc(settings.__doc__ or ""))}
+    said = {
+        name: " ".join(text.split())
+        for name, text in _ARGUMENT.findall(cleandoc(settings.__doc__ or ""))
+    }
     declared, hints = {one.name: one for one in fields(settings)}, get_type_hints(settings)
     lines = ["| setting | type | default | |", "|---|---|---|---|"]
     for name in get_annotations(settings):

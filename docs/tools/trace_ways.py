@@ -106,7 +106,9 @@ def watch_threads() -> None:
 def _file_of(code: CodeType) -> str | None:
     """The file of a function of ours, relative to the package."""
     path = Path(code.co_filename)
-    if code.co_name == "<module>" or not path.is_relative_to(PACKAGE) or not code.co_flags & 1:  # 1: a function's
+    if (
+        code.co_name == "<module>" or not path.is_relative_to(PACKAGE) or not code.co_flags & 1
+    ):  # 1: a function's
         return None
     return path.relative_to(PACKAGE).as_posix()
 
@@ -122,7 +124,9 @@ def row_to_gradient(folder: Path) -> list[str]:
     policy = make_asking_policy(make_tiny_policy(folder / "tiny"), folder / "asking")
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     file = "trainers/grpo.py"
-    with Trace(f"{file}:_generate_and_score_completions", f"{file}:_compute_loss").running() as trace:
+    with Trace(
+        f"{file}:_generate_and_score_completions", f"{file}:_compute_loss"
+    ).running() as trace:
         trainer = trainer_for(policy, folder / "row", rows, max_steps=1)
         trainer.train()
     if not any(file.startswith("environments/") for file in trace.files):
@@ -138,7 +142,9 @@ def batch_to_child(folder: Path) -> list[str]:
     from support.espl_training import trainer_for
 
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
-    with Trace("trainers/espl.py:_after_rewards", "trainers/espl.py:_let_children_join").running() as trace:
+    with Trace(
+        "trainers/espl.py:_after_rewards", "trainers/espl.py:_let_children_join"
+    ).running() as trace:
         trainer = trainer_for(folder / "tiny", folder / "batch", rows, max_steps=2, evolution_lag=0)
         trainer.train()
     if len(trainer.population.members) < 2:
@@ -149,7 +155,9 @@ def batch_to_child(folder: Path) -> list[str]:
 def by_hooks_only(trace: Trace) -> list[str]:
     """The files of a trace in which no part has called a trainer."""
     if trace.entries:
-        raise SystemExit(f"parts call the trainer, and only hooks of TRL may: {', '.join(trace.entries)}")
+        raise SystemExit(
+            f"parts call the trainer, and only hooks of TRL may: {', '.join(trace.entries)}"
+        )
     return trace.files
 
 
@@ -212,14 +220,18 @@ def main() -> None:
     text, wrong = PAGE.read_text(encoding="utf-8"), []
     for name, files in trace_all().items():
         lines, place = lines_of(name, files), on_page(name, text)
-        if sorted(lines) != sorted(place[1].split("\n")):  # threads may touch files in another order
+        if sorted(lines) != sorted(
+            place[1].split("\n")
+        ):  # threads may touch files in another order
             wrong.append(name)
             text = text[: place.start(1)] + "\n".join(lines) + text[place.end(1) :]
         print(f"{name}: {len(files)} files\n  " + "\n  ".join(files))
     if "--check" not in sys.argv:
         PAGE.write_text(text, encoding="utf-8")
     elif wrong:
-        raise SystemExit(f"docs/architecture.md is old ({', '.join(wrong)}): run docs/tools/trace_ways.py")
+        raise SystemExit(
+            f"docs/architecture.md is old ({', '.join(wrong)}): run docs/tools/trace_ways.py"
+        )
 
 
 if __name__ == "__main__":

@@ -54,15 +54,25 @@ class TrainerProvider(Provider):
         super().__init__()
         self.reinforceable, self.ReinforceJob, self.retokenized = True, TrainerJob, 0
         self.calls, self.sampled = itertools.count(), defaultdict[str, list[Rollout]](list)
-        self.waiting_prompts, self.batch_wanted = list[asyncio.Future[list[Message]]](), threading.Event()
+        self.waiting_prompts, self.batch_wanted = (
+            list[asyncio.Future[list[Message]]](),
+            threading.Event(),
+        )
         self.samples = defaultdict[tuple[int, ...], deque[Sample]](deque)
         self.rewards = defaultdict[tuple[int, ...], deque[float]](deque)
-        self.trainer = made = trainer(train_dataset=_ROWS, environment=self, reward_funcs=self.metric)
+        self.trainer = made = trainer(
+            train_dataset=_ROWS, environment=self, reward_funcs=self.metric
+        )
         if made.args.use_vllm or made.args.async_lead or made.accelerator.num_processes > 1:
             raise ValueError("a trainer for DSPy has one process, no vLLM and async_lead=0")
-        self.size, made.policy = made.args.per_device_train_batch_size * made.args.steps_per_generation, self.replay
+        self.size, made.policy = (
+            made.args.per_device_train_batch_size * made.args.steps_per_generation,
+            self.replay,
+        )
         sampling, ends = Sampling(**made.spec.sampling), made.chat_format.end_of_turn_ids
-        self.policy: Any = local_policy(made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0)
+        self.policy: Any = local_policy(
+            made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0
+        )
         self.lm = dspy.LM("agent", engine=Engine(self), provider=self, cache=False)
 
     def __deepcopy__(self, memo: Any) -> TrainerProvider:
@@ -71,13 +81,23 @@ class TrainerProvider(Provider):
     async def __call__(self, messages: Sequence[Message], **sampling: Any) -> Reply:
         """As a chat model: sample a turn, and remember its tokens."""
         chat_format, number = self.trainer.chat_format, next(self.calls)
-        rollout = Rollout(chat_format.prompt_ids(messages), seed=rollout_seed(self.trainer.args.seed, "dspy", number))
+        rollout = Rollout(
+            chat_format.prompt_ids(messages),
+            seed=rollout_seed(self.trainer.args.seed, "dspy", number),
+        )
         await play(rollout, self.policy, None, chat_format, self.trainer.limits)
         if not rollout.turns:
             length = len(rollout.prompt_ids)
-            return Reply(error=BadRequest(f"the maximum context length is reached: the messages have {length} tokens"))
+            return Reply(
+                error=BadRequest(
+                    f"the maximum context length is reached: the messages have {length} tokens"
+                )
+            )
         self.sampled[str(messages)].append(rollout)
-        return Reply(rollout.turns[-1].text, finish_reason="length" if rollout.status == "truncated" else "stop")
+        return Reply(
+            rollout.turns[-1].text,
+            finish_reason="length" if rollout.status == "truncated" else "stop",
+        )
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """As an environment: the row with the prompt of a sample; waits until DSPy has sent a batch."""
@@ -101,18 +121,28 @@ class TrainerProvider(Provider):
         self.batch_wanted.clear()
         while self.waiting_prompts:
             future = self.waiting_prompts.pop()
-            future.cancel() if prompts is None else future.set_result(prompts[len(self.waiting_prompts)])
+            future.cancel() if prompts is None else future.set_result(
+                prompts[len(self.waiting_prompts)]
+            )
 
     def add(self, messages: Sequence[Message], text: str, reward: float) -> None:
         """Find the sampled tokens of a completion. DSPy pads groups, so a completion may come twice."""
         sampled, chat_format = self.sampled.get(str(messages)), self.trainer.chat_format
         if not sampled:
-            raise ValueError("DSPy trains on messages that were never sent: pass GRPO(adapter=...) the program's own")
-        place = next((at for at, one in enumerate(sampled) if _values(one.turns[-1].text) == _values(text)), None)
+            raise ValueError(
+                "DSPy trains on messages that were never sent: pass GRPO(adapter=...) the program's own"
+            )
+        place = next(
+            (at for at, one in enumerate(sampled) if _values(one.turns[-1].text) == _values(text)),
+            None,
+        )
         if place is not None:
             sampled.append(sampled.pop(place))  # next time others of this text come first
         self.retokenized += place is None
-        prompt, ids = sampled[0].prompt_ids, chat_format.turn_ids(text) if place is None else sampled[-1].ids
+        prompt, ids = (
+            sampled[0].prompt_ids,
+            chat_format.turn_ids(text) if place is None else sampled[-1].ids,
+        )
         self.samples[tuple(prompt)].append(Sample(ids))
         self.rewards[(*prompt, *ids)].append(reward)
 
@@ -124,7 +154,9 @@ class TrainerJob(ReinforceJob):
         self.provider, self.steps, self.ended = self.lm.provider, 0, ""
         self.n = self.provider.trainer.num_generations
         if (wanted := self.train_kwargs["num_generations"]) != self.n:
-            raise ValueError(f"num_rollouts_per_grpo_step={wanted} in DSPy, num_generations={self.n} in the trainer")
+            raise ValueError(
+                f"num_rollouts_per_grpo_step={wanted} in DSPy, num_generations={self.n} in the trainer"
+            )
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
         self.provider.batch_wanted.wait()
@@ -140,7 +172,11 @@ class TrainerJob(ReinforceJob):
     def get_status(self) -> dict[str, Any]:
         if self.ended:
             raise RuntimeError(f"training has ended: {self.ended}")
-        return {"pending_batch_ids": [(self.steps, group) for group in range(self.provider.size // self.n)]}
+        return {
+            "pending_batch_ids": [
+                (self.steps, group) for group in range(self.provider.size // self.n)
+            ]
+        }
 
     def step(self, train_data: list[dict[str, Any]], train_data_format: Any = None) -> None:
         entries = [entry for one in train_data for entry in one["group"]]
@@ -160,4 +196,8 @@ class TrainerJob(ReinforceJob):
 
 def _values(text: str) -> list[str]:
     """The values that DSPy reads in a completion."""
-    return [part.strip() for part in _MARKERS.split(text) if part and part.strip() not in ("", "completed")]
+    return [
+        part.strip()
+        for part in _MARKERS.split(text)
+        if part and part.strip() not in ("", "completed")
+    ]

@@ -62,7 +62,10 @@ def optimize_anything(
     examples: dict[str, Any] = {}
 
     def rows(values: Sequence[Any] | None) -> list[dict[str, str]]:
-        named = [(f"example {len(examples) + at}: {_as_text(one)}", one) for at, one in enumerate(values or ())]
+        named = [
+            (f"example {len(examples) + at}: {_as_text(one)}", one)
+            for at, one in enumerate(values or ())
+        ]
         examples.update(named)
         return [{"question": name, "answers": objective or ""} for name, _ in named]
 
@@ -75,7 +78,9 @@ def optimize_anything(
     problems = rows([objective or "the candidate alone"] if dataset is None else dataset)
     if config is None:
         size = min(10, len(problems))
-        config = EvolveConfig(problems_per_step=size, num_generations=1, reflect_on="imperfect", grammar=FreeText())
+        config = EvolveConfig(
+            problems_per_step=size, num_generations=1, reflect_on="imperfect", grammar=FreeText()
+        )
     return evolve(
         evaluate, reference, problems, _score, prompt, config, checkpoint=checkpoint, budget=budget,
         eval_rows=rows(valset) or None,

@@ -81,7 +81,10 @@ class RolloutWorker:
     def __post_init__(self) -> None:
         self.environment = as_environment(self.environment)
         self.chat_format = self.spec.tokens(self.tokenizer)
-        self.rollout_buffer, self.metrics_queue = queue.Queue[Any](), queue.Queue[dict[str, float]]()
+        self.rollout_buffer, self.metrics_queue = (
+            queue.Queue[Any](),
+            queue.Queue[dict[str, float]](),
+        )
         self.version, self._alive = 0, time.monotonic()
         self._failures = FailureWatch(self.failure_window, self.max_failed_share)
         self._work: Future[None] | None = None
@@ -110,7 +113,11 @@ class RolloutWorker:
             error = self._work.exception()
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            raise error if isinstance(error, TrainingStopped) else RuntimeError(f"rollouts ended: {error!r}") from error
+            raise (
+                error
+                if isinstance(error, TrainingStopped)
+                else RuntimeError(f"rollouts ended: {error!r}")
+            ) from error
         if time.monotonic() - self._alive > stale_after_s:
             raise RuntimeError(f"no group has finished for {stale_after_s:g} s")
 
@@ -123,20 +130,35 @@ class RolloutWorker:
                 while self.rollout_buffer.qsize() >= self.buffer_size:
                     self._alive = time.monotonic()
                     await asyncio.sleep(0.05)  # the queue cannot be awaited
-                group = groups.create_task(self._group(number, dict(self.dataset[int(order[number % len(order)])])))
+                group = groups.create_task(
+                    self._group(number, dict(self.dataset[int(order[number % len(order)])]))
+                )
                 group.add_done_callback(lambda _: places.release())
                 number += 1
 
     async def _group(self, number: int, row: dict[str, Any]) -> None:
         """Play the rollouts of a row, score them, and put them into the trainer's buffer."""
-        version, spec, prompt = self.version, self.spec, self.chat_format.prompt(self.spec.messages(row))
+        version, spec, prompt = (
+            self.version,
+            self.spec,
+            self.chat_format.prompt(self.spec.messages(row)),
+        )
         rollouts = [
-            Rollout(self.chat_format.prompt_ids(prompt), {**row, "prompt": prompt}, rollout_seed(self.seed, number, i))
+            Rollout(
+                self.chat_format.prompt_ids(prompt),
+                {**row, "prompt": prompt},
+                rollout_seed(self.seed, number, i),
+            )
             for i in range(self.num_generations)
         ]
-        await gather(play(one, self.policy, self.environment, self.chat_format, spec.limits) for one in rollouts)
+        await gather(
+            play(one, self.policy, self.environment, self.chat_format, spec.limits)
+            for one in rollouts
+        )
         facts = [RolloutFacts.of(rollout) for rollout in rollouts]
-        self.metrics_queue.put({name: float(value) for name, value in rollout_metrics(facts).items()})
+        self.metrics_queue.put(
+            {name: float(value) for name, value in rollout_metrics(facts).items()}
+        )
         if why := self._failures.why_stop(facts):
             raise TrainingStopped(why)
         columns = self._reward_columns(rollouts)
@@ -147,21 +169,38 @@ class RolloutWorker:
         scored = ~np.isnan(by_function).all(0)
         rewards = np.nansum(by_function, 0)
         for i in np.flatnonzero(scored):
-            self.rollout_buffer.put(self._sample(rollouts[i], rewards[i], rewards[scored], version, number))
+            self.rollout_buffer.put(
+                self._sample(rollouts[i], rewards[i], rewards[scored], version, number)
+            )
         self._alive = time.monotonic()
 
     def _reward_columns(self, rollouts: list[Rollout]) -> dict[str, Any]:
         """The arguments of a reward function, besides those that TRL adds."""
-        columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
-        prompts, completions = columns.pop("prompt"), [render_completion(one, self.chat_format) for one in rollouts]
+        columns: dict[str, Any] = {
+            name: [one.row[name] for one in rollouts] for name in rollouts[0].row
+        }
+        prompts, completions = (
+            columns.pop("prompt"),
+            [render_completion(one, self.chat_format) for one in rollouts],
+        )
         ids = [one.ids for one in rollouts]
-        return {**columns, "prompts": prompts, "completions": completions, "completion_ids": ids, "rollout": rollouts}
+        return {
+            **columns,
+            "prompts": prompts,
+            "completions": completions,
+            "completion_ids": ids,
+            "rollout": rollouts,
+        }
 
-    def _sample(self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int) -> Any:
+    def _sample(
+        self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int
+    ) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         if rollout.logprobs is None:
-            raise ValueError("the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its correction")
+            raise ValueError(
+                "the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its correction"
+            )
         before = [0] * len(rollout.prompt_ids)
         return RolloutSample(
             prompt=rollout.row["prompt"],

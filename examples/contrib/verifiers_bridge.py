@@ -32,7 +32,9 @@ class Seat:
     def __init__(self) -> None:
         self.ended, self.answers, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
 
-    def __getattr__(self, name: str) -> Any:  # `agents.player`: each environment has its own name for the seat
+    def __getattr__(
+        self, name: str
+    ) -> Any:  # `agents.player`: each environment has its own name for the seat
         if name.startswith("_"):
             raise AttributeError(name)
         return self
@@ -46,11 +48,19 @@ class Seat:
     async def interaction(self, task: Any, **ignored: Any) -> Any:
         data = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         agent = vf.AgentInfo(config=vf.AgentConfig())
-        self.task, self.trace = task, vf.Trace(task=data, state=state_cls(type(task))(), agent=agent)
+        self.task, self.trace = (
+            task,
+            vf.Trace(task=data, state=state_cls(type(task))(), agent=agent),
+        )
         self.traces.append(self.trace)
-        first = [vf.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
+        first = (
+            [vf.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
+        )
         prompt = task.data.prompt or []
-        self.unsent = [*first, *([vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt)]
+        self.unsent = [
+            *first,
+            *([vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt),
+        ]
         await invoke(task.setup, {"trace": self.trace, "runtime": None})
         yield self
         self.trace.stop("user_closed")
@@ -63,7 +73,9 @@ class Seat:
             unsent, self.unsent = [*self.unsent, *messages], []
             for one in unsent:
                 self.remember(one)
-            self.answers.put_nowait({"messages": [{"role": one.role, "content": text_of(one)} for one in unsent]})
+            self.answers.put_nowait(
+                {"messages": [{"role": one.role, "content": text_of(one)} for one in unsent]}
+            )
             text = await self.texts.get()
             self.ended = text is None
         if self.ended:
@@ -117,14 +129,20 @@ class Bridge:
         kind = type(taskset).task_type()
         tools = [*taskset.toolsets(taskset.config), *kind.toolsets(taskset.config.task)]
         if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
-            raise ValueError(f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools")
+            raise ValueError(
+                f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools"
+            )
         self.stream, self.tasks, self.seats = iter(taskset), list[Any](), dict[str, Seat]()
         self.checked = 0  # how many of the tasks can be played here
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "rows" in request:
             prompts = [task.data.prompt_text for task in self.load(request["rows"])]
-            return {"rows": [{"task": n, "question": text or f"task {n}"} for n, text in enumerate(prompts)]}
+            return {
+                "rows": [
+                    {"task": n, "question": text or f"task {n}"} for n, text in enumerate(prompts)
+                ]
+            }
         if "begin" in request:
             name, task = str(request["id"]), self.load(request["begin"] + 1)[request["begin"]]
             self.seats[name] = seat = Seat()
@@ -139,7 +157,9 @@ class Bridge:
 
     def load(self, n: int | None) -> list[Any]:
         """The first `n` tasks, or all. A task that cannot be played here is an error each time."""
-        self.tasks += itertools.islice(self.stream, None if n is None else max(0, n - len(self.tasks)))
+        self.tasks += itertools.islice(
+            self.stream, None if n is None else max(0, n - len(self.tasks))
+        )
         wanted = self.tasks[:n]
         for task in wanted[self.checked :]:
             check_task(task)
@@ -167,7 +187,9 @@ async def serve(config: dict[str, Any], answers: Any) -> None:
                 answer = await bridge().answer(request)
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps({**answer, "id": request["id"]}, default=str), file=answers, flush=True)
+            print(
+                json.dumps({**answer, "id": request["id"]}, default=str), file=answers, flush=True
+            )
 
         while line := await asyncio.to_thread(sys.stdin.readline):
             group.create_task(one(json.loads(line)))

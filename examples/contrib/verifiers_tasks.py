@@ -90,7 +90,9 @@ class VerifiersTasks:
         if isinstance(episode := rollout.row["environments"], LLMError):
             return Observation(error=episode)
         try:
-            answer = await self._ask(_next, episode=episode["episode"], text=rollout.turns[-1].request or "")
+            answer = await self._ask(
+                _next, episode=episode["episode"], text=rollout.turns[-1].request or ""
+            )
         except LLMError as error:
             return Observation(error=error)
         episode["turns"] += 1
@@ -109,7 +111,9 @@ class VerifiersTasks:
         episode = rollout.row["environments"]
         if rollout.error is not None or isinstance(episode, LLMError):
             return None
-        if len(rollout.turns) > episode["turns"]:  # the turn limit ended the episode before this turn was sent
+        if (
+            len(rollout.turns) > episode["turns"]
+        ):  # the turn limit ended the episode before this turn was sent
             observation = await self.step(rollout)
             if observation is not None and observation.error is not None:
                 return None
@@ -136,7 +140,9 @@ class VerifiersTasks:
         try:
             return read(answer)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ServerFailed(f"an answer of verifiers cannot be used: {type(error).__name__}: {error}") from None
+            raise ServerFailed(
+                f"an answer of verifiers cannot be used: {type(error).__name__}: {error}"
+            ) from None
 
     async def _running(self) -> _Process:
         """The other process, started if there is none or if it has ended."""
@@ -163,7 +169,10 @@ class _Process:
 
     def __init__(self, process: asyncio.subprocess.Process):
         self._process, self.ended = process, ""
-        self._numbers, self._waiting = itertools.count(), dict[int, asyncio.Future[dict[str, Any]]]()
+        self._numbers, self._waiting = (
+            itertools.count(),
+            dict[int, asyncio.Future[dict[str, Any]]](),
+        )
         self._reader = asyncio.create_task(self._read())
 
     def kill(self) -> None:
@@ -236,7 +245,9 @@ class _Process:
                 raise TypeError("an id is a number")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = mask_secrets(line.decode("utf-8", "replace"))[:200]
-            logger.warning("the process of verifiers wrote a line that is no answer: %s", text.rstrip())
+            logger.warning(
+                "the process of verifiers wrote a line that is no answer: %s", text.rstrip()
+            )
             return
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():  # a request that has timed out has no reader
@@ -254,7 +265,10 @@ def _rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": message["role"], "content": _text(message["content"])} for message in answer["messages"]]
+    return [
+        {"role": message["role"], "content": _text(message["content"])}
+        for message in answer["messages"]
+    ]
 
 
 def _text(content: Any) -> str:

@@ -146,7 +146,11 @@ class PromptAgent:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        folder = Path(model) if Path(model).is_dir() else _downloaded(str(model), revision, token, cache_dir)
+        folder = (
+            Path(model)
+            if Path(model).is_dir()
+            else _downloaded(str(model), revision, token, cache_dir)
+        )
         if token is not None:
             model_kwargs["token"] = token  # an adapter's base model may be private as well
         environment = as_environment(environment)
@@ -157,8 +161,20 @@ class PromptAgent:
             from peft import AutoPeftModelForCausalLM
 
             kind = AutoPeftModelForCausalLM
-        loaded, tokenizer = kind.from_pretrained(folder, **model_kwargs), AutoTokenizer.from_pretrained(folder)
-        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb, greedy_answer)
+        loaded, tokenizer = (
+            kind.from_pretrained(folder, **model_kwargs),
+            AutoTokenizer.from_pretrained(folder),
+        )
+        return cls(
+            loaded,
+            tokenizer,
+            environment,
+            spec,
+            sampling,
+            max_batch_size,
+            prefix_cache_mb,
+            greedy_answer,
+        )
 
     @property
     def spec(self) -> AgentSpec:
@@ -186,7 +202,11 @@ class PromptAgent:
         return self._environment is not None and self._environment.play_episode is not None
 
     def answer(
-        self, question: str, seed: int = 0, refiner: ProRefiner | None = None, environment: str | None = None
+        self,
+        question: str,
+        seed: int = 0,
+        refiner: ProRefiner | None = None,
+        environment: str | None = None,
     ) -> Rollout:
         """Answer one question, and wait for it; in `async` code: `await agent.aanswer(...)`.
 
@@ -209,10 +229,16 @@ class PromptAgent:
         Raises:
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
-        return self.answer_all([self._row(question, refiner, environment)], seed=seed, progress=False)[0]
+        return self.answer_all(
+            [self._row(question, refiner, environment)], seed=seed, progress=False
+        )[0]
 
     async def aanswer(
-        self, question: str, seed: int = 0, refiner: ProRefiner | None = None, environment: str | None = None
+        self,
+        question: str,
+        seed: int = 0,
+        refiner: ProRefiner | None = None,
+        environment: str | None = None,
     ) -> Rollout:
         """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
         row = await asyncio.to_thread(self._row, question, refiner, environment)
@@ -222,8 +248,13 @@ class PromptAgent:
         await asyncio.wrap_future(start(played))
         return rollout
 
-    def _row(self, question: str, refiner: ProRefiner | None, environment: str | None) -> dict[str, Any]:
-        row: dict[str, Any] = {"question": question, **({} if environment is None else {"environment": environment})}
+    def _row(
+        self, question: str, refiner: ProRefiner | None, environment: str | None
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "question": question,
+            **({} if environment is None else {"environment": environment}),
+        }
         if refiner is not None:
             if not self.spec.system_prompt:
                 raise ValueError(
@@ -248,14 +279,29 @@ class PromptAgent:
         Returns:
             `list[Rollout]`: In the order of the questions. A failed one has its `error` set; none raises.
         """
-        rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
+        rows = [
+            {"question": question} if isinstance(question, str) else dict(question)
+            for question in questions
+        ]
         episodes = run(self._reset(rows))
-        rollouts = [self._rollout(row, prompt, rollout_seed(seed, i)) for i, (row, prompt) in enumerate(episodes)]
+        rollouts = [
+            self._rollout(row, prompt, rollout_seed(seed, i))
+            for i, (row, prompt) in enumerate(episodes)
+        ]
         with progress_of(len(rows), "answers", shown=progress) as bar:
-            play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
+            play_all(
+                rollouts,
+                self.policy,
+                self.environment,
+                self.chat_format,
+                self.limits,
+                lambda _: bar.update(),
+            )
         return rollouts
 
-    async def _reset(self, rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str | list[Any]]]:
+    async def _reset(
+        self, rows: list[dict[str, Any]]
+    ) -> list[tuple[dict[str, Any], str | list[Any]]]:
         """The rows with their prompts, after the environment has started an episode for each."""
         prompts = [self.chat_format.of(row).prompt(self._messages(row)) for row in rows]
         if self.environment is not None and (self.environment.has_reset or self._plays_itself):
@@ -275,7 +321,9 @@ class PromptAgent:
         return spec.messages(row)
 
 
-def _downloaded(name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None) -> Path:
+def _downloaded(
+    name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None
+) -> Path:
     """The folder of a hub id in the local cache, downloaded if it is missing; without checkpoints."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -283,7 +331,9 @@ def _downloaded(name: str, revision: str | None, token: str | bool | None, cache
     ignored = ["checkpoint-*/*", "last-checkpoint/*"]
     try:
         return Path(
-            snapshot_download(name, revision=revision, token=token, cache_dir=cache_dir, ignore_patterns=ignored)
+            snapshot_download(
+                name, revision=revision, token=token, cache_dir=cache_dir, ignore_patterns=ignored
+            )
         )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         where = name if revision is None else f"{name} (revision {revision})"

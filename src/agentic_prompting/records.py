@@ -26,7 +26,12 @@ from filelock import FileLock, Timeout
 logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
-FILE_ERRORS = (sqlite3.Error, OSError, TypeError, ValueError)  # all errors of a file that is out of reach or damaged
+FILE_ERRORS = (
+    sqlite3.Error,
+    OSError,
+    TypeError,
+    ValueError,
+)  # all errors of a file that is out of reach or damaged
 _AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
 _SHARED: WeakSet[SharedFile] = WeakSet()
 
@@ -48,7 +53,9 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 def digest(settings: Any) -> str:
     """16 hexadecimal digits that change with any of the settings: whether a file of results may be continued."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[
+        :16
+    ]
 
 
 @contextmanager
@@ -72,8 +79,13 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     except Timeout:
         instead = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
         raise ValueError(busy or instead) from None
-    except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
-        logger.warning("%s cannot be locked (%s): start no second run that writes there", path, error)
+    except (
+        OSError,
+        NotImplementedError,
+    ) as error:  # a disk without locks, or one that may not be written to
+        logger.warning(
+            "%s cannot be locked (%s): start no second run that writes there", path, error
+        )
     try:
         yield
     finally:
@@ -91,7 +103,9 @@ class RecordFile:
 
     def __init__(self, path: str | Path, sync: bool = False):
         self.path, self.sync = Path(path), sync
-        self._mended = False  # whether what an earlier process left is known to end with a whole line
+        self._mended = (
+            False  # whether what an earlier process left is known to end with a whole line
+        )
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records in one write. Values that JSON does not know are written as text."""
@@ -135,21 +149,30 @@ class RecordFile:
         except ValueError as error:
             raise ValueError(f"{self.path}, line {number} is no record: {error}") from None
         if not isinstance(record, dict):
-            raise ValueError(f"{self.path}, line {number} is no record: it holds a {type(record).__name__}")
+            raise ValueError(
+                f"{self.path}, line {number} is no record: it holds a {type(record).__name__}"
+            )
         return record
 
     def _whole_lines(self) -> Iterator[bytes]:
         """The lines that were written to their ends."""
         if not self.path.exists():
             return
-        end, size = 0, self.path.stat().st_size  # measured first: a run that is being watched writes on
+        end, size = (
+            0,
+            self.path.stat().st_size,
+        )  # measured first: a run that is being watched writes on
         with self.path.open("rb") as file:
-            for line in file:  # of bytes, which are split at \n alone: texts may hold other line separators
+            for line in (
+                file
+            ):  # of bytes, which are split at \n alone: texts may hold other line separators
                 if line.endswith(b"\n"):
                     end += len(line)
                     yield line
         if (lost := size - end) > 0:
-            logger.warning("%s: skipped the last %d bytes, cut off while being written", self.path, lost)
+            logger.warning(
+                "%s: skipped the last %d bytes, cut off while being written", self.path, lost
+            )
 
     def _mend(self) -> None:
         """Remove a torn end: a record appended to it would be lost with it."""
@@ -161,7 +184,10 @@ class RecordFile:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     # A lone surrogate has no UTF-8; written as its backslash form it is JSON's own escape for it.
-    return json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
+    return (
+        json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")
+        + b"\n"
+    )
 
 
 class SharedFile:
@@ -198,7 +224,11 @@ class SharedFile:
             except FILE_ERRORS as error:
                 if self._fault is None:
                     self._failing_since = time.monotonic()
-                    logger.warning("%s is out of reach, what belongs in it is kept in memory: %s", self.path, error)
+                    logger.warning(
+                        "%s is out of reach, what belongs in it is kept in memory: %s",
+                        self.path,
+                        error,
+                    )
                 self._fault, self._again_at = error, time.monotonic() + _AGAIN_SECONDS
                 self._let_go()
 
@@ -220,10 +250,14 @@ class SharedFile:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         seconds = self._busy_seconds
-        connection = sqlite3.connect(self.path, timeout=seconds, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=seconds, isolation_level=None, check_same_thread=False
+        )
         try:
             _write_ahead(connection, time.monotonic() + seconds)
-            connection.execute("PRAGMA synchronous = NORMAL")  # safe against a killed process, and fast
+            connection.execute(
+                "PRAGMA synchronous = NORMAL"
+            )  # safe against a killed process, and fast
             connection.execute(self._table)
         except BaseException:
             connection.close()

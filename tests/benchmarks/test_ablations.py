@@ -11,9 +11,20 @@ from benchmarks.learning import prompt_r1_sandbox as sandbox, prompt_r1_tables a
 
 def records(agent, *scores, environment="home", turns_allowed=None, by="country"):
     """One record a seed; of ten two-hop and ten three-hop questions the first `score` are right."""
-    named = {"agent": agent, "environment": environment, "turns_allowed": turns_allowed, "by": by, "turns": 3.0}
+    named = {
+        "agent": agent,
+        "environment": environment,
+        "turns_allowed": turns_allowed,
+        "by": by,
+        "turns": 3.0,
+    }
     return [
-        {**named, "seed": seed, "correct": "1" * score + "0" * (20 - score), "hops": "2" * 10 + "3" * 10}
+        {
+            **named,
+            "seed": seed,
+            "correct": "1" * score + "0" * (20 - score),
+            "hops": "2" * 10 + "3" * 10,
+        }
         for seed, score in enumerate(scores)
     ]
 
@@ -28,16 +39,29 @@ def rows(table):
 def test_the_bounds_of_proposition_3():
     assert tables.transfer_bounds(0.0, 4) == (0.0, 0.0)
     assert tables.transfer_bounds(0.1, 4) == pytest.approx((0.3439, 0.4))
-    for noise in (0.01, 0.3, 1.0):  # eq 45: the product bound is never the looser one, and one reply is one ε
+    for noise in (
+        0.01,
+        0.3,
+        1.0,
+    ):  # eq 45: the product bound is never the looser one, and one reply is one ε
         tight, linear = tables.transfer_bounds(noise, 4)
         assert tight <= linear
         assert tables.transfer_bounds(noise, 1) == pytest.approx((noise, noise))
 
 
 def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
-    found = records("multi", 18, 20) + records("sft", 8, 6) + records("multi", 0, 0, environment="nobody")
+    found = (
+        records("multi", 18, 20)
+        + records("sft", 8, 6)
+        + records("multi", 0, 0, environment="nobody")
+    )
     full, start, alone = rows(tables.results(found))
-    assert full[:4] == ["multi-turn GRPO", "the oracle", "0.950 [0.315, 1.585]", "0.900, 1.000"]  # t of 1: 12.7
+    assert full[:4] == [
+        "multi-turn GRPO",
+        "the oracle",
+        "0.950 [0.315, 1.585]",
+        "0.900, 1.000",
+    ]  # t of 1: 12.7
     assert (
         start[4] == "-0.600 [-1.871, +0.671]"
         and start[5:7] == ["0.700", "0.000"]
@@ -53,7 +77,11 @@ def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
 def test_fewer_turns_are_compared_with_all():
     found = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
     five, three = rows(tables.turns(found))
-    assert (five[0], three[0]) == ("5", "3") and three[2] == "0.500, 0.500" and three[4:6] == ["1.000", "0.000"]
+    assert (
+        (five[0], three[0]) == ("5", "3")
+        and three[2] == "0.500, 0.500"
+        and three[4:6] == ["1.000", "0.000"]
+    )
 
 
 def test_transfer_is_judged_by_the_intervals_far_end():
@@ -66,7 +94,9 @@ def test_transfer_is_judged_by_the_intervals_far_end():
     assert wide[0] == "wrong with probability 0.05" and wide[3] == "-0.100 [-0.530, +0.330]"
     assert wide[4:] == ["0.185", "0.200", "no"], "the mean is within, the interval is not"
     assert narrow[3] == "-0.100 [-0.100, -0.100]" and narrow[6] == "yes"
-    assert words[3] == "-0.450 [-0.450, -0.450]" and words[4:] == ["", "", ""], "no bound where nothing is known of it"
+    assert words[3] == "-0.450 [-0.450, -0.450]" and words[4:] == ["", "", ""], (
+        "no bound where nothing is known of it"
+    )
 
 
 def test_the_old_split_stands_beside_the_new_one():
@@ -104,7 +134,9 @@ def test_every_changed_number_of_the_training_comes_from_the_sandbox_config():
 def test_the_protocols_seeds_are_not_those_for_tuning():
     assert sandbox.SEEDS == (601, 602, 603, 604, 605) and sandbox.TUNING_SEED not in sandbox.SEEDS
     settings = [*sandbox.FIRST, *sandbox.LAST]
-    assert len(set(settings)) == len(settings) and {agent for agent, _, _ in settings} == set(sandbox.AGENTS)
+    assert len(set(settings)) == len(settings) and {agent for agent, _, _ in settings} == set(
+        sandbox.AGENTS
+    )
 
 
 def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():
@@ -115,7 +147,10 @@ def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():
     known, said = set(world_tokenizer().get_vocab()), set()
     for capital in ("Nairobi", "Lima", "Oslo", "Rome", "Cairo", "Tokyo"):
         question = f"which country has the capital {capital} ?"
-        plain, anew = complete(Oracle(), question).text, complete(sandbox.Reworded(Oracle()), question).text
+        plain, anew = (
+            complete(Oracle(), question).text,
+            complete(sandbox.Reworded(Oracle()), question).text,
+        )
         value = sandbox.value_of(plain)
         assert value in anew and anew != plain and set(anew.split()) <= known
         said.add(anew.replace(value, "{}"))
@@ -138,7 +173,11 @@ def test_what_is_recorded_is_not_run_again(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "Run", Run)
     for _ in range(2):
         sandbox.run_all([1, 2], tmp_path, Records(tmp_path / "records.jsonl.gz"), None)
-    assert len(asked) == len(set(asked)) == 2 * len([*sandbox.FIRST, *sandbox.OLD_SPLIT, *sandbox.LAST])
+    assert (
+        len(asked)
+        == len(set(asked))
+        == 2 * len([*sandbox.FIRST, *sandbox.OLD_SPLIT, *sandbox.LAST])
+    )
     assert [by for by, *_ in asked].index("question") == 2 * len(sandbox.FIRST), (
         "what the protocol asks for comes first"
     )

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_pages_say_what_the_records_say():
-    done = subprocess.run([sys.executable, "-m", "benchmarks.recompute"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.recompute"], capture_output=True, text=True, timeout=60
+    )
     wrong = [line for line in done.stdout.splitlines() if "NOT as" in line or "NEITHER" in line]
     assert done.returncode == 0 and not wrong, "\n".join([*wrong, done.stderr])
     assert "README.md: speed.five: " in done.stdout and "performance.md: speed: " in done.stdout
@@ -50,7 +52,10 @@ def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_record
     printed = {"population_ms": 1.5, "population_worst_ms": 7.3}
     record = {"script": "growth.py", "quick": False, "date": "2026-11-22", "printed": printed}
     table = recompute.speed([{**record, "printed": {}}, record])
-    assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table and "| 7.3 | <= 5 | no: it weighs each" in table
+    assert (
+        "| 1.5 | <= 5 | yes | full, 11-22 |" in table
+        and "| 7.3 | <= 5 | no: it weighs each" in table
+    )
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
 
 
@@ -72,7 +77,9 @@ def test_ratings_that_do_not_follow_from_rewards_are_noticed():
     good = {0: 20.0, 1: 26.0, 2: 25.0}
     assert learning.agreement(good, rollouts) == 1.0, "1 and 2 differ by no more than a tie"
     assert learning.agreement({0: 30.0, 1: 26.0, 2: 31.0}, rollouts) == pytest.approx(1 / 3)
-    assert learning.agreement({0: 25.0}, batch(0, p0=0.1)) == 0.0, "where no prompts met nothing is known"
+    assert learning.agreement({0: 25.0}, batch(0, p0=0.1)) == 0.0, (
+        "where no prompts met nothing is known"
+    )
 
 
 def test_what_is_broken_on_purpose_is_broken(monkeypatch):
@@ -83,7 +90,9 @@ def test_what_is_broken_on_purpose_is_broken(monkeypatch):
     for owner, name in ((PromptR1Reward, "__call__"), (Batch, "to_trl"), (Population, "record")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     monkeypatch.setattr(PromptR1Reward, "__call__", lambda self, **columns: [0.5, None])
-    monkeypatch.setattr(Batch, "to_trl", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
+    monkeypatch.setattr(
+        Batch, "to_trl", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]}
+    )
     for breaking in broken.BREAK.values():
         breaking(3)
     assert PromptR1Reward()(rollout=[]) == [-0.5, None]
@@ -118,12 +127,19 @@ def test_every_call_and_word_of_a_method_is_counted(question):
     assert budget.self_consistency(models, question, 5)[0].tokens == first.tokens
     messages = [{"role": "system", "content": models.start}, {"role": "user", "content": question}]
     usage = complete(PuzzleSolver(3), messages).usage
-    assert usage.prompt_tokens + usage.completion_tokens == first.tokens, "as the scripted models count themselves"
+    assert usage.prompt_tokens + usage.completion_tokens == first.tokens, (
+        "as the scripted models count themselves"
+    )
     for method in (budget.best_of, budget.self_consistency, budget.self_refine):
         sizes = method(models, question, 5)
-        assert len(sizes) == 5 and sizes == sorted(sizes, key=lambda one: (one.calls, one.tokens)), method
+        assert len(sizes) == 5 and sizes == sorted(
+            sizes, key=lambda one: (one.calls, one.tokens)
+        ), method
     assert [one.calls for one in budget.self_consistency(models, question, 5)] == [1, 2, 3, 4, 5]
-    assert budget.best_of(models, question, 5)[0].calls == 2 and budget.self_refine(models, question, 5)[0].calls >= 2
+    assert (
+        budget.best_of(models, question, 5)[0].calls == 2
+        and budget.self_refine(models, question, 5)[0].calls >= 2
+    )
 
 
 def test_a_sample_slips_anew_only_where_it_may(question):
@@ -131,7 +147,9 @@ def test_a_sample_slips_anew_only_where_it_may(question):
         models = budget.Models(3, "bbh_word_sorting", anew)
         return {models.solve(models.start, question, sample).text for sample in range(30)}
 
-    assert len(texts(0.0)) == 1 < len(texts(1.0)) and texts(0.0) <= texts(1.0), "the first sample is ProRefine's"
+    assert len(texts(0.0)) == 1 < len(texts(1.0)) and texts(0.0) <= texts(1.0), (
+        "the first sample is ProRefine's"
+    )
 
 
 def test_nobody_gets_less_than_prorefine():
@@ -142,7 +160,9 @@ def test_nobody_gets_less_than_prorefine():
     ours = next(one for one in found if one["method"] == budget.OURS)
     for one in found:
         enough = (
-            one.get("size") in (budget.LARGEST, 25) or "budget" not in one or one[one["budget"]] >= ours[one["budget"]]
+            one.get("size") in (budget.LARGEST, 25)
+            or "budget" not in one
+            or one[one["budget"]] >= ours[one["budget"]]
         )
         assert enough and len(one["correct"]) == 12, one
     assert len(found) == 2 + len(budget.ANEW) * len(budget.BUDGETS) * len(budget.OTHERS)
@@ -152,14 +172,21 @@ def test_a_blind_critic_is_not_paid_for():
     from agentic_prompting.sandbox.puzzles import make_puzzles
 
     rows = make_puzzles(6, 3, ("bbh_word_sorting",))
-    seeing, blind = (budget.refined(3, "bbh_word_sorting", rows, blind=one, max_steps=2) for one in (False, True))
+    seeing, blind = (
+        budget.refined(3, "bbh_word_sorting", rows, blind=one, max_steps=2) for one in (False, True)
+    )
     assert sum(one.calls for one in blind) < sum(one.calls for one in seeing)
 
 
 def test_what_counts_against_us_is_counted():
     def rows(method, *scores, **more):
         return [
-            {"method": method, "seed": seed, "kind": "k", "correct": "1" * score + "0" * (10 - score)}
+            {
+                "method": method,
+                "seed": seed,
+                "kind": "k",
+                "correct": "1" * score + "0" * (10 - score),
+            }
             | {"calls": 5.0, "tokens": 50.0, **more}
             for seed, score in enumerate(scores)
         ]
@@ -168,6 +195,8 @@ def test_what_counts_against_us_is_counted():
     for method, scores in zip(budget.OTHERS, ((2, 3, 2), (8, 9, 8), (5, 7, 4)), strict=False):
         found += rows(method, *scores, budget="calls", anew=1.0)
     said = budget.against(found)
-    assert said.startswith("of 3 comparisons ProRefine is above the other in 1, below it in 1, and in 1 no difference")
+    assert said.startswith(
+        "of 3 comparisons ProRefine is above the other in 1, below it in 1, and in 1 no difference"
+    )
     assert "self-consistency in 1 of 6" in said and budget.lift(found) == "0.300 [0.300, 0.300]"
     assert budget.table(found).count("\n") == 1 + 5

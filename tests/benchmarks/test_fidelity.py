@@ -25,7 +25,11 @@ def printed():
 
 def test_every_row_holds(printed):
     assert printed["wrong"] == [] and printed["false"] == 0 and printed["code"] == 0
-    assert printed["rows"] >= 80 and {row["paper"] for row in printed["all"]} == {"Prompt-R1", "E-SPL", "ProRefine"}
+    assert printed["rows"] >= 80 and {row["paper"] for row in printed["all"]} == {
+        "Prompt-R1",
+        "E-SPL",
+        "ProRefine",
+    }
     assert all(one["why"] for one in printed["untested"])
 
 
@@ -61,4 +65,6 @@ def test_the_page_names_a_check_for_every_row(printed):
         assert named, f"{paper}: {what}"
         for name in named:
             is_file = (ROOT / name).is_file()
-            assert is_file or any(name.casefold() in row.casefold() for row in rows[paper]), f"{paper}: {what}: {name}"
+            assert is_file or any(name.casefold() in row.casefold() for row in rows[paper]), (
+                f"{paper}: {what}: {name}"
+            )

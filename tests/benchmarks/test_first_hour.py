@@ -11,7 +11,10 @@ def test_a_small_part_is_played(capsys):
     assert first_hour.main(["--json", "--only", "data", "misspelt option", "missing column"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["long_errors"], found["silent"], found["failed_parts"]) == (0, 0, 0)
-    assert found["parts"]["data and check-env"]["ok"] and found["parts"]["data and check-env"]["seconds"] > 0
+    assert (
+        found["parts"]["data and check-env"]["ok"]
+        and found["parts"]["data and check-env"]["seconds"] > 0
+    )
     assert {name: one["lines"] for name, one in found["mistakes"].items()} == {
         "misspelt option": 1,
         "missing column": 1,
@@ -24,7 +27,11 @@ def test_there_are_eighteen_mistakes_or_more_and_each_needs_a_part_that_is_there
 
 
 def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
-    said = {"check-env": (0, "", 1.0), "ask": (1, "cannot connect\n" * 4, 1.0), "model.py": (0, "", 1.0)}
+    said = {
+        "check-env": (0, "", 1.0),
+        "ask": (1, "cannot connect\n" * 4, 1.0),
+        "model.py": (0, "", 1.0),
+    }
     monkeypatch.setattr(first_hour, "typed", lambda words, folder: said[words[0]])
     found = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
     assert (found["long_errors"], found["silent"], [*found["parts"]]) == (1, 1, ["model"])

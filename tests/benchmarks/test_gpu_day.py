@@ -18,7 +18,9 @@ def test_a_killed_part_is_recorded_and_the_next_one_runs(tmp_path):
     killed, done = records.read()
     assert killed["status"] == "killed after 0.5 s" and killed["figures"] == {}
     assert done["status"] == "done" and done["figures"]["mixed"]["engine_tokens_per_s"] > 0
-    assert f"| {STEP} | not measured (killed after 0.5 s; a CPU, in miniature, " in gpu_day.table([killed, done])
+    assert f"| {STEP} | not measured (killed after 0.5 s; a CPU, in miniature, " in gpu_day.table(
+        [killed, done]
+    )
 
 
 @long
@@ -32,7 +34,9 @@ def test_every_part_runs(name, tmp_path):
     if record["status"] == "done" and gpu_day.PARTS[name].run is gpu_parts.step:
         assert figures["turns"] == 3 and figures["sampled_tokens_per_s"] > 0
         assert ("predicted_gib" in figures) == options.get("predict", False)
-        assert figures["type"] == {"zero3": "DEEPSPEED", "fsdp2": "FSDP"}.get(options.get("backend"), "NO")
+        assert figures["type"] == {"zero3": "DEEPSPEED", "fsdp2": "FSDP"}.get(
+            options.get("backend"), "NO"
+        )
 
 
 def test_the_day_is_forty_minutes():
@@ -42,7 +46,10 @@ def test_the_day_is_forty_minutes():
 def test_what_is_not_there_is_left_out(monkeypatch):
     monkeypatch.setattr(gpu_day, "there", lambda need: need != "two GPUs")
     record = gpu_day.measured("step, 0.6B, LoRA, vLLM server by NCCL", True, 60)
-    assert record == {"part": "step, 0.6B, LoRA, vLLM server by NCCL", "status": "left out: needs two GPUs"}
+    assert record == {
+        "part": "step, 0.6B, LoRA, vLLM server by NCCL",
+        "status": "left out: needs two GPUs",
+    }
 
 
 def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
@@ -59,9 +66,15 @@ def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
 def test_pages_are_made_of_records(monkeypatch):
     """Without records each row is not measured; a later failure does not hide figures."""
     row = {"part": ENGINE, "device": "a GPU", "date": "2026-12-01"}
-    found = [{**row, "status": "done", "figures": {"mixed": {"speedup": 2.123456}}}, {**row, "status": "killed"}]
+    found = [
+        {**row, "status": "done", "figures": {"mixed": {"speedup": 2.123456}}},
+        {**row, "status": "killed"},
+    ]
     page = "On a GPU: <!-- recomputed: gpu_day.engine -->old<!-- /recomputed -->."
-    for records, text in (([], "not measured"), (found, "mixed (speedup 2.123) (a GPU, 2026-12-01)")):
+    for records, text in (
+        ([], "not measured"),
+        (found, "mixed (speedup 2.123) (a GPU, 2026-12-01)"),
+    ):
         monkeypatch.setattr(recompute.Records, "read", lambda self, records=records: records)
         assert text in recompute.recompute(page)[0]
     assert gpu_day.table([]).count("| not measured |") == len(gpu_day.PARTS)

@@ -27,7 +27,9 @@ def test_a_world_has_the_means_that_it_says(world):
     assert drawn[:, 0].mean() == pytest.approx(world.base + (world.start or 0), abs=0.01)
 
 
-@pytest.mark.parametrize("effects", [headroom.normal, headroom.heavy, headroom.one_good, headroom.one_bad])
+@pytest.mark.parametrize(
+    "effects", [headroom.normal, headroom.heavy, headroom.one_good, headroom.one_bad]
+)
 def test_effects_have_mean_zero_and_deviation_one(effects):
     drawn = effects(np.random.default_rng(0), 200_000)
     assert drawn.mean() == pytest.approx(0, abs=0.02) and drawn.std() == pytest.approx(1, abs=0.1)
@@ -38,7 +40,9 @@ def test_the_quick_simulation_prints_its_figures(capsys, monkeypatch):
     headroom.main()
     result = json.loads(capsys.readouterr().out)
     assert result["tasks"] == 6 and 0 <= result["summary"]["coverage"]["least"] <= 1
-    assert {"false worth it, truth 0, after top-up", "cannot tell"} <= set(result["summary"]["delta 0.10"])
+    assert {"false worth it, truth 0, after top-up", "cannot tell"} <= set(
+        result["summary"]["delta 0.10"]
+    )
     assert result["groups"] and result["ceilings"] and result["router"]
     assert "coverage" in headroom.as_tables(result)
 

@@ -27,7 +27,10 @@ def test_settings_are_the_files_with_changes(config):
 def test_values_and_rows_are_shown_alike():
     values = [0.8, 0.9, 1.0]
     assert lab.shown(values) == lab.shown(lab.interval(values)) == "0.900 [0.652, 1.148]"
-    assert lab.shown([0.25], "+", digits=2) == "+0.25 [one seed]" and lab.shown([]) == lab.shown(None) == ""
+    assert (
+        lab.shown([0.25], "+", digits=2) == "+0.25 [one seed]"
+        and lab.shown([]) == lab.shown(None) == ""
+    )
     assert lab.markdown(("a", "b"), [(1, "x"), ("", 2)]).splitlines() == [
         "| a | b |",
         "|---|---|",
@@ -51,19 +54,36 @@ def test_records_are_appended_and_what_is_missing_is_found(tmp_path):
 
 def test_a_training_is_evaluated_until_it_is_good(asking_policy, rows, tmp_path, monkeypatch):
     """Calls of training are counted and those of evaluations are not; a shared reply is asked for once."""
-    small = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "num_generations": 8}
-    monkeypatch.setattr(calls, "settings", lambda *config, **changes: lab.settings(*config, **changes, **small))
+    small = {
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "num_generations": 8,
+    }
+    monkeypatch.setattr(
+        calls, "settings", lambda *config, **changes: lab.settings(*config, **changes, **small)
+    )
     monkeypatch.setattr(calls, "GOOD", {"plain": 0.0})  # reached at the first evaluation
     spec = SimpleNamespace(prompt_template=SANDBOX_TEMPLATE)
     sandbox = SimpleNamespace(model=asking_policy, train=rows, test=rows, spec=spec)
     found = {
-        name: calls.run(name, 1, "plain", (Oracle(seed=1), sandbox, None), tmp_path / "runs") for name in calls.SETTINGS
+        name: calls.run(name, 1, "plain", (Oracle(seed=1), sandbox, None), tmp_path / "runs")
+        for name in calls.SETTINGS
     }
     for name, one in found.items():
-        assert one["setting"] == name and one["reached"] and [look["step"] for look in one["curve"]] == [2]
+        assert (
+            one["setting"] == name
+            and one["reached"]
+            and [look["step"] for look in one["curve"]] == [2]
+        )
     shared, today = found["replies shared"], found["today"]
     assert shared["paid_twice"] == 0 and today["paid_twice"] is None
-    assert 0 < shared["calls"] == shared["curve"][0]["different"] == today["curve"][0]["different"] < today["calls"]
+    assert (
+        0
+        < shared["calls"]
+        == shared["curve"][0]["different"]
+        == today["curve"][0]["different"]
+        < today["calls"]
+    )
     assert shared["exact_match"] == today["exact_match"], "sharing leaves training as it is"
 
 

@@ -20,7 +20,9 @@ PACKAGES = {"gepa": "gepa", "textgrad": "textgrad"}
 
 def objective(max_calls=300, rows=ROWS, cache=None, **models):
     models = {**sandbox_models(), **models}
-    return Objective(models["model"], models["editor"], rows, "integer_match", max_calls, cache=cache)
+    return Objective(
+        models["model"], models["editor"], rows, "integer_match", max_calls, cache=cache
+    )
 
 
 @pytest.mark.parametrize("name", ["opro", "gepa", "textgrad"])
@@ -37,7 +39,9 @@ def test_each_optimiser_finds_a_better_prompt_within_its_calls(name):
 
 def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
     # The stand-in answers a question the same way each time: no mixed outcomes, so failures have to be looked at.
-    config = EvolveConfig(num_generations=1, problems_per_step=8, p_crossover=0.0, reflect_on="imperfect")
+    config = EvolveConfig(
+        num_generations=1, problems_per_step=8, p_crossover=0.0, reflect_on="imperfect"
+    )
     found = optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
     assert found.calls <= 400 and "[G0]" in found.prompt and 0 <= found.score <= 1
 
@@ -99,4 +103,6 @@ def test_textgrads_log_lies_in_a_private_folder(monkeypatch):
 
 
 def test_reading_an_instruction():
-    assert read_instruction("<INS>a</INS> or <INS> b </INS>") == "b" and read_instruction("none") == ""
+    assert (
+        read_instruction("<INS>a</INS> or <INS> b </INS>") == "b" and read_instruction("none") == ""
+    )

@@ -5,7 +5,12 @@ from benchmarks.learning import several_environments as several
 
 def record(trained, seed, tags, tools):
     scores = {"tags": "1" * tags + "0" * (4 - tags), "tools": "1" * tools + "0" * (4 - tools)}
-    return {"trained": trained, "seed": seed, "before": {"tags": "0000", "tools": "1000"}, "after": scores}
+    return {
+        "trained": trained,
+        "seed": seed,
+        "before": {"tags": "0000", "tools": "1000"},
+        "after": scores,
+    }
 
 
 RECORDS = [
@@ -16,7 +21,11 @@ RECORDS = [
 
 def test_differences_are_paired_by_seed():
     found = several.differences(RECORDS)
-    assert found["tags"]["mean"] == -0.125 and found["tools"] == {"mean": 0.25, "low": None, "high": None}
+    assert found["tags"]["mean"] == -0.125 and found["tools"] == {
+        "mean": 0.25,
+        "low": None,
+        "high": None,
+    }
     assert several.differences([]) == {}
 
 

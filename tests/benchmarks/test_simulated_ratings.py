@@ -14,7 +14,9 @@ def test_the_reflector_is_right_wrong_and_idle_as_often_as_asked():
     rng = random.Random(0)
     outcomes = [ratings.reflect(PROMPT, 0.6, 0.1, rng) for _ in range(3000)]
     worth = [
-        sum(1 if text.startswith("help") else -1 for text in one.child.principles) if one.child else 0
+        sum(1 if text.startswith("help") else -1 for text in one.child.principles)
+        if one.child
+        else 0
         for one in outcomes
     ]
     assert set(worth) == {-1, 0, 1}
@@ -26,7 +28,9 @@ def test_the_reflector_is_right_wrong_and_idle_as_often_as_asked():
 
 def test_quality_follows_from_the_principles():
     world = ratings.World(random.Random(1))
-    worse, better = (SystemPrompt("Solve.", texts, id=0) for texts in (("harm 1",), ("help 1", "help 2")))
+    worse, better = (
+        SystemPrompt("Solve.", texts, id=0) for texts in (("harm 1",), ("help 1", "help 2"))
+    )
     assert world.quality(worse) < world.quality(PROMPT) < world.quality(better)
     (result,) = world.play([PROMPT])
     assert len(result.problems) == 8 and {len(one.attempts) for one in result.problems} == {4}
@@ -35,7 +39,11 @@ def test_quality_follows_from_the_principles():
 def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monkeypatch):
     reflector = next(iter(ratings.REFLECTORS))
     once = ratings.replicate(reflector, "uniform", 3)
-    assert once == ratings.replicate(reflector, "uniform", 3) != ratings.replicate(reflector, "uniform", 4)
+    assert (
+        once
+        == ratings.replicate(reflector, "uniform", 3)
+        != ratings.replicate(reflector, "uniform", 4)
+    )
     assert once["chosen"] <= 1 and once["best"] >= 0.3
     row = {"reflector": "r", "spearman": [0.5, 0.7], "played": [0.4, 0.4]}
     records = [
@@ -43,5 +51,9 @@ def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monk
         {**row, "rating": "paired", "rule": "top_two", "chosen": [0.7, 0.8]},
     ]
     found = ratings.summarise(records)["r"]["paired, top_two"]
-    assert found["chosen"]["mean"] == 0.75 and found["minus_default"]["mean"] == pytest.approx(0.2) and found["n"] == 2
+    assert (
+        found["chosen"]["mean"] == 0.75
+        and found["minus_default"]["mean"] == pytest.approx(0.2)
+        and found["n"] == 2
+    )
     assert "| r | paired, top_two | 0.750 [" in ratings.table(records)

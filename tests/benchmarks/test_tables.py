@@ -46,13 +46,23 @@ def test_the_papers_configurations_are_sound(path):
 
     config = load_config(path)
     learned = [config.train_task, config.validation_task, config.fit_task]
-    named = [one for task in learned for one in (task.values() if isinstance(task, dict) else [task]) if one]
+    named = [
+        one
+        for task in learned
+        for one in (task.values() if isinstance(task, dict) else [task])
+        if one
+    ]
     for task in [*config.tasks, *named]:
         name, _, split = task.partition("/")
         _, split, record = find_task(name, split or "test")
         assert split in record.expected_rows
     roles = ("model", "environment", "critic", "editor")
-    named = {value for one in config.systems for role, value in one.settings.items() if role in roles and value}
+    named = {
+        value
+        for one in config.systems
+        for role, value in one.settings.items()
+        if role in roles and value
+    }
     assert named | ({config.judge} if config.judge else set()) <= set(config.models)
     of_sets = config.metrics if isinstance(config.metrics, dict) else {}
     assert set(of_sets) - {"default"} <= set(config.tasks)
@@ -74,10 +84,16 @@ def test_there_is_a_configuration_for_every_table():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("self_reflection: {}", "reflection: {}"), "unknown 'reflection'; did you mean 'self_reflection'"),
+        (
+            ("self_reflection: {}", "reflection: {}"),
+            "unknown 'reflection'; did you mean 'self_reflection'",
+        ),
         (("tasks:", "task:"), "unknown 'task'; did you mean 'tasks'"),
         (("baseline: cot", "baseline: best"), "the baseline 'best' is none of the systems"),
-        (("opro: {}", "opro: {modle: x}"), r"system opro \(opro\): unknown 'modle'; did you mean 'model'"),
+        (
+            ("opro: {}", "opro: {modle: x}"),
+            r"system opro \(opro\): unknown 'modle'; did you mean 'model'",
+        ),
         (("title: Small", ""), "`title` is missing"),
         (("title: Small", "title: [a"), "is no YAML"),
     ],
@@ -97,7 +113,9 @@ def test_a_table_in_the_sandbox(tmp_path):
     found = {(result.system, result.task): result for result in run.evaluation.results}
     counting = "gsm8k (sandbox_counting)"
     assert found[("opro", counting)].fit_calls > 16
-    means = [found[(name, counting)].estimates["integer_match"].mean for name in ("cot", "prorefine")]
+    means = [
+        found[(name, counting)].estimates["integer_match"].mean for name in ("cot", "prorefine")
+    ]
     assert means[1] > means[0]
     assert list(found[("cot", counting)].estimates) == ["integer_match", "token_f1"]
     of_sets = [found["cot", task].estimates["token_f1"].mean for task in sorted(tasks)]
@@ -113,14 +131,20 @@ def test_a_system_that_cannot_be_made_is_left_out_with_its_reason(tmp_path, monk
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gepa" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "gepa" else find(name, *rest),
+    )
     config = load_config(written(tmp_path, SMALL.replace("opro: {}", "gepa: {}")))
     run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
     assert list(run.skipped) == ["gepa"] and "not installed" in run.skipped["gepa"]
     assert "gepa" not in {result.system for result in run.evaluation.results}
 
 
-def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(asking_policy, tmp_path, monkeypatch):
+def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(
+    asking_policy, tmp_path, monkeypatch
+):
     """Prompt-R1 stood at 0.000 with p = .0001 where its policy knew none of the words."""
     monkeypatch.setattr("paper_tables.sandbox_policies.policy_for", lambda *_: asking_policy)
     agents = "opro: {}\n  prompt_r1: {kind: agent, folder: runs/x, environment: oracle}"
@@ -131,7 +155,11 @@ def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(asking_policy, t
     assert [one.task for one in run.comparisons if one.first == "prompt_r1"] == [countries]
     lines = run.files["md"].read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {counting} | prompt_r1 |")]
-    assert "| – |" in row and "0.000 [" not in row and "not asked: its policy reads countries' words alone" in row
+    assert (
+        "| – |" in row
+        and "0.000 [" not in row
+        and "not asked: its policy reads countries' words alone" in row
+    )
     status("report", tmp_path / "out", "--no-pictures")
     assert (tmp_path / "out" / "report" / "index.html").is_file()
 
@@ -141,9 +169,7 @@ def test_agents_of_a_table(asking_policy, tmp_path):
     from paper_tables.sandbox import sandbox_models
     from paper_tables.systems import Lessons, Unavailable, Workshop
 
-    agents = (
-        f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
-    )
+    agents = f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
     config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
     systems = {system.name: system for system in config.systems}
     models = {name: (model, {}) for name, model in sandbox_models().items()}
@@ -154,13 +180,18 @@ def test_agents_of_a_table(asking_policy, tmp_path):
     with pytest.raises(Unavailable, match="holds no trained agent: train it first"):
         workshop.make(systems["untrained"], task, lessons)
     with pytest.raises(Unavailable, match="-seed3 holds no trained agent"):
-        Workshop(config, models, tmp_path / "table", None, seed=3).make(systems["agent"], task, lessons)
+        Workshop(config, models, tmp_path / "table", None, seed=3).make(
+            systems["agent"], task, lessons
+        )
     assert callable(paper_tables.sandbox_policies.policy_for)
 
 
 def test_training_and_test_questions_differ():
     for name in SANDBOX_TASKS:
-        parts = [{row["question"] for row in sandbox_task(name, 30, split=split).rows} for split in ("train", "test")]
+        parts = [
+            {row["question"] for row in sandbox_task(name, 30, split=split).rows}
+            for split in ("train", "test")
+        ]
         assert all(len(part) == 30 for part in parts) and not parts[0] & parts[1]
         few = {row["question"] for row in sandbox_task(name, 10, split="train").rows}
         assert not few & parts[1], "whatever their sizes"
@@ -171,7 +202,9 @@ def test_training_and_test_questions_differ():
 @pytest.mark.parametrize("dear", ["small", "large"])
 def test_the_budget_of_a_table_is_that_of_all_its_models(dear, tmp_path, capsys, monkeypatch):
     """15 tokens a call; of the systems ProRefine alone asks the large model."""
-    task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(30)])
+    task = EvaluationTask(
+        "puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(30)]
+    )
     monkeypatch.setattr("paper_tables.run.load_evaluation_task", lambda *_: task)
     with MisbehavingServer(say=lambda request: "Answer: 3") as server:
         text = f"""
@@ -190,9 +223,15 @@ systems:
         assert status(*command) == 1
         said = capsys.readouterr().err.strip().splitlines()[-1]
         asked = len(server.requests)
-        assert "of the budget of 150 tokens are spent in all" in said and asked in (10, 11), "within one call of it"
-        assert re.search(rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again", said)
-        assert status(*command) == 1 and len(server.requests) == asked, "a restart does not get the budget again"
+        assert "of the budget of 150 tokens are spent in all" in said and asked in (10, 11), (
+            "within one call of it"
+        )
+        assert re.search(
+            rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again", said
+        )
+        assert status(*command) == 1 and len(server.requests) == asked, (
+            "a restart does not get the budget again"
+        )
 
 
 def status(*arguments):
@@ -214,12 +253,28 @@ def test_the_evaluate_command(tmp_path, capsys):
     capsys.readouterr()
     assert status("evaluate", "--compare", *folders) == 0
     assert re.search(r"cot \(a\) +cot \(b\) +\+0\.000", capsys.readouterr().out)
-    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
+    assert (
+        status(
+            "evaluate",
+            "--config",
+            config,
+            "--sandbox",
+            "--output",
+            folders[1],
+            "--metric",
+            "token_f1",
+        )
+        == 0
+    )
     assert re.search(r"task +system +token_f1 +iterations +answered", capsys.readouterr().out)
     assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
-    assert "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, " in capsys.readouterr().err
     assert (
-        status("evaluate") == 2 and "--config FILE, --run RUN --dataset FILE, or --compare" in capsys.readouterr().err
+        "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, "
+        in capsys.readouterr().err
+    )
+    assert (
+        status("evaluate") == 2
+        and "--config FILE, --run RUN --dataset FILE, or --compare" in capsys.readouterr().err
     )
 
 
@@ -233,14 +288,22 @@ def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeyp
     said = capsys.readouterr().err
     assert "run this command in a clone" in said and "evaluate_agent" in said
     monkeypatch.chdir(CONFIGS[0].parent)  # a clone, though the package is installed elsewhere
-    assert status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
+    assert (
+        status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
+    )
 
 
 def test_the_data_command(capsys):
     assert status("data", "list") == 0 and "writingprompts" in capsys.readouterr().out
-    assert status("data", "show", "aime25", "hmmt") == 0 and "a pair of sets" in capsys.readouterr().out
+    assert (
+        status("data", "show", "aime25", "hmmt") == 0
+        and "a pair of sets" in capsys.readouterr().out
+    )
     assert status("data", "check") == 0 and "records are consistent" in capsys.readouterr().out
-    assert status("data", "show", "hotpot") == 2 and "did you mean 'hotpotqa'" in capsys.readouterr().err
+    assert (
+        status("data", "show", "hotpot") == 2
+        and "did you mean 'hotpotqa'" in capsys.readouterr().err
+    )
 
 
 def test_a_table_for_each_of_several_models_is_marked_within_each(tmp_path):
@@ -267,13 +330,24 @@ systems:
     run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
     pairs = {(one.first, one.second) for one in run.comparisons}
     assert pairs == {(f"prorefine, {model}", f"cot, {model}") for model in ("small", "large")}
-    assert {result.task for result in run.evaluation.results} == {"bbh_word_sorting/test (sandbox_sorting)"}
-    records = [record for record in run.evaluation.records if record["system"] == "prorefine, small"]
-    assert all(record.get("judged") in (0.0, 1.0, None) and record["trajectory"]["steps"] <= 3 for record in records)
+    assert {result.task for result in run.evaluation.results} == {
+        "bbh_word_sorting/test (sandbox_sorting)"
+    }
+    records = [
+        record for record in run.evaluation.records if record["system"] == "prorefine, small"
+    ]
+    assert all(
+        record.get("judged") in (0.0, 1.0, None) and record["trajectory"]["steps"] <= 3
+        for record in records
+    )
     first = run.evaluation.results[0]
     assert list(first.estimates)[:2] == ["judged", "word_sorting_match"]
-    assert first.estimates["judged"].n + first.ungraded["judged"] == 6 and first.ungraded["judged"] < 3
-    assert "| Wald |" in run.files["md"].read_text() and run.files["figure4"].read_bytes().startswith(b"\x89PNG")
+    assert (
+        first.estimates["judged"].n + first.ungraded["judged"] == 6 and first.ungraded["judged"] < 3
+    )
+    assert "| Wald |" in run.files["md"].read_text() and run.files[
+        "figure4"
+    ].read_bytes().startswith(b"\x89PNG")
     again = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
     assert again.evaluation.results == run.evaluation.results
 
@@ -281,9 +355,29 @@ systems:
 def test_three_seeds_are_put_together(tmp_path):
     text = SMALL.replace("  opro: {}\n", "").replace("case: opro\n", "")
     path = str(written(tmp_path, text))
-    assert status("evaluate", "--config", path, "--sandbox", "--output", tmp_path / "out", "--seeds", 1, 2, 3) == 0
-    run = run_table(load_config(path), sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3])
-    assert {folder.name for folder in (tmp_path / "out").glob("seed-*")} == {"seed-1", "seed-2", "seed-3"}
+    assert (
+        status(
+            "evaluate",
+            "--config",
+            path,
+            "--sandbox",
+            "--output",
+            tmp_path / "out",
+            "--seeds",
+            1,
+            2,
+            3,
+        )
+        == 0
+    )
+    run = run_table(
+        load_config(path), sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3]
+    )
+    assert {folder.name for folder in (tmp_path / "out").glob("seed-*")} == {
+        "seed-1",
+        "seed-2",
+        "seed-3",
+    }
     with pytest.raises(ValueError, match="at least two different seeds"):
         run_table(load_config(path), sandbox=True, seeds=[1, 1])
     result = run.evaluation.result("cot", "Average")
@@ -293,7 +387,12 @@ def test_three_seeds_are_put_together(tmp_path):
 
 def test_a_table_of_local_files_at_an_endpoint(tmp_path):
     """The released data where they lie; up to the model, which here says A."""
-    row = {"question": "Which?", "options": ["A)1", "B)2", "C)3", "D)4", "E)5"], "rationale": "", "correct": "A"}
+    row = {
+        "question": "Which?",
+        "options": ["A)1", "B)2", "C)3", "D)4", "E)5"],
+        "rationale": "",
+        "correct": "A",
+    }
     rows = [{**row, "question": f"Which of {i}?", "correct": "AB"[i % 2]} for i in range(6)]
     (tmp_path / "aqua.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with MisbehavingServer(say=lambda request: "Answer: A") as server:
@@ -306,10 +405,16 @@ runs: 1
 models: {{small: {{base_url: "{server.base_url}"}}}}
 systems: {{cot: {{kind: prompted, model: small, prompt: start}}}}
 """
-        run = run_table(load_config(written(tmp_path, text)), output=tmp_path / "out", progress=False)
+        run = run_table(
+            load_config(written(tmp_path, text)), output=tmp_path / "out", progress=False
+        )
         assert "with five options" in json.dumps(server.requests[0])
     (result,) = run.evaluation.results
-    assert (result.task, result.estimates["letter_match"].mean, result.answers) == ("aqua/test", 0.5, 6)
+    assert (result.task, result.estimates["letter_match"].mean, result.answers) == (
+        "aqua/test",
+        0.5,
+        6,
+    )
 
 
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
@@ -321,7 +426,9 @@ def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
         log = [{"step": step, "reward": step / 2, "rollout/turns": 2.0} for step in (1, 2)]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     draw(["--runs", f"one={tmp_path / 'a'}", f"two={tmp_path / 'b'}", "--output", str(tmp_path)])
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG") and "training.png" in capsys.readouterr().out
+    assert (tmp_path / "training.png").read_bytes().startswith(
+        b"\x89PNG"
+    ) and "training.png" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no trainer_state.json"):
         draw(["--runs", f"none={tmp_path / 'nowhere'}"])
 
@@ -338,15 +445,28 @@ def test_the_sft_baseline_is_table_7s(tmp_path, monkeypatch):
 
     def trained(model, tokenizer, rollouts, folder, **arguments):
         seen.update(arguments, rank=model.peft_config["default"].r, rows=len(rollouts))
-        return warm_start(model, tokenizer, rollouts, folder, **{**arguments, "max_steps": 1, "bf16": False})
+        return warm_start(
+            model, tokenizer, rollouts, folder, **{**arguments, "max_steps": 1, "bf16": False}
+        )
 
     warm_start = training.warm_start
     monkeypatch.setattr(training, "warm_start", trained)
     rows = sandbox_task("sandbox_countries", 6, split="train").rows
-    folder = training.train_sft(tmp_path / "base", rows, tmp_path / "sft", training.plain_spec(), use_cpu=True)
-    expected = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "learning_rate": 1e-4, "rank": 8}
+    folder = training.train_sft(
+        tmp_path / "base", rows, tmp_path / "sft", training.plain_spec(), use_cpu=True
+    )
+    expected = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "learning_rate": 1e-4,
+        "rank": 8,
+    }
     assert {name: seen[name] for name in expected} == expected and seen["rows"] == 6
-    assert (seen["num_train_epochs"], seen["lr_scheduler_type"], seen["warmup_steps"]) == (3, "cosine", 0.1)
+    assert (seen["num_train_epochs"], seen["lr_scheduler_type"], seen["warmup_steps"]) == (
+        3,
+        "cosine",
+        0.1,
+    )
     assert (folder / "config.json").exists() and not (folder / "adapter_config.json").exists()
 
 
@@ -362,6 +482,13 @@ def test_single_turn_grpo_takes_prompt_r1s_numbers_from_its_file(tmp_path, monke
     monkeypatch.setattr(training, "MultiTurnGRPOTrainer", trainer)
     config = str(CONFIGS[0].parent / "qwen3_4b.yaml")
     with pytest.raises(Trained) as made:
-        training.train_single_turn("base", [], tmp_path, training.plain_spec(), config=config, use_cpu=True, bf16=False)
+        training.train_single_turn(
+            "base", [], tmp_path, training.plain_spec(), config=config, use_cpu=True, bf16=False
+        )
     (args,) = made.value.args
-    assert (args.num_generations, args.learning_rate, args.beta, args.max_turns) == (5, 1e-6, 0.001, 1)
+    assert (args.num_generations, args.learning_rate, args.beta, args.max_turns) == (
+        5,
+        1e-6,
+        0.001,
+        1,
+    )

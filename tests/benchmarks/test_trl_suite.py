@@ -53,9 +53,32 @@ def test_every_intended_difference_is_said_on_the_page(benchmark):
 
 def test_the_tokenizer_has_the_ids_that_trls_tests_write(benchmark):
     tokenizer = benchmark("trl_tiny").tokenizer("qwen3", "<|im_end|>")
-    call = [151657, 198, 4913, 606, 788, 330, 64648, 22785, 497, 330, 16370, 788, 5212, 64, 788, 220, 18, 11248, 151658]
+    call = [
+        151657,
+        198,
+        4913,
+        606,
+        788,
+        330,
+        64648,
+        22785,
+        497,
+        330,
+        16370,
+        788,
+        5212,
+        64,
+        788,
+        220,
+        18,
+        11248,
+        151658,
+    ]
     text = '<tool_call>\n{"name": "multiply_tool", "arguments": {"a": 3}}\n</tool_call>'
-    assert tokenizer.decode([*call, 151645]) == f"{text}<|im_end|>" and tokenizer.eos_token_id == 151645
+    assert (
+        tokenizer.decode([*call, 151645]) == f"{text}<|im_end|>"
+        and tokenizer.eos_token_id == 151645
+    )
     assert tokenizer.decode(tokenizer("Wo ist Malmö? 東")["input_ids"]) == "Wo ist Malmö? 東"
     assert tokenizer("<tool_call>")["input_ids"] == [151657]
 
@@ -63,7 +86,10 @@ def test_the_tokenizer_has_the_ids_that_trls_tests_write(benchmark):
 def test_a_small_tokenizer_reads_the_same_texts(benchmark):
     tokenizer = benchmark("trl_tiny").tokenizer("qwen2_5", "<|im_end|>", 1024)
     ids = tokenizer("Wo ist Malmö? 東<tool_call><|im_end|>")["input_ids"]
-    assert tokenizer.decode(ids) == "Wo ist Malmö? 東<tool_call><|im_end|>" and ids[-1] == tokenizer.eos_token_id
+    assert (
+        tokenizer.decode(ids) == "Wo ist Malmö? 東<tool_call><|im_end|>"
+        and ids[-1] == tokenizer.eos_token_id
+    )
     assert len(tokenizer) == 1024 and max(tokenizer.get_vocab().values()) == 1023
 
 
@@ -73,7 +99,9 @@ def test_a_checkout_is_run_with_both_classes(tmp_path):
     """A checkout of three tests: one that both pass, one about what is different on purpose, one that nobody passes."""
     checkout = tmp_path / "checkout"
     (checkout / "tests").mkdir(parents=True)
-    (checkout / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow: takes long"]\n')
+    (checkout / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\nmarkers = ["slow: takes long"]\n'
+    )
     (checkout / "tests" / "__init__.py").touch()
     (checkout / "tests" / "test_grpo_trainer.py").write_text(
         """
@@ -100,7 +128,16 @@ class TestGRPOTrainer:
         assert False
 """
     )
-    script = [sys.executable, "-m", "benchmarks.fidelity.trl_suite", "--checkout", checkout, "--bf16", "off", "--json"]
+    script = [
+        sys.executable,
+        "-m",
+        "benchmarks.fidelity.trl_suite",
+        "--checkout",
+        checkout,
+        "--bf16",
+        "off",
+        "--json",
+    ]
     done = subprocess.run(script, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])["bf16=off"]
     assert (found["trl_passes"], found["ours_passes"]) == (2, 1), done.stderr

@@ -18,7 +18,9 @@ def test_each_episode_draws_its_wording_and_keeps_it():
     assert set(replies.values()) == {one.format("shilling") for one in wordings.TRAINED}
     assert all(said(session) == reply for session, reply in replies.items())
     strange = asyncio.run(oracle([{"role": "user", "content": "hm"}], session="1")).text
-    assert strange == asyncio.run(Oracle(seed=0)([{"role": "user", "content": "hm"}])).text, "no answer, no other words"
+    assert strange == asyncio.run(Oracle(seed=0)([{"role": "user", "content": "hm"}])).text, (
+        "no answer, no other words"
+    )
     assert not {*wordings.TRAINED} & {*wordings.UNSEEN}
 
 
@@ -38,7 +40,9 @@ def test_the_table_is_that_of_the_records():
     ]
     assert wordings.summarise(records)["three wordings"]["unseen: first"]["mean"] == 0.75
     assert "| unseen and noisier | 0.250 [0.250, 0.250] | 0.750 [" in wordings.table(records)
-    assert wordings.verdict(records).endswith("less than the expected 0.8 on an unseen wording (first, second).")
+    assert wordings.verdict(records).endswith(
+        "less than the expected 0.8 on an unseen wording (first, second)."
+    )
     for one in records:
         one["correct"] = dict.fromkeys(wordings.TRIALS, "1111")
     assert wordings.verdict(records).startswith("As expected")

@@ -75,7 +75,11 @@ def test_an_option_is_the_same_thing_everywhere():
         assert not [flag for flag in flags_of(name) if "_" in flag and flag.startswith("-")], name
         if getattr(command, "callback", None) is not None:
             for option, kind in typing.get_type_hints(command.callback).items():
-                if option not in ("run", "mode", "return"):  # RUN is an argument of some, each program has modes
+                if option not in (
+                    "run",
+                    "mode",
+                    "return",
+                ):  # RUN is an argument of some, each program has modes
                     types.setdefault(option, set()).add(str(kind | None))
     assert {option: kinds for option, kinds in types.items() if len(kinds) > 1} == {}
     assert len(types) > 50
@@ -90,7 +94,11 @@ def test_options_have_the_defaults_of_the_python_api():
     from agentic_prompting.refine.loop import RefineSettings
     from agentic_prompting.serve import ServeConfig
 
-    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 6), ("evolve", EvolveConfig, 14)):
+    for name, kind, own in (
+        ("serve", ServeConfig, 8),
+        ("refine", RefineSettings, 6),
+        ("evolve", EvolveConfig, 14),
+    ):
         ours = {one.name: one.default for one in all_commands()[name].params}
         theirs = {one.name: one.default for one in fields(kind) if one.name in ours}
         assert len(theirs) >= own and {option: ours[option] for option in theirs} == theirs, name
@@ -111,8 +119,12 @@ def test_shells_complete_it(monkeypatch, run):
 
 def test_data_as_json(run):
     found = json.loads(run("data", "list", "--json")[1])["sets"]
-    assert {"gsm8k", "hotpotqa"} <= {one["name"] for one in found} and all(one["splits"] for one in found)
-    assert [one["name"] for one in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]] == ["gsm8k"]
+    assert {"gsm8k", "hotpotqa"} <= {one["name"] for one in found} and all(
+        one["splits"] for one in found
+    )
+    assert [
+        one["name"] for one in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]
+    ] == ["gsm8k"]
     checks = json.loads(run("data", "check", "gsm8k", "--json")[1])["checks"]
     assert checks and all(check["task"] == "gsm8k" and not check["problem"] for check in checks)
 
@@ -144,16 +156,25 @@ def test_the_package_has_the_examples_configurations():
         if path.suffix in (".yaml", ".json")
     }
     packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.*")}
-    assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
+    assert packaged == {
+        path: text for path, text in ours.items() if not path.name.startswith("eval_")
+    }
 
 
 def test_their_names_work_outside_of_a_clone(run, launched, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = ["--config", "examples/configs/qwen3_4b.yaml", "--accelerate-config", "examples/accelerate/ddp.yaml"]
+    given = [
+        "--config",
+        "examples/configs/qwen3_4b.yaml",
+        "--accelerate-config",
+        "examples/accelerate/ddp.yaml",
+    ]
     assert run("train", "prompt-r1", *given)[0] == 0
     options = ["--config", str(PACKAGED / "configs" / "qwen3_4b.yaml")]
     assert launched.calls == [("prompt-r1", options, PACKAGED / "accelerate" / "ddp.yaml")]
-    assert json.loads(run("doctor", "--config", "examples/configs/qwen3_4b.yaml", "--json")[1])["findings"]
+    assert json.loads(run("doctor", "--config", "examples/configs/qwen3_4b.yaml", "--json")[1])[
+        "findings"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -162,15 +183,28 @@ def test_their_names_work_outside_of_a_clone(run, launched, tmp_path, monkeypatc
 )
 def test_demo(run, launched, tmp_path, arguments, program, config):
     status, out, _ = run("demo", *arguments, "--output_dir", tmp_path, "--max-steps", 5)
-    options = ["--config", str(PACKAGED / "configs" / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
-    assert (status, launched.calls) == (0, [(program, options, PACKAGED / "accelerate" / "single.yaml")])
+    options = [
+        "--config",
+        str(PACKAGED / "configs" / config),
+        "--output_dir",
+        str(tmp_path),
+        "--max-steps",
+        "5",
+    ]
+    assert (status, launched.calls) == (
+        0,
+        [(program, options, PACKAGED / "accelerate" / "single.yaml")],
+    )
     assert f"next:  agentic-prompting report {tmp_path}" in out
 
 
 def test_the_demo_of_a_real_model(run, launched, tmp_path, monkeypatch):
     """Two processes where there are two cores; else the same batch on one."""
     options = ["--config", str(PACKAGED / "configs" / "real.yaml"), "--output_dir", str(tmp_path)]
-    for cores, more, file in ((2, [], "cpu2.yaml"), (1, ["--gradient_accumulation_steps", "4"], "single.yaml")):
+    for cores, more, file in (
+        (2, [], "cpu2.yaml"),
+        (1, ["--gradient_accumulation_steps", "4"], "single.yaml"),
+    ):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         status, out, _ = run("demo", "--real", "--output-dir", tmp_path, "--model", "a/model")
         assert status == 0 and "--sandbox" not in out
@@ -181,7 +215,9 @@ def test_the_demo_of_a_real_model(run, launched, tmp_path, monkeypatch):
 
 def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
     """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
-    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")})
+    monkeypatch.setattr(
+        os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    )
     run("demo", "--output-dir", tmp_path)
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("1", "passive")
 
@@ -194,12 +230,18 @@ def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, t
     assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", "true"]
     (tmp_path / "summary.json").write_text("{}")
     status, _, err = run("demo", "--output-dir", tmp_path)
-    assert status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
+    assert (
+        status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
+    )
 
 
 def test_demo_of_prorefine(run, tmp_path):
     status, out, _ = run("demo", "--method", "prorefine", "--output-dir", tmp_path, "--rows", 10)
-    assert status == 0 and out.count("| bbh_word_sorting |") == 3 and "next:  agentic-prompting report" in out
+    assert (
+        status == 0
+        and out.count("| bbh_word_sorting |") == 3
+        and "next:  agentic-prompting report" in out
+    )
     assert len((tmp_path / "verifier.jsonl").read_text().splitlines()) == 10
 
 
@@ -208,7 +250,9 @@ def test_train_passes_everything_on(run, launched, tmp_path):
     config.write_text("max_steps: 1\n")
     launched.status = 3
     given = ["--max-steps", "5", "--learning-rate", "1e-3", "--top-k", "-1"]
-    status, _, _ = run("train", "espl", "--config", config, *given, "--accelerate-config", "two.yaml")
+    status, _, _ = run(
+        "train", "espl", "--config", config, *given, "--accelerate-config", "two.yaml"
+    )
     assert status == 3
     assert launched.calls == [("espl", ["--config", str(config), *given], Path("two.yaml"))]
 
@@ -216,7 +260,13 @@ def test_train_passes_everything_on(run, launched, tmp_path):
 def test_train_help_shows_the_options_of_the_program(run, launched):
     status, out, _ = run("train", "prompt-r1", "--help")
     assert status == 0 and not launched.calls
-    for option in ("--accelerate-config", "--warm_start_steps", "--max_turns", "--use_peft", "--budget_usd"):
+    for option in (
+        "--accelerate-config",
+        "--warm_start_steps",
+        "--max_turns",
+        "--use_peft",
+        "--budget_usd",
+    ):
         assert option in out
 
 
@@ -225,7 +275,10 @@ def test_train_help_shows_the_options_of_the_program(run, launched):
     [
         ([], "say what to train: agentic-prompting train prompt-r1 --config FILE"),
         (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
-        (["--max_steps", "1", "--accelerate-config", "nowhere.yaml"], "accelerate config --config_file nowhere.yaml"),
+        (
+            ["--max_steps", "1", "--accelerate-config", "nowhere.yaml"],
+            "accelerate config --config_file nowhere.yaml",
+        ),
     ],
 )
 def test_train_with_bad_input_is_one_line(run, arguments, message):
@@ -264,7 +317,11 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with open(log, "w") as file:
         running = subprocess.Popen(
-            [str(word) for word in command], stdout=file, stderr=file, env=environment, start_new_session=True
+            [str(word) for word in command],
+            stdout=file,
+            stderr=file,
+            env=environment,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + 400
@@ -280,10 +337,16 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     (checkpoint,) = folder.glob("checkpoint-*")
     assert status == 130 and "Traceback" not in said, said[-3000:]
     assert "finishing this step, then saving a checkpoint" in said
-    assert said.rstrip().endswith(f"run the same command with --resume_from_checkpoint {checkpoint}")
+    assert said.rstrip().endswith(
+        f"run the same command with --resume_from_checkpoint {checkpoint}"
+    )
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    assert 1 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
-    assert not (folder / "summary.json").exists(), "an interrupted run is not reported as a finished one"
+    assert (
+        1 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
+    )
+    assert not (folder / "summary.json").exists(), (
+        "an interrupted run is not reported as a finished one"
+    )
 
 
 class FakeTrainer:
@@ -292,7 +355,9 @@ class FakeTrainer:
     def __init__(self, folder):
         from transformers import TrainerControl, TrainerState
 
-        self.args = type("Args", (), {"process_index": 0, "world_size": 1, "output_dir": str(folder)})()
+        self.args = type(
+            "Args", (), {"process_index": 0, "world_size": 1, "output_dir": str(folder)}
+        )()
         self.state, self.control, self.callbacks = TrainerState(global_step=4), TrainerControl(), []
         self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
 
@@ -309,10 +374,17 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
     before, trainer = signal.getsignal(signal.SIGINT), FakeTrainer(tmp_path)
     with stopping.checkpoint_on_interrupt(trainer):
         trainer.step()
-    assert not trainer.control.should_save and signal.getsignal(signal.SIGINT) is before and not trainer.callbacks
+    assert (
+        not trainer.control.should_save
+        and signal.getsignal(signal.SIGINT) is before
+        and not trainer.callbacks
+    )
 
     with (
-        pytest.raises(stopping.TrainingInterrupted, match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$"),
+        pytest.raises(
+            stopping.TrainingInterrupted,
+            match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$",
+        ),
         stopping.checkpoint_on_interrupt(trainer),
     ):
         signal.raise_signal(signal.SIGINT)
@@ -354,7 +426,9 @@ def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
     with pytest.raises(SystemExit) as stopped:
         run_script(fail)
     line = fail.__code__.co_firstlineno + 1
-    said = said.replace("FILE", __file__).replace("LINE", str(line))  # the place in code of the user's
+    said = said.replace("FILE", __file__).replace(
+        "LINE", str(line)
+    )  # the place in code of the user's
     assert stopped.value.code == status and capsys.readouterr().err == said
 
 
@@ -377,12 +451,22 @@ def test_ask_shows_the_conversation(run, asking_policy):
 
 
 def test_ask_as_json(run, asking_policy):
-    status, out, _ = run("ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json")
+    status, out, _ = run(
+        "ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json"
+    )
     found = json.loads(out)
-    assert status == 0 and (found["answer"], found["status"], found["error"]) == ("Swahili", "answered", None)
+    assert status == 0 and (found["answer"], found["status"], found["error"]) == (
+        "Swahili",
+        "answered",
+        None,
+    )
     assert [said["role"] for said in found["conversation"]] == ["agent", "environment", "agent"]
     assert found["conversation"][0]["request"] == "what is the language of Kenya ?"
-    assert found["usage"]["calls"] == 1 and found["usage"]["prompt_tokens"] > 0 and found["usage"]["agent_tokens"] > 5
+    assert (
+        found["usage"]["calls"] == 1
+        and found["usage"]["prompt_tokens"] > 0
+        and found["usage"]["agent_tokens"] > 5
+    )
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -390,9 +474,20 @@ def test_ask_as_json(run, asking_policy):
 def test_what_the_large_llm_says_does_not_steer_the_terminal(run, asking_policy, status, as_json):
     """A window title, the clipboard, a cleared screen, text that runs backwards."""
     hostile = "\x1b]52;c;eA==\x07 \x1b[2J \x9b31m \u202e Kenya"
-    with LoopbackServer(lambda body, n: "ok" if n == 0 else Answer(hostile, status=status)) as server:
-        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
-        out = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3, *["--json"] * as_json)[1]
+    with LoopbackServer(
+        lambda body, n: "ok" if n == 0 else Answer(hostile, status=status)
+    ) as server:
+        arguments = [
+            "--run",
+            asking_policy,
+            "--environment-model",
+            "m",
+            "--environment-base-url",
+            server.base_url,
+        ]
+        out = run(
+            "ask", "what is the language of Kenya ?", *arguments, "--seed", 3, *["--json"] * as_json
+        )[1]
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
     assert "52;c;eA==" in out and "u202e" in out
     if as_json and status == 200:
@@ -401,8 +496,17 @@ def test_what_the_large_llm_says_does_not_steer_the_terminal(run, asking_policy,
 
 def test_ask_when_the_large_llm_breaks(run, asking_policy):
     """After the first word it is asked for, to see whether it is there: [markup] in its reply stays as it is."""
-    with LoopbackServer(lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)) as server:
-        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
+    with LoopbackServer(
+        lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)
+    ) as server:
+        arguments = [
+            "--run",
+            asking_policy,
+            "--environment-model",
+            "m",
+            "--environment-base-url",
+            server.base_url,
+        ]
         status, out, _ = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3)
     assert status == 1 and "large LLM      no reply: the endpoint rejected the request" in out
     assert "no answer (failed: " in out
@@ -414,8 +518,16 @@ def test_ask_when_the_large_llm_breaks(run, asking_policy):
         (["--sandbox"], 2, "`agentic-prompting demo` trains one"),
         (["--run", "RUN"], 2, "--environment-model NAME, or say --sandbox"),
         (["--run", "nowhere", "--sandbox"], 2, "agentic-prompting demo --output-dir nowhere"),
-        (["--run", "RUN", "--sandbox", "Who are you?"], 2, "which country has the capital served by airport NBO ?"),
-        (["--run", "RUN", "--environment-model", "m", "--environment-base-url", "URL"], 1, "no connection"),
+        (
+            ["--run", "RUN", "--sandbox", "Who are you?"],
+            2,
+            "which country has the capital served by airport NBO ?",
+        ),
+        (
+            ["--run", "RUN", "--environment-model", "m", "--environment-base-url", "URL"],
+            1,
+            "no connection",
+        ),
     ],
 )
 def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, message):
@@ -432,7 +544,9 @@ def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, m
 
 def test_evolve_through_endpoints(run, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4)))
+    rows.write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4))
+    )
     reply = "<answer>7</answer>"
     with LoopbackServer(lambda body, number: reply) as server:
         urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
@@ -441,7 +555,9 @@ def test_evolve_through_endpoints(run, tmp_path):
         status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
         found = json.loads(out)
         assert status == 3, "one attempt each, nothing to compare: nothing was learned"
-        assert found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        assert (
+            found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        )
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
                              "--initial-prompt", "Think.")  # fmt: skip
@@ -459,12 +575,13 @@ def test_evolve_needs_models(run):
 def test_without_its_extra_serving_says_so_before_anything_is_loaded():
     """46 s came before it. In a process of its own: what has been imported here stays imported."""
     code = "import sys; sys.modules['uvicorn'] = None; from agentic_prompting.cli import main\n"
-    code += (
-        "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
-    )
+    code += "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (2, "\n"), done.stderr
-    assert done.stderr == "agentic-prompting: serving needs more (uvicorn): pip install 'agentic-prompting[serve]'\n"
+    assert (
+        done.stderr
+        == "agentic-prompting: serving needs more (uvicorn): pip install 'agentic-prompting[serve]'\n"
+    )
 
 
 @pytest.fixture
@@ -476,14 +593,19 @@ def no_key(monkeypatch):
 @pytest.fixture
 def nothing_is_fetched(monkeypatch):
     """A test that comes to the hub has loaded too much."""
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked")
+    )
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("data were loaded"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
+        (
+            ["serve", "RUN", "--sandbox", "--port", "80800"],
+            "port must be from 0 to 65535, got 80800",
+        ),
         (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
         (
             ["ask", QUESTION, "--run", "runs/nowhere", "--sandbox"],
@@ -491,15 +613,26 @@ def nothing_is_fetched(monkeypatch):
         ),
         (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
-        (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
+        (
+            ["ask", QUESTION, "--run", "ADAPTER", "--sandbox"],
+            "belongs to the base model in runs/base",
+        ),
     ],
 )
-def test_what_cannot_be_served_or_asked(run, asking_policy, nothing_is_fetched, tmp_path, arguments, message):
+def test_what_cannot_be_served_or_asked(
+    run, asking_policy, nothing_is_fetched, tmp_path, arguments, message
+):
     (tmp_path / "empty").mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "runs" / "base").mkdir(parents=True)
-    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
-    places = {"RUN": str(asking_policy), "EMPTY": str(tmp_path / "empty"), "ADAPTER": str(tmp_path / "adapter")}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "runs/base"}'
+    )
+    places = {
+        "RUN": str(asking_policy),
+        "EMPTY": str(tmp_path / "empty"),
+        "ADAPTER": str(tmp_path / "adapter"),
+    }
     status, out, err = run(*[places.get(word, word) for word in arguments])
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert message.replace("EMPTY", places["EMPTY"]) in err
@@ -532,11 +665,21 @@ def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    said = refused("prompt-r1", "--environment_model", "m", "--model_name_or_path", tmp_path, "--output_dir", tmp_path)
+    said = refused(
+        "prompt-r1",
+        "--environment_model",
+        "m",
+        "--model_name_or_path",
+        tmp_path,
+        "--output_dir",
+        tmp_path,
+    )
     assert said.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
 
 
-def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):
+def test_programs_look_at_the_endpoint_then_the_model_then_the_data(
+    no_key, nothing_is_fetched, tmp_path
+):
     """As `doctor` does, each in one line: 82 s of retries named neither of two mistakes."""
     out = ["--output_dir", tmp_path, *ON_A_CPU]
     wrong = ["--model_name_or_path", tmp_path / "nowhere", "--task", "gsm8k", *out]
@@ -564,16 +707,39 @@ def no_hub(monkeypatch, tmp_path):
     hub_answers.cache_clear()
 
 
-def test_without_a_hub_a_model_is_missed_at_once(run, no_hub, nothing_is_fetched, tmp_path, capsys, monkeypatch):
+def test_without_a_hub_a_model_is_missed_at_once(
+    run, no_hub, nothing_is_fetched, tmp_path, capsys, monkeypatch
+):
     """Forty seconds of retries came before a traceback."""
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it was tried"))
+    monkeypatch.setattr(
+        "transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it was tried")
+    )
     with LoopbackServer(lambda body, n: "ok") as server:
-        asked = ["--environment_model", "m", "--environment_base_url", server.base_url, "--output_dir", tmp_path]
-        said = refused("prompt-r1", *asked, *ON_A_CPU, "--model_name_or_path", "Qwen/Qwen3-4B", "--task", "gsm8k")
+        asked = [
+            "--environment_model",
+            "m",
+            "--environment_base_url",
+            server.base_url,
+            "--output_dir",
+            tmp_path,
+        ]
+        said = refused(
+            "prompt-r1",
+            *asked,
+            *ON_A_CPU,
+            "--model_name_or_path",
+            "Qwen/Qwen3-4B",
+            "--task",
+            "gsm8k",
+        )
     assert said.startswith("Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
-    assert status == 2 and err.startswith("agentic-prompting: me/my-agent is no folder here") and err.count("\n") == 1
+    assert (
+        status == 2
+        and err.startswith("agentic-prompting: me/my-agent is no folder here")
+        and err.count("\n") == 1
+    )
     config = tmp_path / "run.yaml"
     config.write_text("model_name_or_path: Qwen/Qwen3-4B\n")
     status, out, _ = run("doctor", "--config", config, "--json")
@@ -596,17 +762,36 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
     )
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     status, _, err = run("evaluate", "--config", config, "--output", tmp_path / "out")
-    assert status == 2 and err.splitlines()[-1].startswith("agentic-prompting: no key for model (gpt-4o-mini): export")
+    assert status == 2 and err.splitlines()[-1].startswith(
+        "agentic-prompting: no key for model (gpt-4o-mini): export"
+    )
 
 
-def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):
+def test_a_missing_extra_is_said_before_anything_is_loaded(
+    monkeypatch, nothing_is_fetched, tmp_path
+):
     from agentic_prompting.cli import findings
 
     here = findings.version_of
-    monkeypatch.setattr(findings, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
-    common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
-    assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
-    assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)
+    monkeypatch.setattr(
+        findings, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name)
+    )
+    common = [
+        "--output_dir",
+        tmp_path,
+        "--task",
+        "gsm8k",
+        "--reflector",
+        "policy",
+        "--model_name_or_path",
+        "x/y",
+    ]
+    assert "pip install 'agentic-prompting[math]'" in refused(
+        "espl", "--reward", "math", *common, *ON_A_CPU
+    )
+    assert "pip install 'agentic-prompting[vllm]'" in refused(
+        "espl", "--use_vllm", "true", *common, *ON_A_CPU
+    )
 
 
 # --- rows of one's own --------------------------------------------------------------------------------------------
@@ -622,11 +807,22 @@ def own_rows(tmp_path):
 def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
     with LoopbackServer(lambda body, number: "<answer>4</answer>") as server:
         urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
-        models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
+        models = [
+            "--policy-model",
+            "small",
+            "--reference-model",
+            "large",
+            "--steps",
+            1,
+            "--num-generations",
+            1,
+        ]
         where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
         status, _, err = run("evolve", *urls, *models, *own_rows, *where)
         assert status == 3 and "no two attempts differ" in err
-        questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
+        questions = {
+            body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"
+        }
     assert questions == {"Where is Rome?", "What is 2 + 2?"}
 
 
@@ -641,12 +837,25 @@ def test_training_takes_them_too(own_rows, tmp_path):
         "--model_name_or_path",
         tmp_path,
     ]  # a folder: the model is looked for first
-    for method, asked in (("prompt-r1", ["--environment_model", "m"]), ("espl", ["--reflector", "policy"])):
+    for method, asked in (
+        ("prompt-r1", ["--environment_model", "m"]),
+        ("espl", ["--reflector", "policy"]),
+    ):
         script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
         script.check(args)
         rows = script.load(script.task, 0)
-        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [["Italy"], ["4"]]
-    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
+        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [
+            ["Italy"],
+            ["4"],
+        ]
+    asked = [
+        "--environment_model",
+        "m",
+        "--environment_base_url",
+        unused_url(),
+        "--check_environment",
+        "false",
+    ]
     wrong = [word if word != own_rows[3] else "request" for word in common]
     assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
     assert "leave out --dataset" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
@@ -659,7 +868,9 @@ def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("agentic_prompting.data.load_task", fails)
     monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
     asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
-    said = refused("prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU)
+    said = refused(
+        "prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU
+    )
     assert said.endswith("no source could be loaded. Tried: a: b c: d")
 
 
@@ -763,7 +974,10 @@ def sums(tmp_path, monkeypatch):
 def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):
     status, out, err = run("check-env", "own_tools:tools", "--dataset", "rows.jsonl")
     assert (status, err) == (0, "")
-    assert 'tool           {"name": "stock", "description": "How many of a part there are.", "parameters": {' in out
+    assert (
+        'tool           {"name": "stock", "description": "How many of a part there are.", "parameters": {'
+        in out
+    )
     assert 'agent asks     {"name": "stock", "arguments": {"part": "what is 17 plus 4 ?"}}' in out
     assert "environment    12 of what is 17 plus 4 ?" in out
     assert 'agent asks     {"name": "picky", "arguments": {"colour": "red", "count": 1}}' in out
@@ -773,7 +987,11 @@ def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):
 def test_check_env_takes_a_call_as_request(run, sums):
     call = '{"name": "stock", "arguments": {"part": "p7"}}'
     status, out, _ = run("check-env", "own_tools:tools", "--request", call)
-    assert status == 0 and out.count("environment    12 of p7") == 3 and "3 episodes: 3 replies, the slowest" in out
+    assert (
+        status == 0
+        and out.count("environment    12 of p7") == 3
+        and "3 episodes: 3 replies, the slowest" in out
+    )
 
 
 def test_check_env_begins_each_episode(run, sums):
@@ -784,14 +1002,26 @@ def test_check_env_begins_each_episode(run, sums):
     assert out.count("the sum is 5") == 3 and out.count("the sum is 10") == 3
 
 
-def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, asking_policy, tmp_path):
+def test_check_env_says_that_nothing_was_asked_or_every_call_failed(
+    run, sums, asking_policy, tmp_path
+):
     status, out, err = run("check-env", "own_tools:only_picky")
-    assert status == 1 and err.count("\n") == 1 and "KeyError" in err and "give one that works: --request" in err
+    assert (
+        status == 1
+        and err.count("\n") == 1
+        and "KeyError" in err
+        and "give one that works: --request" in err
+    )
     status, out, err = run("check-env", "own_tools:tools", "--request", "what is 2 plus 2 ?")
     assert status == 1 and "a call must be" in err
     status, out, err = run("check-env", "own_tools:tools", "--model", asking_policy)
     assert status == 2 and "never shows the agent its tools" in err
-    status, out, _ = run("check-env", "own_tools:tools", "--model", with_tools(asking_policy, tmp_path / "with_tools"))
+    status, out, _ = run(
+        "check-env",
+        "own_tools:tools",
+        "--model",
+        with_tools(asking_policy, tmp_path / "with_tools"),
+    )
     assert status == 0 and "no tool was called" in out
     status, out, _ = run("check-env", "own_sums:silent")
     assert status == 0 and "3 episodes: no reply" in out, "the environment ended each episode"
@@ -801,14 +1031,23 @@ def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, a
 def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
     assert (status, err) == (0, "")
-    assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
-    assert "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
-    found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
+    assert (
+        out.count("agent asks     what is 17 plus 4 ?") == 3
+        and out.count("environment    the sum is 21 .") == 3
+    )
+    assert (
+        "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
+    )
+    found = json.loads(
+        run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1]
+    )
     assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
 
 
 def test_check_env_with_a_model(run, sums, asking_policy):
-    status, out, _ = run("check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl")
+    status, out, _ = run(
+        "check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl"
+    )
     assert status == 0 and out.count("episode ") == 3 and "3 episodes: " in out
 
 
@@ -816,13 +1055,20 @@ def test_check_env_with_a_model(run, sums, asking_policy):
 def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy, option):
     """`--program` is the word of `train` for an agent program."""
     status, out, _ = run("ask", "what is 1 ?", "--run", asking_policy, option, "own_sums:told")
-    assert status == 0 and "environment    the answer is Swahili ." in out and "large LLM      " not in out
+    assert (
+        status == 0
+        and "environment    the answer is Swahili ." in out
+        and "large LLM      " not in out
+    )
     evaluate = ["evaluate", "--run", asking_policy, "--dataset", "rows.jsonl"]
     for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy], evaluate):
         status, _, err = run(*command, option, "own_sums:Calculatr")
         assert status == 2 and "did you mean Calculator?" in err
         status, _, err = run(*command, option, "own_sums:Calculator", "--sandbox")
-        assert status == 2 and "or name an environment of your own with --environment MODULE:NAME" in err
+        assert (
+            status == 2
+            and "or name an environment of your own with --environment MODULE:NAME" in err
+        )
     status, _, err = run("serve", asking_policy, "--environment", "own_sums:Calculator", "--refine")
     assert status == 2 and "--refine asks a large LLM" in err
 
@@ -840,4 +1086,6 @@ def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy, opti
 )
 def test_check_env_says_what_is_wrong(run, sums, name, status, message):
     found, out, err = run("check-env", name)
-    assert found == status and message in err and err.count("\n") == 1 and "Traceback" not in out, err
+    assert found == status and message in err and err.count("\n") == 1 and "Traceback" not in out, (
+        err
+    )

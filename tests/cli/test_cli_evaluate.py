@@ -17,28 +17,38 @@ from agentic_prompting.rollout import AgentSpec
 @pytest.fixture
 def mine(tmp_path):
     file = tmp_path / "mine.csv"
-    file.write_text("request,reply\nwhat is the language of Kenya ?,Swahili\nwhat is the capital of Kenya ?,Nairobi\n")
+    file.write_text(
+        "request,reply\nwhat is the language of Kenya ?,Swahili\nwhat is the capital of Kenya ?,Nairobi\n"
+    )
     return ["--dataset", file, "--columns", "question=request,answer=reply"]
 
 
 def test_a_run_is_evaluated_on_rows_of_ones_own(run, asking_policy, mine, tmp_path):
     out_dir = tmp_path / "out"
-    status, out, err = run("evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir)
+    status, out, err = run(
+        "evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir
+    )
     assert status == 0, err
     line = next(line for line in out.splitlines() if line.split()[:1] == ["mine"])
     assert asking_policy.name in line and "[" in line, "the score has an interval"
     assert "| ---" not in out and "exact_match" in out, "a table, and no Markdown"
     assert (out_dir / "table.md").is_file() and (out_dir / "run.json").is_file()
-    status, out, _ = run("evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir, "--json")
+    status, out, _ = run(
+        "evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir, "--json"
+    )
     (result,) = json.loads(out)["results"]
     assert result["answers"] == 2 and result["estimates"]["exact_match"]["mean"] in (0.0, 0.5, 1.0)
 
 
-def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(run, asking_policy, mine, tmp_path):
+def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
+    run, asking_policy, mine, tmp_path
+):
     """Else the score after more training would be the one before it, without a word and without a call."""
     trained, where = tmp_path / "run", ["--output-dir", tmp_path / "out"]
     shutil.copytree(asking_policy, trained)
-    (tmp_path / "own.py").write_text("def environment(rollout):\n    return 'the answer is Nairobi .'\n")
+    (tmp_path / "own.py").write_text(
+        "def environment(rollout):\n    return 'the answer is Nairobi .'\n"
+    )
     other = ["--environment", f"{tmp_path}/own.py:environment"]
     assert run("evaluate", "--run", trained, *mine, "--sandbox", *where)[0] == 0
     status, _, err = run("evaluate", "--run", trained, *mine, *other, *where)
@@ -51,13 +61,28 @@ def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(run, asking_
 
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
     (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
-    given = ["--task-rows", 1, "--samples", 2, "--metric", "token_f1", "--judge", f"{tmp_path}/own_judge.py:always"]
+    given = [
+        "--task-rows",
+        1,
+        "--samples",
+        2,
+        "--metric",
+        "token_f1",
+        "--judge",
+        f"{tmp_path}/own_judge.py:always",
+    ]
     where = ["--sandbox", "--output-dir", tmp_path / "out", "--json"]
-    (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *given, *where)[1])["results"]
-    assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
+    (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *given, *where)[1])[
+        "results"
+    ]
+    assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(
+        result["estimates"]
+    )
 
 
-def test_what_prompt_and_weights_are_worth(run, asking_policy, tiny_policy, mine, tmp_path, monkeypatch):
+def test_what_prompt_and_weights_are_worth(
+    run, asking_policy, tiny_policy, mine, tmp_path, monkeypatch
+):
     """A run of E-SPL: base and trained weights, each under the first and the final prompt."""
     trained, asked = tmp_path / "run", []
     shutil.copytree(asking_policy, trained)
@@ -69,21 +94,31 @@ def test_what_prompt_and_weights_are_worth(run, asking_policy, tiny_policy, mine
 
     def answers(agent, questions, **options):
         rollouts = answer_all(agent, questions, **options)
-        asked.append((agent.spec.system_prompt, agent.policy, any(one.observations for one in rollouts)))
-        assert agent.spec.system_prompt in agent.chat_format.tokenizer.decode(rollouts[0].prompt_ids)
+        asked.append(
+            (agent.spec.system_prompt, agent.policy, any(one.observations for one in rollouts))
+        )
+        assert agent.spec.system_prompt in agent.chat_format.tokenizer.decode(
+            rollouts[0].prompt_ids
+        )
         return rollouts
 
     monkeypatch.setattr(PromptAgent, "answer_all", answers)
-    status, out, err = run("evaluate", "--run", trained, "--base", tiny_policy, *mine, "--sandbox", "--json")
+    status, out, err = run(
+        "evaluate", "--run", trained, "--base", tiny_policy, *mine, "--sandbox", "--json"
+    )
     assert status == 0, err
     found = json.loads(out)
     names = [one["system"] for one in found["results"]]
     assert names == [
-        f"{weights} weights, {which} prompt" for weights in ("base", "trained") for which in ("first", "final")
+        f"{weights} weights, {which} prompt"
+        for weights in ("base", "trained")
+        for which in ("first", "final")
     ]
     assert [prompt for prompt, *_ in asked] == ["the first", "the capital"] * 2
     assert asked[0][1] is asked[1][1] is not asked[2][1] is asked[3][1], "weights are loaded once"
-    assert not any(one[2] for one in asked[:2]) and all(one[2] for one in asked[2:]), "only the trained policy asks"
+    assert not any(one[2] for one in asked[:2]) and all(one[2] for one in asked[2:]), (
+        "only the trained policy asks"
+    )
     assert {one["second"] for one in found["comparisons"]} == {names[0]}
     assert read_evaluation(trained / "evaluation") is not None, "the report shows it"
 
@@ -92,17 +127,33 @@ def test_what_prompt_and_weights_are_worth(run, asking_policy, tiny_policy, mine
     ("arguments", "message"),
     [
         ([], "--config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"),
-        (["--run", "RUN", "--base", "b", "--dataset", "mine.csv"], "--base needs --run with a folder of E-SPL"),
+        (
+            ["--run", "RUN", "--base", "b", "--dataset", "mine.csv"],
+            "--base needs --run with a folder of E-SPL",
+        ),
         (["--run", "RUN"], "name the rows: --dataset FILE"),
-        (["--run", "RUN", "--dataset", "mine.csv"], "name the large LLM with --environment-model NAME"),
+        (
+            ["--run", "RUN", "--dataset", "mine.csv"],
+            "name the large LLM with --environment-model NAME",
+        ),
         (["--run", "RUN", "--dataset", "nowhere.csv", "--sandbox"], "nowhere.csv"),
-        (["--run", "nowhere/at/all", "--dataset", "mine.csv", "--sandbox"], "nowhere/at/all does not exist"),
-        (["--run", "RUN", "--dataset", "mine.csv", "--sandbox", "--columns", "question=reqest"], "reqest"),
+        (
+            ["--run", "nowhere/at/all", "--dataset", "mine.csv", "--sandbox"],
+            "nowhere/at/all does not exist",
+        ),
+        (
+            ["--run", "RUN", "--dataset", "mine.csv", "--sandbox", "--columns", "question=reqest"],
+            "reqest",
+        ),
     ],
 )
-def test_what_is_missing_is_one_line(run, asking_policy, mine, tmp_path, monkeypatch, arguments, message):
+def test_what_is_missing_is_one_line(
+    run, asking_policy, mine, tmp_path, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
-    status, out, err = run("evaluate", *(asking_policy if word == "RUN" else word for word in arguments))
+    status, out, err = run(
+        "evaluate", *(asking_policy if word == "RUN" else word for word in arguments)
+    )
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err
 
 

@@ -47,15 +47,32 @@ def models():
 
 
 def test_the_whole_reply_is_the_answer_and_the_reward_ones_own(run, own, models):
-    free = ["--grammar", "free", "--reward", "desk_reward:score", "--initial-prompt", "Name a colour."]
+    free = [
+        "--grammar",
+        "free",
+        "--reward",
+        "desk_reward:score",
+        "--initial-prompt",
+        "Name a colour.",
+    ]
     status, out, err = run("evolve", *own, *models.options, *free, "--json")
     assert status == 0, err
     assert "Always mention amber." in json.loads(out)["prompt"]
 
 
 def test_sampling_of_the_policy_is_an_option(run, own, models):
-    run("evolve", *own, *models.options, "--grammar", "free", "--policy-sampling", '{"temperature": 0.3}')
-    assert {body.get("temperature") for body in models.server.requests if body["model"] == "small"} == {0.3}
+    run(
+        "evolve",
+        *own,
+        *models.options,
+        "--grammar",
+        "free",
+        "--policy-sampling",
+        '{"temperature": 0.3}',
+    )
+    assert {
+        body.get("temperature") for body in models.server.requests if body["model"] == "small"
+    } == {0.3}
     status, _, err = run("evolve", *own, *models.options, "--policy-sampling", "0.3")
     assert status == 2 and "--policy-sampling must be a JSON object, got '0.3'" in err
 
@@ -64,14 +81,19 @@ def test_nothing_learned_is_status_3_and_says_what_to_change_in_options(run, own
     """The reward wants tags, and the model writes none."""
     status, out, err = run("evolve", *own, *models.options, "--initial-prompt", "Name a colour.")
     last = err.strip().splitlines()[-1]
-    assert status == 3 and last.startswith("agentic-prompting: nothing was learned: "), (status, err)
+    assert status == 3 and last.startswith("agentic-prompting: nothing was learned: "), (
+        status,
+        err,
+    )
     assert "--grammar free" in last and "FreeText" not in err and "grammar=" not in err
     assert "Name a colour." in out, "the prompt is as it was"
 
 
 def test_advice_is_a_command_line_option(run, own, models):
     models.same = "always the same"
-    status, _, err = run("evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score")
+    status, _, err = run(
+        "evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score"
+    )
     assert status == 3
     assert """--policy-sampling '{"temperature": 0.7}'""" in err and "--reflect-on imperfect" in err
     assert "policy_sampling" not in err and "reflect_on" not in err
@@ -80,24 +102,38 @@ def test_advice_is_a_command_line_option(run, own, models):
 def test_an_empty_best_prompt_is_status_3(run, own, models):
     """It began empty, and no child came to be."""
     models.same = "always the same"
-    status, out, err = run("evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score")
+    status, out, err = run(
+        "evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score"
+    )
     assert status == 3 and "nothing was learned" in err and "by rating:\n\n" not in out
 
 
 def test_errors_of_the_python_api_name_options(run, own, models):
     status, _, err = run("evolve", *own, *models.options, "--problems-per-step", 9)
-    assert status == 2 and "--problems-per-step 9 of only 4 rows: use 4" in err and err.count("\n") == 1
+    assert (
+        status == 2
+        and "--problems-per-step 9 of only 4 rows: use 4" in err
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("raise KeyError('gold')", "own_score:score failed at own_score.py:2: KeyError: 'gold'"),
-        ("return None", "the reward score must return one number or None for each of the 20 completions, not None"),
-        ("return 0.5", "the reward score must return one number or None for each of the 20 completions, not 0.5"),
+        (
+            "return None",
+            "the reward score must return one number or None for each of the 20 completions, not None",
+        ),
+        (
+            "return 0.5",
+            "the reward score must return one number or None for each of the 20 completions, not 0.5",
+        ),
     ],
 )
-def test_a_reward_that_fails_is_one_line_with_its_name(run, own, models, tmp_path, monkeypatch, body, message):
+def test_a_reward_that_fails_is_one_line_with_its_name(
+    run, own, models, tmp_path, monkeypatch, body, message
+):
     (tmp_path / "own_score.py").write_text(f"def score(completions, **columns):\n    {body}\n")
     monkeypatch.delitem(__import__("sys").modules, "own_score", raising=False)
     status, _, err = run("evolve", *own, *models.options, "--reward", "own_score:score")

@@ -52,7 +52,10 @@ def parts(tmp_path, monkeypatch):
     program.write_text(STAND_IN.replace("{python}", sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "own_agent.py").write_text(MODULE)
-    rows = [{"question": f"task {i}", "answers": ["x"], "files": {f"{i}.txt": "a"}, "tests": {}} for i in range(3)]
+    rows = [
+        {"question": f"task {i}", "answers": ["x"], "files": {f"{i}.txt": "a"}, "tests": {}}
+        for i in range(3)
+    ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -64,7 +67,12 @@ def test_check_env_plays_one_task_in_a_harness(run, parts):
     status, out, err = run("check-env", "--harness", "own_agent:mine", "--json")
     seen = json.loads(out)
     assert status == 0 and seen["wrote_the_file"] and seen["answer"] == "done", (seen, err)
-    assert (seen["calls"], seen["sequences"], seen["tools"], seen["answer_in_prompt"]) == (3, 1, ["bash"], False)
+    assert (seen["calls"], seen["sequences"], seen["tools"], seen["answer_in_prompt"]) == (
+        3,
+        1,
+        ["bash"],
+        False,
+    )
     assert missing() or "updates.example.org" in seen["looked_up"]
     status, out, _ = run("check-env", "--harness", "own_agent:mine")
     assert status == 0 and "wrote_the_file        True" in out
@@ -76,7 +84,10 @@ def test_check_env_plays_one_task_in_a_harness(run, parts):
         (["--harness", "claude"], "there are settings for mini-swe-agent, codex"),
         (["--harness", "codex", "--dialect", "chat"], "codex speaks responses"),
         (["--harness", "own_agent:wrong"], "own_agent:wrong is a int, and not a Harness"),
-        (["--harness", "codex"], "there is no program 'codex' in PATH: install codex: npm install -g @openai/codex"),
+        (
+            ["--harness", "codex"],
+            "there is no program 'codex' in PATH: install codex: npm install -g @openai/codex",
+        ),
         ([], "or an agent with --harness NAME"),
         (["own_agent:agent", "--harness", "codex"], "or an agent with --harness NAME"),
     ],
@@ -89,14 +100,18 @@ def test_check_env_says_what_is_wrong(run, parts, monkeypatch, arguments, messag
 
 def test_train_with_a_harness_is_train_agent(run, monkeypatch):
     calls = []
-    monkeypatch.setattr("agentic_prompting.cli.train.launch", lambda *given: calls.append(given) or 0)
+    monkeypatch.setattr(
+        "agentic_prompting.cli.train.launch", lambda *given: calls.append(given) or 0
+    )
     assert run("train", "--harness", "codex", "--dataset", "x.jsonl")[0] == 0
     assert run("train", "--program=a:b")[0] == 0
     assert [(method, words) for method, words, _ in calls] == [
         ("agent", ["--harness", "codex", "--dataset", "x.jsonl"]), ("agent", ["--program=a:b"]),
     ]  # fmt: skip
     status, out, _ = run("train", "agent", "--help")
-    assert status == 0 and all(option in out for option in ("--harness", "--program", "--keep_failed", "--max_steps"))
+    assert status == 0 and all(
+        option in out for option in ("--harness", "--program", "--keep_failed", "--max_steps")
+    )
 
 
 def trainer_of(monkeypatch, *words):
@@ -111,7 +126,16 @@ def trainer_of(monkeypatch, *words):
 
     monkeypatch.setattr("agentic_prompting.cli.programs.MultiTurnGRPOTrainer", make)
     monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
-    cpu = ["--model_name_or_path", "m", "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"]
+    cpu = [
+        "--model_name_or_path",
+        "m",
+        "--output_dir",
+        "out",
+        "--use_cpu",
+        "true",
+        "--bf16",
+        "false",
+    ]
     script, args, model = parse(PROGRAMS["agent"], [*words, *cpu])
     script.check(args)
     with ExitStack() as stack, pytest.raises(Made):
@@ -120,10 +144,25 @@ def trainer_of(monkeypatch, *words):
 
 
 def test_the_trainer_of_a_harness(parts, monkeypatch):
-    words = ["--harness", "pi", "--dialect", "google", "--dataset", "tasks.jsonl", "--keep_failed", "kept"]
-    given = trainer_of(monkeypatch, *words, "--reward", "own_agent:tests_pass", "--ask", "Do: {question}")
+    words = [
+        "--harness",
+        "pi",
+        "--dialect",
+        "google",
+        "--dataset",
+        "tasks.jsonl",
+        "--keep_failed",
+        "kept",
+    ]
+    given = trainer_of(
+        monkeypatch, *words, "--reward", "own_agent:tests_pass", "--ask", "Do: {question}"
+    )
     program = given["environment"]
-    assert (program.harness.name, program.harness.dialect, program.harness.task) == ("pi", "google", "Do: {question}")
+    assert (program.harness.name, program.harness.dialect, program.harness.task) == (
+        "pi",
+        "google",
+        "Do: {question}",
+    )
     assert program._score(None, None) == 1.0 and given["reward_funcs"] is None
     assert program.workspace.keep_failed == "kept"
     assert [row["files"] for row in given["train_dataset"]] == [{f"{i}.txt": "a"} for i in range(3)]
@@ -140,7 +179,10 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
         (["--harness", "codex", "--program", "a:b"], "say which agent to train"),
         (["--harness", "codex"], "say which tasks"),
         (["--harness", "codex", "--environment", "llm"], "leave out --environment"),
-        (["--harness", "codex", "--dataset", "x.jsonl", "--dialect", "chat"], "codex speaks responses"),
+        (
+            ["--harness", "codex", "--dataset", "x.jsonl", "--dialect", "chat"],
+            "codex speaks responses",
+        ),
     ],
 )
 def test_what_train_agent_refuses(words, message):

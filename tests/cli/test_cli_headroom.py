@@ -10,7 +10,10 @@ from support.servers import LoopbackServer
 
 @pytest.fixture
 def sums(tmp_path):
-    rows = [{"question": f"What is {number} + {number}?", "answers": [str(2 * number)]} for number in range(200)]
+    rows = [
+        {"question": f"What is {number} + {number}?", "answers": [str(2 * number)]}
+        for number in range(200)
+    ]
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -38,7 +41,17 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
         models = []
         for role in ("policy", "reference", "environment"):
             models += [f"--{role}-model", "m", f"--{role}-base-url", server.base_url]
-        words = ["--dataset", sums, *models, "--tried", 4, "--calls", 128, "--output-dir", tmp_path / "out"]
+        words = [
+            "--dataset",
+            sums,
+            *models,
+            "--tried",
+            4,
+            "--calls",
+            128,
+            "--output-dir",
+            tmp_path / "out",
+        ]
         status, out, err = run("headroom", *words, "--json")
     found = json.loads(out)
     assert status == 0, err
@@ -47,24 +60,58 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
         "prompts": found["calls"]["prompts"],
         "requests": 128,
     }
-    assert (tmp_path / "out" / "headroom.json").is_file() and found["file"].endswith("headroom.json")
+    assert (tmp_path / "out" / "headroom.json").is_file() and found["file"].endswith(
+        "headroom.json"
+    )
 
 
 def test_a_spent_budget_stops_it(run, sums, tmp_path):
     with LoopbackServer(add) as server:
-        model = ["--policy-model", "gpt-4o-mini", "--policy-base-url", server.base_url, "--prompt", "Mine."]
-        words = ["--dataset", sums, *model, "--budget-usd", 1e-9, "--output-dir", tmp_path, "--calls", 200]
+        model = [
+            "--policy-model",
+            "gpt-4o-mini",
+            "--policy-base-url",
+            server.base_url,
+            "--prompt",
+            "Mine.",
+        ]
+        words = [
+            "--dataset",
+            sums,
+            *model,
+            "--budget-usd",
+            1e-9,
+            "--output-dir",
+            tmp_path,
+            "--calls",
+            200,
+        ]
         status, out, err = run("headroom", *words)
     assert status == 1 and "Stopped early" in out and "budget" in err
 
 
 def test_the_signal_of_an_agent(run, asking_policy, tmp_path):
-    rows = [{"question": f"what is the {thing} of Kenya ?", "answers": ["x"]} for thing in ("language", "capital")] * 10
+    rows = [
+        {"question": f"what is the {thing} of Kenya ?", "answers": ["x"]}
+        for thing in ("language", "capital")
+    ] * 10
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "own.py").write_text("def environment(rollout):\n    return 'the answer is Nairobi .'\n")
+    (tmp_path / "own.py").write_text(
+        "def environment(rollout):\n    return 'the answer is Nairobi .'\n"
+    )
     environment = ["--environment", f"{tmp_path}/own.py:environment"]
-    words = ["--untrained", asking_policy, *environment, "--dataset", file, "--group-size", 4, "--output-dir", tmp_path]
+    words = [
+        "--untrained",
+        asking_policy,
+        *environment,
+        "--dataset",
+        file,
+        "--group-size",
+        4,
+        "--output-dir",
+        tmp_path,
+    ]
     status, out, err = run("headroom", *words)
     assert status == 0, err
     assert "Signal for GRPO: " in out and "pass@4" in out

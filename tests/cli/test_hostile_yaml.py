@@ -84,7 +84,9 @@ def test_a_hostile_configuration_ends_in_a_line(found, command):
     statuses, wrong = COMMANDS[command][2], {}
     for name, (status, said) in found[command].items():
         message = status if isinstance(status, str) else said
-        is_line = isinstance(status, str) and not status.startswith("raised")  # `SystemExit` with a line: status 1
+        is_line = isinstance(status, str) and not status.startswith(
+            "raised"
+        )  # `SystemExit` with a line: status 1
         if not is_line and status not in (*statuses, *([0] if command == "doctor" else [])):
             wrong[name] = message[-400:]
         if "Traceback" in message:

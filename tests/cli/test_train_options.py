@@ -86,9 +86,14 @@ def parts(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("method", "kind"), [("prompt-r1", PromptR1Trainer), ("espl", ESPLTrainer)])
+@pytest.mark.parametrize(
+    ("method", "kind"), [("prompt-r1", PromptR1Trainer), ("espl", ESPLTrainer)]
+)
 def test_every_argument_of_a_trainer_is_an_option(method, kind):
-    named = {*inspect.signature(MultiTurnGRPOTrainer).parameters, *inspect.signature(kind).parameters}
+    named = {
+        *inspect.signature(MultiTurnGRPOTrainer).parameters,
+        *inspect.signature(kind).parameters,
+    }
     named = (named | {"callbacks", "peft_config"}) - {"kwargs"}
     assert {OPTION_OF[name] for name in named} <= options_of(PROGRAMS[method]).keys()
 
@@ -131,7 +136,10 @@ def test_a_file_names_them_all(parts, tiny_policy, method, monkeypatch):
     assert [one.__name__ for one in given["reward_funcs"]] == ["exact_match_reward", "short"]
     assert (given["prompt_template"], given["system_prompt"]) == ("Order : {question}", "Be kind.")
     assert given["grammar"] == FreeText() and type(given["callbacks"][0]).__name__ == "Marks"
-    assert len(given["eval_dataset"]) == len(given["train_dataset"]) == 8 and given["processing_class"] is not None
+    assert (
+        len(given["eval_dataset"]) == len(given["train_dataset"]) == 8
+        and given["processing_class"] is not None
+    )
     if method == "espl":
         assert given["population"].members[0].prompt.text == "Answer ."
 
@@ -141,7 +149,9 @@ def test_tools_and_a_factory_take_the_place_of_an_environment(parts, method, mon
     words = ["--model_name_or_path", "x/y", "--dataset", "rows.jsonl", "--output_dir", "out"]
     words += ["--reflector", "policy"] if method == "espl" else []
     given = trainer_of(method, monkeypatch, *words, "--tools", "shop:look_up")
-    assert [one.__name__ for one in given["tools"]] == ["look_up"] and given["environment_factory"] is None
+    assert [one.__name__ for one in given["tools"]] == ["look_up"] and given[
+        "environment_factory"
+    ] is None
     assert "environment" not in given
     given = trainer_of(method, monkeypatch, *words, "--environment_factory", "shop:Counter")
     assert given["environment_factory"].__name__ == "Counter" and given["tools"] is None
@@ -151,8 +161,18 @@ def test_options_of_loading_reach_the_model(parts, monkeypatch):
     """Options of TRL's `ModelConfig` that were taken and never used."""
     from agentic_prompting.cli.programs import _loading
 
-    words = ["--model_name_or_path", "x/y", "--environment_model", "m", "--output_dir", "out", *ON_A_CPU]
-    _, _, model = parse(PROGRAMS["prompt-r1"], [*words, "--dtype", "bfloat16", "--model_revision", "v2"])
+    words = [
+        "--model_name_or_path",
+        "x/y",
+        "--environment_model",
+        "m",
+        "--output_dir",
+        "out",
+        *ON_A_CPU,
+    ]
+    _, _, model = parse(
+        PROGRAMS["prompt-r1"], [*words, "--dtype", "bfloat16", "--model_revision", "v2"]
+    )
     assert _loading(model) == {"dtype": "bfloat16", "revision": "v2"}
     assert _loading(parse(PROGRAMS["prompt-r1"], words)[2]) == {}
 
@@ -168,10 +188,15 @@ def test_an_environment_of_ones_own_is_trained_from_a_file(parts, asking_policy,
     assert "MARKED" in capsys.readouterr().out
     assert {record["rewards"]["short"] for record in read_rollouts("out/rollouts")} == {1.0}
     assert json.loads(Path("out/agentic_prompting.json").read_text())["system_prompt"] == "Hello"
-    with pytest.raises(ValueError, match=r"out holds another run: continue it \(--resume_from_checkpoint true\)"):
+    with pytest.raises(
+        ValueError, match=r"out holds another run: continue it \(--resume_from_checkpoint true\)"
+    ):
         main("prompt-r1", ["--config", "run.yaml", *ON_A_CPU])
     main("prompt-r1", ["--config", "run.yaml", "--overwrite", *ON_A_CPU])
-    assert Path("out.previous/agentic_prompting.json").exists() and Path("out/agentic_prompting.json").exists()
+    assert (
+        Path("out.previous/agentic_prompting.json").exists()
+        and Path("out/agentic_prompting.json").exists()
+    )
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -180,15 +205,30 @@ BASE = ["--model_name_or_path", "x/y", "--dataset", "rows.jsonl", "--output_dir"
 MISTAKES = [
     (["--environment", "shop:OrderBD"], "shop has no OrderBD; did you mean OrderDB?"),
     (["--environment", "shap:OrderDB"], "no module shap"),
-    (["--environment", "serch"], "environment must be one of llm, search, none, or module:name, got 'serch'; did"),
-    (["--environ", "shop:OrderDB"], "--environ is no option of this program; did you mean --environment?"),
+    (
+        ["--environment", "serch"],
+        "environment must be one of llm, search, none, or module:name, got 'serch'; did",
+    ),
+    (
+        ["--environ", "shop:OrderDB"],
+        "--environ is no option of this program; did you mean --environment?",
+    ),
     (["--environment", "shop:OrderDB", "--prompt_templat", "x"], "did you mean --prompt_template?"),
     (["--environment", "shop:OrderDB", "--reward", "exact_mach"], "did you mean exact_match?"),
-    (["--environment", "shop:OrderDB", "--tools", "shop:look_up"], "take the place of --environment"),
+    (
+        ["--environment", "shop:OrderDB", "--tools", "shop:look_up"],
+        "take the place of --environment",
+    ),
     (["--environment", "shop:OrderDB", "--max_steps", "many"], "invalid int value: 'many'"),
-    (["--environment", "shop:OrderDB", "--max_steps"], "--max_steps/--max-steps: expected one argument"),
+    (
+        ["--environment", "shop:OrderDB", "--max_steps"],
+        "--max_steps/--max-steps: expected one argument",
+    ),
     (["--environment", "shop:OrderDB", "--max_turns", "0"], "max_turns must be at least 1"),
-    (["--environment", "shop:OrderDB", "--prompt_template", "no place for it"], "no {question} in it"),
+    (
+        ["--environment", "shop:OrderDB", "--prompt_template", "no place for it"],
+        "no {question} in it",
+    ),
     (["--environment", "shop:OrderDB", "extra"], "'extra' belongs to no option"),
     (["--config", "nowhere.yaml"], "nowhere.yaml"),
     (
@@ -233,8 +273,12 @@ def test_numbers_that_yaml_reads_as_text_and_lists_of_one_are_taken(parts):
         "learning_rate: 1e-6\nlora_target_modules: all-linear\nreward: exact_match\nmax_steps: 3\nlogging_steps: 0.5\n"
         "report_to: none\nlr_scheduler_kwargs: {a: 1}\nbudget_usd: 2\noverwrite: true\n"
     )
-    script, args, _ = parse_program(PROGRAMS["espl"], ["--config", "run.yaml", "--output_dir", "out", *ON_A_CPU])
-    assert args.learning_rate == 1e-6 and script.reward == ["exact_match"] and args.overwrite is True
+    script, args, _ = parse_program(
+        PROGRAMS["espl"], ["--config", "run.yaml", "--output_dir", "out", *ON_A_CPU]
+    )
+    assert (
+        args.learning_rate == 1e-6 and script.reward == ["exact_match"] and args.overwrite is True
+    )
 
 
 # --- help and schema ----------------------------------------------------------------------------------------------
@@ -242,11 +286,15 @@ def test_numbers_that_yaml_reads_as_text_and_lists_of_one_are_taken(parts):
 
 @pytest.mark.parametrize("method", PROGRAMS)
 def test_the_help_shows_ours_first_and_trls_on_request(method, capsys):
-    short, long = (help_of(PROGRAMS[method], f"train {method}", everything) for everything in (False, True))
+    short, long = (
+        help_of(PROGRAMS[method], f"train {method}", everything) for everything in (False, True)
+    )
     assert short.count("\n") < 200 and "--adam_epsilon" not in short and "--help-all" in short
     assert "--adam_epsilon" in long and long.count("\n") > 2 * short.count("\n")
     main(method, ["--help"])
-    assert "--prompt_template" in capsys.readouterr().out, "of the program itself, which examples/ start"
+    assert "--prompt_template" in capsys.readouterr().out, (
+        "of the program itself, which examples/ start"
+    )
     ours, trls = short.index("--environment"), short.index("--learning_rate")
     assert ours < trls and short.index("--max_turns") < trls and "--prompt_template" in short
     assert all(f"--{name}" in long for name in options_of(PROGRAMS[method]))
@@ -272,8 +320,13 @@ def test_the_schemas_are_those_of_the_dataclasses(tmp_path):
     script = ROOT / "docs" / "tools" / "config_schemas.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
     for made in sorted(tmp_path.glob("*.json")):
-        kept, now = (json.loads(path.read_text()) for path in (ROOT / "examples/configs" / made.name, made))
-        assert made.name.startswith("table") or {"prompt_template", "max_turns"} <= kept["properties"].keys()
+        kept, now = (
+            json.loads(path.read_text()) for path in (ROOT / "examples/configs" / made.name, made)
+        )
+        assert (
+            made.name.startswith("table")
+            or {"prompt_template", "max_turns"} <= kept["properties"].keys()
+        )
         if kept.get("$comment") == now.get("$comment"):
             assert kept == now, f"run python {script.relative_to(ROOT)}"
     assert len(list(tmp_path.glob("*.json"))) == 4

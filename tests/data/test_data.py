@@ -40,7 +40,8 @@ from agentic_prompting.data.tasks import (
 COLUMNS = ["id", "question", "answers", "task", "meta"]
 REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prompt_r1"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(),
+    reason=f"the released Prompt-R1 files are not at {REAL}: set AGENTIC_PROMPTING_DATA",
 )
 
 INSTRUCTION = "\nFirst, provide a simple explanation of the question, then {ask} and answer."
@@ -59,7 +60,11 @@ def released(question: str, golds: list[str], **changes) -> dict:
 
 def dapo(problem: str, answer: str) -> dict:
     message = {"content": DAPO_HEAD + problem + DAPO_TAIL, "role": "user"}
-    return {"prompt": [message], "reward_model": {"ground_truth": answer, "style": "rule"}, "data_source": "math_dapo"}
+    return {
+        "prompt": [message],
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+        "data_source": "math_dapo",
+    }
 
 
 # Three rows of each set, in the shape that its card or its readers show.
@@ -80,13 +85,27 @@ ROWS = {
         }
         for i in range(3)
     ],
-    "2wiki": [{"id": str(i), "question": f"q{i}", "answer": f"a{i}", "type": "comparison"} for i in range(3)],
-    "gsm8k": [{"question": f"q{i}", "answer": f"Add.\n#### {a}"} for i, a in enumerate(["24,960", "-3", "7"])],
+    "2wiki": [
+        {"id": str(i), "question": f"q{i}", "answer": f"a{i}", "type": "comparison"}
+        for i in range(3)
+    ],
+    "gsm8k": [
+        {"question": f"q{i}", "answer": f"Add.\n#### {a}"}
+        for i, a in enumerate(["24,960", "-3", "7"])
+    ],
     "musique": [
-        {"id": "2hop__1", "question": f"q{i}", "answer": "Ada", "answer_aliases": ["A. L.", "Ada"]} for i in range(3)
+        {"id": "2hop__1", "question": f"q{i}", "answer": "Ada", "answer_aliases": ["A. L.", "Ada"]}
+        for i in range(3)
     ],
     "popqa": [
-        {"id": i, "prop": "capital", "question": f"q{i}", "possible_answers": golds, "s_pop": 12, "o_pop": 3}
+        {
+            "id": i,
+            "prop": "capital",
+            "question": f"q{i}",
+            "possible_answers": golds,
+            "s_pop": 12,
+            "o_pop": 3,
+        }
         for i, golds in enumerate(['["Rome", "Roma"]', "['Oslo']", '["Bern"]'])
     ],
     "squad_v2": [
@@ -116,23 +135,42 @@ ROWS = {
         }
         for i, letter in enumerate("abe")
     ],
-    "booksum": [{"bid": i, "chapter": f" C{i} ", "summary_text": f"s{i}", "summary": "{}"} for i in range(3)],
-    "writingprompts": [{"prompt": f"[ WP ] Idea {i} .", "story": f"It was {i} ."} for i in range(3)],
+    "booksum": [
+        {"bid": i, "chapter": f" C{i} ", "summary_text": f"s{i}", "summary": "{}"} for i in range(3)
+    ],
+    "writingprompts": [
+        {"prompt": f"[ WP ] Idea {i} .", "story": f"It was {i} ."} for i in range(3)
+    ],
     "xsum": [{"document": f"Long {i}.", "summary": f"Short {i}.", "id": str(i)} for i in range(3)],
     "dapo_math": [
-        {"prompt": f"p{i}", "solution": str(i), "reward_model": {"ground_truth": str(i)}, "ability": "MATH"}
+        {
+            "prompt": f"p{i}",
+            "solution": str(i),
+            "reward_model": {"ground_truth": str(i)},
+            "ability": "MATH",
+        }
         for i in range(3)
     ],
     "dapo100": [dapo(f"p{i}", str(i)) for i in range(100)],
     "aime25": [{"id": i, "problem": f"p{i}", "answer": str(i), "solution": "…"} for i in range(3)],
-    "hmmt_feb": [{"problem_idx": i, "problem": f"p{i}", "answer": f"\\frac{{{i}}}{{7}}"} for i in range(3)],
-    "hmmt_nov25": [{"problem_idx": i, "problem": f"p{i}", "answer": i, "problem_type": ["Algebra"]} for i in range(3)],
+    "hmmt_feb": [
+        {"problem_idx": i, "problem": f"p{i}", "answer": f"\\frac{{{i}}}{{7}}"} for i in range(3)
+    ],
+    "hmmt_nov25": [
+        {"problem_idx": i, "problem": f"p{i}", "answer": i, "problem_type": ["Algebra"]}
+        for i in range(3)
+    ],
     "aimo_aime": [{"id": i, "problem": f"p{i}", "answer": f"00{i}", "url": "…"} for i in range(3)],
     "aimo_amc": [{"id": i, "problem": f"p{i}", "answer": 14.0 + i, "url": "…"} for i in range(3)],
     "aime_and_amc": [{"id": i, "problem": f"p{i}", "answer": str(i)} for i in range(3)],
     "beyondaime": [{"problem": f"p{i}", "answer": i} for i in range(3)],
-    "svamp": [{"Body": f"b{i}.", "Question": f"q{i}?", "Answer": 51.0 + i, "Type": "Addition"} for i in range(3)],
-    "aqua": [{"question": f"q{i}", "options": ["A)1", "B)2"], "correct": "AB"[i % 2]} for i in range(3)],
+    "svamp": [
+        {"Body": f"b{i}.", "Question": f"q{i}?", "Answer": 51.0 + i, "Type": "Addition"}
+        for i in range(3)
+    ],
+    "aqua": [
+        {"question": f"q{i}", "options": ["A)1", "B)2"], "correct": "AB"[i % 2]} for i in range(3)
+    ],
 }
 
 GOLDS = {
@@ -189,7 +227,10 @@ def test_each_set_in_one_schema(name, suffix, tmp_path):
 
 def test_sets_can_be_put_together(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    parts = [load_task(n, data_files=written(tmp_path / d, ROWS[n])) for n, d in (("prompt_r1", "a"), ("popqa", "b"))]
+    parts = [
+        load_task(n, data_files=written(tmp_path / d, ROWS[n]))
+        for n, d in (("prompt_r1", "a"), ("popqa", "b"))
+    ]
     assert datasets.concatenate_datasets(parts).num_rows == 6
 
 
@@ -197,13 +238,18 @@ def test_released_rows_give_back_their_message_character_by_character():
     for row in ROWS["prompt_r1"]:
         template = prompt_r1_meta(row)["prompt_template"]
         assert template.count("{question}") == 1
-        assert template.replace("{question}", prompt_r1_question(row)) == row["prompt"][0]["content"]
+        assert (
+            template.replace("{question}", prompt_r1_question(row)) == row["prompt"][0]["content"]
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": [{"content": "Question: Who?", "role": "user"}]}, "row 1 of .* cannot be read: .*released wrapper"),
+        (
+            {"prompt": [{"content": "Question: Who?", "role": "user"}]},
+            "row 1 of .* cannot be read: .*released wrapper",
+        ),
         (
             {"prompt": [{"content": "…", "role": "system"}] * 2},
             "row 1 of .* cannot be read: .*exactly one user message",
@@ -212,11 +258,18 @@ def test_released_rows_give_back_their_message_character_by_character():
 )
 def test_a_row_that_is_not_as_documented_is_named(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        load_task("prompt_r1", data_files=written(tmp_path, [ROWS["prompt_r1"][0], released("q", ["a"], **change)]))
+        load_task(
+            "prompt_r1",
+            data_files=written(tmp_path, [ROWS["prompt_r1"][0], released("q", ["a"], **change)]),
+        )
 
 
 def test_rows_without_a_gold_are_dropped_and_counted(tmp_path, caplog):
-    rows = [*ROWS["hotpotqa"], {**ROWS["hotpotqa"][0], "answer": None}, {**ROWS["hotpotqa"][0], "answer": " "}]
+    rows = [
+        *ROWS["hotpotqa"],
+        {**ROWS["hotpotqa"][0], "answer": None},
+        {**ROWS["hotpotqa"][0], "answer": " "},
+    ]
     with caplog.at_level(logging.WARNING, "agentic_prompting"):
         assert load_task("hotpotqa", data_files=written(tmp_path, rows)).num_rows == 3
     assert "2 rows" in caplog.text and "dropped" in caplog.text
@@ -246,8 +299,12 @@ def test_files_by_split_and_several_files(tmp_path):
 
 def test_tab_separated_files(tmp_path):
     path = tmp_path / "test.tsv"
-    path.write_text('id\tquestion\tpossible_answers\n1\tWhere?\t"[""Rome"", ""Roma""]"\n', encoding="utf-8")
-    assert load_task("popqa", split="test", data_files=str(path))["answers"][:] == [["Rome", "Roma"]]
+    path.write_text(
+        'id\tquestion\tpossible_answers\n1\tWhere?\t"[""Rome"", ""Roma""]"\n', encoding="utf-8"
+    )
+    assert load_task("popqa", split="test", data_files=str(path))["answers"][:] == [
+        ["Rome", "Roma"]
+    ]
 
 
 def test_flashrags_shape_is_read_too(tmp_path):
@@ -257,19 +314,36 @@ def test_flashrags_shape_is_read_too(tmp_path):
 
 def test_questions_of_the_writing_sets_say_what_to_do(tmp_path):
     asked = {
-        name: load_task(name, data_files=written(tmp_path, ROWS[name]))["question"][0] for name in ("booksum", "xsum")
+        name: load_task(name, data_files=written(tmp_path, ROWS[name]))["question"][0]
+        for name in ("booksum", "xsum")
     }
-    assert asked["booksum"].endswith("C0") and asked["xsum"].endswith("'Short 0.'") and "article" in asked["xsum"]
-    stories = load_task("writingprompts", data_files=written(tmp_path, ROWS["writingprompts"]))["question"]
+    assert (
+        asked["booksum"].endswith("C0")
+        and asked["xsum"].endswith("'Short 0.'")
+        and "article" in asked["xsum"]
+    )
+    stories = load_task("writingprompts", data_files=written(tmp_path, ROWS["writingprompts"]))[
+        "question"
+    ]
     assert stories[0].endswith("'Idea 0 .'") and "WP" not in stories[0]
-    chapters = [{"text": "C", "summary": [{"source": "x", "text": "s", "analysis": ""}, {"source": "y", "text": "t"}]}]
-    assert load_task("booksum", data_files=written(tmp_path, chapters))["answers"][:] == [["s", "t"]]
+    chapters = [
+        {
+            "text": "C",
+            "summary": [{"source": "x", "text": "s", "analysis": ""}, {"source": "y", "text": "t"}],
+        }
+    ]
+    assert load_task("booksum", data_files=written(tmp_path, chapters))["answers"][:] == [
+        ["s", "t"]
+    ]
 
 
 def test_dapo_is_unwrapped_and_each_problem_kept_once(tmp_path):
     rows = [dapo("a", "1"), dapo("b\nc", "2"), dapo("a", "3")]
     found = load_task("dapo_math", data_files=written(tmp_path, rows))
-    assert found["question"][:] == ["a", "b\nc"] and found["answers"][:] == [["3"], ["2"]]  # the last answer wins
+    assert found["question"][:] == ["a", "b\nc"] and found["answers"][:] == [
+        ["3"],
+        ["2"],
+    ]  # the last answer wins
 
 
 def test_dapo100_is_the_released_codes_shuffle(tmp_path):
@@ -282,7 +356,9 @@ def test_dapo100_is_the_released_codes_shuffle(tmp_path):
 def test_pairs_are_two_sets(hub):
     for name in ("hmmt_feb_2023", "hmmt_feb_2024", "hmmt_feb_2025"):
         answer = 3 if name.endswith("3") else "3/4"  # the years differ in type
-        hub.rows[f"MathArena/{name}"] = [{"problem": f"{name} {i}", "answer": answer} for i in range(30)]
+        hub.rows[f"MathArena/{name}"] = [
+            {"problem": f"{name} {i}", "answer": answer} for i in range(30)
+        ]
     hub.rows["MathArena/hmmt_nov_2025"] = [{"problem": "n", "answer": "\\sqrt{2}"}] * 30
     train, test = load_task("hmmt", "train"), load_task("hmmt", "test")
     expected = [f"hmmt_feb_{year} {i}" for year in (2023, 2024, 2025) for i in range(30)]
@@ -295,7 +371,9 @@ def test_pairs_are_two_sets(hub):
     with pytest.raises(ValueError, match="single revision cannot pin"):
         load_task("hmmt", "train", revision="abc")
     assert all(
-        part in TASKS and split in TASKS[part].expected_rows for of in PAIRS.values() for part, split in of.values()
+        part in TASKS and split in TASKS[part].expected_rows
+        for of in PAIRS.values()
+        for part, split in of.values()
     )
 
 
@@ -305,7 +383,9 @@ def test_search_parts_are_cut_out_of_the_test_file(hub):
         for i in range(51_713)
     ]
     hotpot = load_task("nq_hotpotqa", "test/hotpotqa", n=64, seed=1)
-    assert hotpot.num_rows == 64 and all(29_190 <= json.loads(meta)["row"] < 36_595 for meta in hotpot["meta"])
+    assert hotpot.num_rows == 64 and all(
+        29_190 <= json.loads(meta)["row"] < 36_595 for meta in hotpot["meta"]
+    )
     assert hub.calls[0][2]["columns"] == ["id", "question", "golden_answers", "data_source"]
 
 
@@ -334,13 +414,17 @@ def test_a_row_without_a_question_is_named(row, message, tmp_path):
 @pytest.mark.parametrize("golds", ['["a", {"b": 1}]', "[True, 'a']", '["a", ["b"]]'])
 def test_mixed_types_among_answers_are_named(golds, tmp_path):
     rows = [ROWS["popqa"][0], {**ROWS["popqa"][1], "possible_answers": golds}]
-    with pytest.raises(ValueError, match="row 1 of .*must be a text or a number, got (dict|bool|list)"):
+    with pytest.raises(
+        ValueError, match="row 1 of .*must be a text or a number, got (dict|bool|list)"
+    ):
         load_task("popqa", split="test", data_files=written(tmp_path, rows))
 
 
 def test_numbers_among_answers_are_texts(tmp_path):
     rows = [{**ROWS["popqa"][0], "possible_answers": '["a", 3]'}]
-    assert load_task("popqa", split="test", data_files=written(tmp_path, rows))["answers"][:] == [["a", "3"]]
+    assert load_task("popqa", split="test", data_files=written(tmp_path, rows))["answers"][:] == [
+        ["a", "3"]
+    ]
 
 
 # The catalogue and contamination ------------------------------------------------------------------------------------
@@ -350,7 +434,11 @@ def test_the_catalogue_shows_every_set():
     table = list_tasks()
     assert all(name in table for name in [*TASKS, *PAIRS])
     shown = describe_task("squad_v2")
-    assert "validation: 11,873" in shown and "lighteval/squad_v2" in shown and "without an answer are kept" in shown
+    assert (
+        "validation: 11,873" in shown
+        and "lighteval/squad_v2" in shown
+        and "without an answer are kept" in shown
+    )
     assert "aime25" in describe_task("dapo_aime25")
     with pytest.raises(ValueError, match="did you mean 'squad_v2'"):
         describe_task("squad2")
@@ -360,7 +448,9 @@ def test_the_records_are_consistent_and_a_broken_one_is_not(monkeypatch):
     assert not [check for check in check_sources() if check.problem]
     from dataclasses import replace
 
-    monkeypatch.setitem(TASKS, "bbh_word_sorting", replace(TASKS["bbh_word_sorting"], expected_rows={"test": 99}))
+    monkeypatch.setitem(
+        TASKS, "bbh_word_sorting", replace(TASKS["bbh_word_sorting"], expected_rows={"test": 99})
+    )
     assert "its cut is not of 99 rows" in check_table(check_sources(["bbh_word_sorting"]))
 
 
@@ -369,7 +459,9 @@ def test_checking_online_reads_a_row_of_every_source(hub, monkeypatch):
 
     monkeypatch.setattr(catalogue, "_revision", lambda source: "0123456789abcdef")
     hub.rows["hotpotqa/hotpot_qa"] = ROWS["hotpotqa"]
-    checks = {(check.source, check.split): check for check in check_sources(["hotpotqa"], online=True)}
+    checks = {
+        (check.source, check.split): check for check in check_sources(["hotpotqa"], online=True)
+    }
     fine = checks[("hotpotqa/hotpot_qa distractor", "train")]
     assert fine.problem == "" and fine.revision == "0123456789abcdef" and "question" in fine.columns
     assert "ConnectionError" in checks[("RUC-NLPIR/FlashRAG_datasets hotpotqa", "train")].problem
@@ -445,7 +537,10 @@ def test_files_that_are_not_there_or_not_readable(tmp_path):
 def test_a_csv_cell_is_the_text_it_is(tmp_path):
     answers = ["1", "", "007", "NA", "null", "None", "true", "1.50", "1e5", "nan"]
     path = tmp_path / "rows.csv"
-    path.write_text("question,answer\n" + "".join(f"q{i},{a}\n" for i, a in enumerate(answers)), encoding="utf-8")
+    path.write_text(
+        "question,answer\n" + "".join(f"q{i},{a}\n" for i, a in enumerate(answers)),
+        encoding="utf-8",
+    )
     found = load_task("hotpotqa", data_files=path)
     assert found["answers"][:] == [[answer] for answer in answers if answer]
     assert found["question"][:] == [f"q{i}" for i, answer in enumerate(answers) if answer]
@@ -454,7 +549,9 @@ def test_a_csv_cell_is_the_text_it_is(tmp_path):
 def test_a_csv_as_spreadsheets_write_it(tmp_path):
     path = tmp_path / "rows.csv"
     long = "x" * 200_000  # the csv module's own limit is 128 KiB
-    path.write_bytes(f'\ufeffid,question,answer\r\n7,"Two\nlines, ""quoted""","é"\r\n\r\n8,{long},b\r\n'.encode())
+    path.write_bytes(
+        f'\ufeffid,question,answer\r\n7,"Two\nlines, ""quoted""","é"\r\n\r\n8,{long},b\r\n'.encode()
+    )
     found = load_task("hotpotqa", data_files=path)
     assert found["id"][:] == ["7", "8"] and found["answers"][:] == [["é"], ["b"]]
     assert found["question"][:] == ['Two\nlines, "quoted"', long]
@@ -470,10 +567,19 @@ def test_names_of_files_are_no_patterns(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_not_a_number_is_no_answer(suffix, tmp_path):
-    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate([1.5, float("nan"), 2.0])]
-    assert load_task("hotpotqa", data_files=written(tmp_path, rows, suffix))["answers"][:] == [["1.5"], ["2"]]
-    problems = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([1.0, float("nan")])]
-    assert load_task("aimo_amc", data_files=written(tmp_path, problems, suffix))["answers"][:] == [["1"]]
+    rows = [
+        {"question": f"q{i}", "answer": answer} for i, answer in enumerate([1.5, float("nan"), 2.0])
+    ]
+    assert load_task("hotpotqa", data_files=written(tmp_path, rows, suffix))["answers"][:] == [
+        ["1.5"],
+        ["2"],
+    ]
+    problems = [
+        {"problem": f"p{i}", "answer": answer} for i, answer in enumerate([1.0, float("nan")])
+    ]
+    assert load_task("aimo_amc", data_files=written(tmp_path, problems, suffix))["answers"][:] == [
+        ["1"]
+    ]
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -482,12 +588,28 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("l.csv", "question,answer\nq,a\nOù ?,é\n".encode("latin-1"), "row 1 .line 3. of .*l.csv.* UTF-8"),
-        ("l.jsonl", '{"question": "Où ?", "answer": "é"}\n'.encode("latin-1"), "row 0 .line 1. of .*l.jsonl.* UTF-8"),
+        (
+            "l.csv",
+            "question,answer\nq,a\nOù ?,é\n".encode("latin-1"),
+            "row 1 .line 3. of .*l.csv.* UTF-8",
+        ),
+        (
+            "l.jsonl",
+            '{"question": "Où ?", "answer": "é"}\n'.encode("latin-1"),
+            "row 0 .line 1. of .*l.jsonl.* UTF-8",
+        ),
         ("l.json", '[{"question": "Où ?", "answer": "é"}]'.encode("latin-1"), "l.json.* UTF-8"),
-        ("d.jsonl", b'{"question": "q", "answer": "a"}\n\n{"a": ' + DEEP + b"}", "row 1 .line 3. of .*nested too deep"),
+        (
+            "d.jsonl",
+            b'{"question": "q", "answer": "a"}\n\n{"a": ' + DEEP + b"}",
+            "row 1 .line 3. of .*nested too deep",
+        ),
         ("d.json", DEEP, "d.json.*nested too deep"),
-        ("j.jsonl", b'{"question": "q", "answer": "a"}\n{"question"\n', "row 1 .line 2. of .*j.jsonl"),
+        (
+            "j.jsonl",
+            b'{"question": "q", "answer": "a"}\n{"question"\n',
+            "row 1 .line 2. of .*j.jsonl",
+        ),
         ("t.json", b'[{"question": "q"', "t.json"),
         ("o.jsonl", b'["q", "a"]\n', "row 0 .line 1. of .*an object .* got list"),
         ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 of .*s.jsonl.*surrogate"),
@@ -504,8 +626,16 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ),
         ("n.csv", b"question,answer\nq\n", "row 0 .line 2. of .*n.csv .*it has 1 cell where"),
         ("q.csv", b'question,answer\nq,"a\nr,b\n', "row 0 .*q.csv"),
-        ("two.csv", b"question,answer,answer\nq,a,b\n", "two.csv .*has several columns called 'answer'"),
-        ("none.csv", b"question,answer\nq,\nr, \n", "none of the 2 rows of .*none.csv has an accepted answer"),
+        (
+            "two.csv",
+            b"question,answer,answer\nq,a,b\n",
+            "two.csv .*has several columns called 'answer'",
+        ),
+        (
+            "none.csv",
+            b"question,answer\nq,\nr, \n",
+            "none of the 2 rows of .*none.csv has an accepted answer",
+        ),
     ],
 )
 def test_a_file_that_is_damaged_is_named_with_its_row(name, content, message, tmp_path):
@@ -513,12 +643,19 @@ def test_a_file_that_is_damaged_is_named_with_its_row(name, content, message, tm
     with pytest.raises(ValueError, match=message) as caught:
         load_task("hotpotqa", data_files=tmp_path / name)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-    assert caught.value.__context__ is None or caught.value.__suppress_context__, "no traceback of a library's"
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, (
+        "no traceback of a library's"
+    )
 
 
 def test_of_several_files_the_one_is_named(tmp_path):
-    for name, row in (("a.jsonl", {"question": "q", "answer": "a"}), ("b.jsonl", {"question": None, "answer": "a"})):
-        (tmp_path / name).write_text((json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n")
+    for name, row in (
+        ("a.jsonl", {"question": "q", "answer": "a"}),
+        ("b.jsonl", {"question": None, "answer": "a"}),
+    ):
+        (tmp_path / name).write_text(
+            (json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n"
+        )
     with pytest.raises(ValueError, match=r"row 1 of \S*b.jsonl cannot be read"):
         load_task("hotpotqa", data_files=[tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
@@ -532,13 +669,22 @@ def test_a_damaged_file_is_refused_before_anything_heavy_is_imported(tmp_path):
         "except ValueError: print(sorted({'datasets', 'pandas', 'pyarrow'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout == "[]\n"
+    assert (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
+        == "[]\n"
+    )
 
 
 # Data of one's own -------------------------------------------------------------------------------------------------
 
 OWN = [
-    {"nr": 7, "q": " Where is Rome? ", "a": ["Italy", "Italia"], "level": "easy", "context": "long"},
+    {
+        "nr": 7,
+        "q": " Where is Rome? ",
+        "a": ["Italy", "Italia"],
+        "level": "easy",
+        "context": "long",
+    },
     {"nr": 8, "q": "2 + 2?", "a": ["4"], "level": None, "context": "long"},
 ]
 MAP = {"id": "nr", "question": "q", "answers": "a", "difficulty": "level"}
@@ -559,18 +705,28 @@ def own_data(kind, tmp_path):
         "frame": pandas.DataFrame,
         "Dataset": Dataset.from_list,
         "stream": lambda rows: Dataset.from_list(rows).to_iterable_dataset(),
-        "splits": lambda rows: datasets.DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])),
+        "splits": lambda rows: datasets.DatasetDict(
+            train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])
+        ),
     }
     return kinds[kind](OWN)
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv", ".tsv", "list", "frame", "Dataset", "stream", "splits"])
+@pytest.mark.parametrize(
+    "kind", [".jsonl", ".parquet", ".csv", ".tsv", "list", "frame", "Dataset", "stream", "splits"]
+)
 def test_data_of_ones_own_in_one_line(kind, tmp_path):
     found = load_task(own_data(kind, tmp_path), columns=MAP)
     assert found.column_names == COLUMNS and found["id"][:] == ["7", "8"]
-    assert found["question"][:] == ["Where is Rome?", "2 + 2?"] and found["answers"][:] == [["Italy", "Italia"], ["4"]]
+    assert found["question"][:] == ["Where is Rome?", "2 + 2?"] and found["answers"][:] == [
+        ["Italy", "Italia"],
+        ["4"],
+    ]
     metas = [json.loads(meta) for meta in found["meta"]]
-    assert [meta["difficulty"] or None for meta in metas] == ["easy", None] and "context" not in metas[0]
+    assert [meta["difficulty"] or None for meta in metas] == [
+        "easy",
+        None,
+    ] and "context" not in metas[0]
     assert [meta["row"] for meta in metas] == [0, 1] and all(meta["source"] for meta in metas)
     validate_dataset(found)
     assert load_task(own_data(kind, tmp_path), n=1, seed=3, columns=MAP).num_rows == 1
@@ -578,10 +734,16 @@ def test_data_of_ones_own_in_one_line(kind, tmp_path):
 
 def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
     several, one = [{"question": "q", "answers": ["a", 3]}], [{"question": "q", "answer": "[1, 2]"}]
-    assert load_task([*several, {"question": "r"}]).num_rows == 1, "no answer: dropped, as in a file"
-    assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == ["data-0"]
+    assert load_task([*several, {"question": "r"}]).num_rows == 1, (
+        "no answer: dropped, as in a file"
+    )
+    assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == [
+        "data-0"
+    ]
     assert load_task(one)["answers"][:] == [["[1, 2]"]], "one answer is what it is"
-    assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][:] == [["1", "2"]]
+    assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][
+        :
+    ] == [["1", "2"]]
     found = load_task(written(tmp_path, several))
     assert found["id"][:] == ["rows-0"] and set(found["task"]) == {"rows"}
 
@@ -599,9 +761,13 @@ def test_own_data_by_split_and_in_several_files(tmp_path):
 
 
 def test_a_frame_as_pandas_has_it(tmp_path):
-    frame = pandas.DataFrame({"question": ["q", "r", "s"], "answers": [numpy.array(["a", "b"]), None, float("nan")]})
+    frame = pandas.DataFrame(
+        {"question": ["q", "r", "s"], "answers": [numpy.array(["a", "b"]), None, float("nan")]}
+    )
     assert load_task(frame)["answers"][:] == [["a", "b"]]
-    numbers = pandas.DataFrame({"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")})
+    numbers = pandas.DataFrame(
+        {"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")}
+    )
     assert load_task(numbers)["answers"][:] == [["1"]]
     # A single answer that is missing makes a column of whole numbers one of floats.
     floats = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [145, None, 7]})
@@ -611,15 +777,27 @@ def test_a_frame_as_pandas_has_it(tmp_path):
     assert load_task(halves)["answers"][:] == [["1"], ["2.5"]]
     floats.to_parquet(tmp_path / "numbers.parquet")
     floats.to_json(tmp_path / "numbers.jsonl", orient="records", lines=True)
-    for data in (tmp_path / "numbers.parquet", tmp_path / "numbers.jsonl", floats.to_dict("records")):
+    for data in (
+        tmp_path / "numbers.parquet",
+        tmp_path / "numbers.jsonl",
+        floats.to_dict("records"),
+    ):
         assert load_task(data)["answers"][:] == [["145"], ["7"]]
 
 
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ([{"q": "x", "a": "y"}], {}, "the list has no column 'question', 'answers'; it has: q, a; say which is which"),
-        ([{"q": "x", "a": "y"}], {"columns": {"question": "q", "answer": "b"}}, "no column 'b'; it has: q, a"),
+        (
+            [{"q": "x", "a": "y"}],
+            {},
+            "the list has no column 'question', 'answers'; it has: q, a; say which is which",
+        ),
+        (
+            [{"q": "x", "a": "y"}],
+            {"columns": {"question": "q", "answer": "b"}},
+            "no column 'b'; it has: q, a",
+        ),
         (
             [{"question": "x", "answer": "y"}],
             {"columns": {"level": "hard"}},
@@ -630,12 +808,24 @@ def test_a_frame_as_pandas_has_it(tmp_path):
             {"columns": {"answer": "y", "answers": "y"}},
             "either .answers. or .answer.",
         ),
-        ([{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}], {}, "row 1 of the list cannot be read"),
-        ([{"question": "x", "answer": "y"}, {"question": "x", "answer": True}], {}, "row 1 of the list.*got bool"),
+        (
+            [{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}],
+            {},
+            "row 1 of the list cannot be read",
+        ),
+        (
+            [{"question": "x", "answer": "y"}, {"question": "x", "answer": True}],
+            {},
+            "row 1 of the list.*got bool",
+        ),
         ([], {}, "has no rows"),
         ([{"question": "x", "answer": "y"}, ["x", "y"]], {}, "row 1 should be a dict, got list"),
         (17, {}, "got int"),
-        ([{"question": "x", "answer": ""}], {}, "none of the 1 rows of the list has an accepted answer"),
+        (
+            [{"question": "x", "answer": ""}],
+            {},
+            "none of the 1 rows of the list has an accepted answer",
+        ),
         ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
         ("hotpotqa", {"columns": {"question": "q"}}, "'hotpotqa' is a set that is known"),
     ],
@@ -650,9 +840,13 @@ def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
 
 def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
     rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
-    with pytest.raises(ValueError, match="row 1 of the DataFrame cannot be read: `question` must be a text"):
+    with pytest.raises(
+        ValueError, match="row 1 of the DataFrame cannot be read: `question` must be a text"
+    ):
         load_task(pandas.DataFrame(rows))
-    with pytest.raises(ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"):
+    with pytest.raises(
+        ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"
+    ):
         load_task(written(tmp_path, rows))
 
 
@@ -679,15 +873,24 @@ def hub(monkeypatch):
 
 
 def test_the_first_source_that_loads_wins(hub, caplog):
-    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [{"id": "1", "question": "q", "golden_answers": ["a"]}]
+    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [
+        {"id": "1", "question": "q", "golden_answers": ["a"]}
+    ]
     dataset = load_task("hotpotqa", split="validation")
     assert [(path, options["split"]) for path, _, options in hub.calls] == [
         ("hotpotqa/hotpot_qa", "validation"),
         ("hotpotqa/hotpot_qa", "validation"),
         ("RUC-NLPIR/FlashRAG_datasets", "dev"),
     ]
-    assert hub.calls[1][2] == {"split": "validation", "revision": "refs/convert/parquet", "data_dir": "distractor"}
-    assert json.loads(dataset["meta"][0])["source"] == "RUC-NLPIR/FlashRAG_datasets hotpotqa:validation"
+    assert hub.calls[1][2] == {
+        "split": "validation",
+        "revision": "refs/convert/parquet",
+        "data_dir": "distractor",
+    }
+    assert (
+        json.loads(dataset["meta"][0])["source"]
+        == "RUC-NLPIR/FlashRAG_datasets hotpotqa:validation"
+    )
     assert "1 rows" in caplog.text and "7,405 were expected" in caplog.text
 
 
@@ -707,10 +910,14 @@ def test_every_failure_of_the_chain_is_in_the_error(hub):
 
 
 def test_a_pinned_revision_is_not_replaced(hub):
-    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [{"id": "1", "question": "q", "golden_answers": ["a"]}]
+    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [
+        {"id": "1", "question": "q", "golden_answers": ["a"]}
+    ]
     with pytest.raises(RuntimeError, match="hotpotqa/hotpot_qa distractor@1908d6"):
         load_task("hotpotqa", revision="1908d6")
-    assert hub.calls == [("hotpotqa/hotpot_qa", "distractor", {"split": "train", "revision": "1908d6"})]
+    assert hub.calls == [
+        ("hotpotqa/hotpot_qa", "distractor", {"split": "train", "revision": "1908d6"})
+    ]
 
 
 def test_prompt_r1_is_asked_for_by_file(hub):
@@ -755,7 +962,10 @@ def test_small_readers():
         ([{"question": "q", "answer": "a"}], "no column 'answers'; it has: question, answer"),
         ([{"prompt": "q"}], "no column 'question', 'answers'; it has: prompt"),
         ([{"text": "q", "answers": ["a"]}], "no column 'question'; it has: text, answers"),
-        ([{"question": "q", "answers": ["a"]}, {"question": "r", "answers": []}], "row 1 .*`answers` is empty"),
+        (
+            [{"question": "q", "answers": ["a"]}, {"question": "r", "answers": []}],
+            "row 1 .*`answers` is empty",
+        ),
         ([{"question": "q", "answers": "a"}], "row 0 .*must be a list of strings, got 'a'"),
         ([{"question": "q", "answers": [1]}], "row 0 .*must be a list of strings"),
         ([{"question": "q", "answers": None}], "row 0 .*must be a list of strings, got None"),
@@ -835,7 +1045,9 @@ def test_real_golds():
 
 @needs_real_files
 def test_real_validation_file():
-    dataset = load_task("prompt_r1", split="validation", data_files={"validation": str(REAL / "validation.parquet")})
+    dataset = load_task(
+        "prompt_r1", split="validation", data_files={"validation": str(REAL / "validation.parquet")}
+    )
     assert dataset.num_rows == 2048
     assert sum("\n" in question for question in dataset["question"]) == 151
     assert {json.loads(meta)["data_source"] for meta in dataset["meta"]} == {"hotpotqa/hotpot_qa"}
@@ -849,7 +1061,9 @@ def test_real_validation_file():
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity"])
 def test_a_number_beyond_all_bounds_names_its_line(tmp_path, number):
     path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"question": "q", "answer": "a"}}\n{{"question": "r", "answer": {number}}}\n')
+    path.write_text(
+        f'{{"question": "q", "answer": "a"}}\n{{"question": "r", "answer": {number}}}\n'
+    )
     with pytest.raises(ValueError, match=rf"row 1 .line 2. of .*rows.jsonl .*{number[:5]}"):
         load_task(path)
 
@@ -916,6 +1130,8 @@ def test_parquet_files_damaged_in_the_middle_end_in_one_line(tmp_path):
     import subprocess
     import sys
 
-    done = subprocess.run([sys.executable, "-c", DAMAGED, tmp_path], capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGED, tmp_path], capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "refused" in done.stdout

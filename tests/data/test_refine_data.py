@@ -25,7 +25,8 @@ from agentic_prompting.rewards import (
 
 REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prorefine"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"ProRefine's data files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(),
+    reason=f"ProRefine's data files are not at {REAL}: set AGENTIC_PROMPTING_DATA",
 )
 FILES = {
     "bbh_object_counting": REAL / "object_counting.json",
@@ -57,7 +58,13 @@ def test_each_set_has_a_record_a_scorer_and_a_prompt():
 @pytest.mark.parametrize(
     ("name", "split", "rows", "begins", "gold"),
     [
-        ("bbh_object_counting", "train", 50, "I have a flute, a piano, a trombone, four stoves", "8"),
+        (
+            "bbh_object_counting",
+            "train",
+            50,
+            "I have a flute, a piano, a trombone, four stoves",
+            "8",
+        ),
         ("bbh_object_counting", "validation", 100, "I have two stalks of celery", "10"),
         ("bbh_object_counting", "test", 100, "I have a couch, a bed", "9"),
         (
@@ -67,7 +74,13 @@ def test_each_set_has_a_record_a_scorer_and_a_prompt():
             "Sort the following words alphabetically: List: syndrome therefrom",
             "syndrome therefrom",
         ),
-        ("bbh_word_sorting", "validation", 100, "Sort the following words", "core discreet hat sonnet"),
+        (
+            "bbh_word_sorting",
+            "validation",
+            100,
+            "Sort the following words",
+            "core discreet hat sonnet",
+        ),
         (
             "bbh_word_sorting",
             "test",
@@ -75,10 +88,22 @@ def test_each_set_has_a_record_a_scorer_and_a_prompt():
             "Sort the following words alphabetically: List: oakland",
             "allis anthology jacobi marmot membrane oakland seaborg toggle trapezoidal",
         ),
-        ("gsm8k_dspy", "train", 200, "Question: The result from the 40-item Statistics exam Marion and Ella", "24"),
+        (
+            "gsm8k_dspy",
+            "train",
+            200,
+            "Question: The result from the 40-item Statistics exam Marion and Ella",
+            "24",
+        ),
         ("gsm8k_dspy", "validation", 300, "Question: 20 birds migrate", "2200"),
         ("gsm8k_dspy", "test", 1319, "Question: Amber, Micah, and Ahito ran 52 miles", "16"),
-        ("svamp", "test", 1000, "Each pack of dvds costs 76 dollars. If there is a discount of 25 dollars", "51"),
+        (
+            "svamp",
+            "test",
+            1000,
+            "Each pack of dvds costs 76 dollars. If there is a discount of 25 dollars",
+            "51",
+        ),
         ("aqua", "test", 254, "A car is being driven, in a straight line", "A"),
     ],
 )
@@ -92,7 +117,10 @@ def test_counts_and_first_rows(name, split, rows, begins, gold):
 @needs_real_files
 @pytest.mark.parametrize("name", [name for name in FILES if PROREFINE_TASKS[name].cuts])
 def test_parts_do_not_overlap(name):
-    parts = [set(load_task(name, split, data_files=FILES[name])["question"]) for split in ("train", "validation")]
+    parts = [
+        set(load_task(name, split, data_files=FILES[name])["question"])
+        for split in ("train", "validation")
+    ]
     assert not parts[0] & parts[1]
 
 
@@ -104,8 +132,14 @@ def test_golds_of_the_real_rows():
         for row in load_task("bbh_word_sorting", split, data_files=FILES["bbh_word_sorting"])
     ]
     assert all(row["answers"] == [" ".join(sorted(row["answers"][0].split()))] for row in words)
-    assert all(word_sorting_match(f"Answer: {row['answers'][0]}", row["answers"]) == 1.0 for row in words)
-    assert not any(word_sorting_match(row["question"], row["answers"]) for row in words if len(row["question"]) > 120)
+    assert all(
+        word_sorting_match(f"Answer: {row['answers'][0]}", row["answers"]) == 1.0 for row in words
+    )
+    assert not any(
+        word_sorting_match(row["question"], row["answers"])
+        for row in words
+        if len(row["question"]) > 120
+    )
     aqua = load_task("aqua", "test", data_files=FILES["aqua"])
     assert {answers[0] for answers in aqua["answers"]} == set("ABCDE")
     assert all(question.count("\n") >= 5 and "\nE)" in question for question in aqua["question"])
@@ -122,7 +156,9 @@ def test_another_order_is_noticed(tmp_path):
     whole = json.loads(FILES["bbh_object_counting"].read_text())
     random.Random(1).shuffle(whole["examples"])
     (tmp_path / "object_counting.json").write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match="has its rows in another order: split 'test' should begin"):
+    with pytest.raises(
+        ValueError, match="has its rows in another order: split 'test' should begin"
+    ):
         load_task("bbh_object_counting", "test", data_files=tmp_path / "object_counting.json")
 
 
@@ -131,7 +167,11 @@ def test_another_order_is_noticed(tmp_path):
 
 def bbh_rows(count=250):
     rows = [{"input": f"I have {i} plums.", "target": str(i)} for i in range(count)]
-    for number, begins in ((0, "a flute, a piano"), (50, "stalks of celery"), (150, "a couch, a bed")):
+    for number, begins in (
+        (0, "a flute, a piano"),
+        (50, "stalks of celery"),
+        (150, "a couch, a bed"),
+    ):
         if number < count:
             rows[number]["input"] = f"I have {begins}."
     return rows
@@ -156,13 +196,19 @@ def test_a_hub_copy_in_another_order_is_passed_over(hub):
     hub["SaylorTwift/bbh"] = bbh_rows()[::-1]
     hub["json"] = bbh_rows()
     dataset = load_task("bbh_object_counting", "test")
-    assert dataset.num_rows == 100 and dataset["answers"][1] == ["151"] and dataset["id"][1].endswith("-151")
+    assert (
+        dataset.num_rows == 100
+        and dataset["answers"][1] == ["151"]
+        and dataset["id"][1].endswith("-151")
+    )
     assert [(path, config, options["split"]) for path, config, options in hub["calls"]] == [
         ("SaylorTwift/bbh", "object_counting", "test"),
         ("json", None, "rows"),
     ]
     assert hub["calls"][1][2]["field"] == "examples"
-    assert hub["calls"][1][2]["data_files"]["rows"].endswith("BIG-Bench-Hard/main/bbh/object_counting.json")
+    assert hub["calls"][1][2]["data_files"]["rows"].endswith(
+        "BIG-Bench-Hard/main/bbh/object_counting.json"
+    )
 
 
 def test_a_copy_of_another_size_is_passed_over(hub):
@@ -178,7 +224,9 @@ def test_gsm8k_validation_comes_from_train(hub):
 
 
 def test_svamp_is_the_whole_thousand(hub):
-    hub["ChilleD/SVAMP"] = [{"Body": "Two and two.", "Question": "How many?", "Answer": "4.0", "Type": "Addition"}]
+    hub["ChilleD/SVAMP"] = [
+        {"Body": "Two and two.", "Question": "How many?", "Answer": "4.0", "Type": "Addition"}
+    ]
     assert load_task("svamp", "test")[0]["answers"] == ["4"]
     assert hub["calls"][0][2]["split"] == "train+test"
     with pytest.raises(ValueError, match="svamp has no split 'train'; it has: test"):
@@ -187,13 +235,18 @@ def test_svamp_is_the_whole_thousand(hub):
 
 def test_unknown_splits_of_files_that_are_cut(tmp_path):
     Dataset.from_list(bbh_rows()).to_json(tmp_path / "rows.jsonl")
-    assert load_task("bbh_object_counting", "validation", data_files=tmp_path / "rows.jsonl")["id"][0] == "rows-50"
+    assert (
+        load_task("bbh_object_counting", "validation", data_files=tmp_path / "rows.jsonl")["id"][0]
+        == "rows-50"
+    )
     with pytest.raises(ValueError, match="has no split 'dev'; it has: train, validation, test"):
         load_task("bbh_object_counting", "dev", data_files=tmp_path / "rows.jsonl")
 
 
 def test_small_readers():
-    assert [whole_number(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, 2**53 + 1, "2.5")] == [
+    assert [
+        whole_number(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, 2**53 + 1, "2.5")
+    ] == [
         "145",
         "145",
         "1000",
@@ -235,7 +288,9 @@ def test_the_integer_rule_never_raises(text):
 def test_integers_are_compared_as_integers():
     assert integer_match("so the answer is 08 plums", ["8"]) == 1.0
     assert integer_match("Answer: 8", ["7", "8"]) == 1.0
-    assert integer_match("", ["0"]) == 1.0 and integer_match("I have 5", ["-5"]) == 1.0  # as released
+    assert (
+        integer_match("", ["0"]) == 1.0 and integer_match("I have 5", ["-5"]) == 1.0
+    )  # as released
     assert integer_match("Answer: 9", ["8"]) == 0.0
 
 
@@ -256,7 +311,9 @@ def test_integers_are_compared_as_integers():
     ],
 )
 def test_the_letter_rule(text, letter):
-    assert [option for option in "ABCDE" if letter_match(text, [option])] == ([letter] if letter else [])
+    assert [option for option in "ABCDE" if letter_match(text, [option])] == (
+        [letter] if letter else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +333,15 @@ def test_sorted_words_in_any_dress(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Answer: barn we're it&t", "Answer: barn it&t", "Answer: barn it&t we're x", "", "Answer:", "barn\nit&t"]
+    "text",
+    [
+        "Answer: barn we're it&t",
+        "Answer: barn it&t",
+        "Answer: barn it&t we're x",
+        "",
+        "Answer:",
+        "barn\nit&t",
+    ],
 )
 def test_words_that_are_not_sorted(text):
     assert word_sorting_match(text, ["barn it&t we're"]) == 0.0
@@ -291,13 +356,22 @@ def test_golds_that_are_none(score):
 
 
 def test_the_judge():
-    said = {"right one": "Same. <ACCURACY>1</ACCURACY>", "wrong one": "<ACCURACY>0</ACCURACY>", "odd": "Well."}
+    said = {
+        "right one": "Same. <ACCURACY>1</ACCURACY>",
+        "wrong one": "<ACCURACY>0</ACCURACY>",
+        "odd": "Well.",
+    }
     chat = ScriptedChat(said)
     judge = AccuracyJudge(chat)
     scores = [start(judge("Sort: b a", prediction, ["a b"])).result() for prediction in said]
     assert scores == [1.0, 0.0, None]
     shown = chat.calls[0][1]["content"]
-    assert all(piece in shown for piece in ("Sort: b a", "a b", "right one")) and chat.sampling[0] == {"temperature": 0}
-    assert start(AccuracyJudge(ScriptedChat([ServerFailed("down")]))("q", "{gold}", ["g"])).result() is None
+    assert all(piece in shown for piece in ("Sort: b a", "a b", "right one")) and chat.sampling[
+        0
+    ] == {"temperature": 0}
+    assert (
+        start(AccuracyJudge(ScriptedChat([ServerFailed("down")]))("q", "{gold}", ["g"])).result()
+        is None
+    )
     with pytest.raises(ValueError, match="answers is empty"):
         start(judge("q", "p", [])).result()

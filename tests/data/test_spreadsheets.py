@@ -42,7 +42,9 @@ def test_csv_of_spreadsheets(text, tmp_path):
     assert read(tmp_path / "rows.csv") == EXPECTED
 
 
-@pytest.mark.parametrize("text", ["question,answer\nq,a,b\n", "question,answer,\nq\n", "question;answer\nq;a;b\n"])
+@pytest.mark.parametrize(
+    "text", ["question,answer\nq,a,b\n", "question,answer,\nq\n", "question;answer\nq;a;b\n"]
+)
 def test_cells_that_fit_no_column_are_named(text, tmp_path):
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(ValueError, match="row 0 .line 2. of .*rows.csv .*cells? where there are"):
@@ -50,7 +52,9 @@ def test_cells_that_fit_no_column_are_named(text, tmp_path):
 
 
 def test_empty_rows_of_a_frame_are_dropped():
-    frame = pandas.DataFrame({"question": ["q", None, "r"], "answer": ["a", None, "b"], "Unnamed: 2": [None] * 3})
+    frame = pandas.DataFrame(
+        {"question": ["q", None, "r"], "answer": ["a", None, "b"], "Unnamed: 2": [None] * 3}
+    )
     assert load_task(frame)["answers"][:] == [["a"], ["b"]]
 
 
@@ -79,7 +83,13 @@ def test_an_excel_sheet_is_read(workbook):
         ("When?", datetime.datetime(2024, 5, 1), None),
         ("Is it?", True, None),
     )
-    assert [answers for _, answers in read(path)] == [["Italy"], ["4"], ["2.5"], ["2024-05-01"], ["TRUE"]]
+    assert [answers for _, answers in read(path)] == [
+        ["Italy"],
+        ["4"],
+        ["2.5"],
+        ["2024-05-01"],
+        ["TRUE"],
+    ]
 
 
 def test_an_error_in_a_cell_is_named(workbook):
@@ -96,7 +106,9 @@ def test_a_damaged_excel_file_is_refused(workbook, tmp_path):
 def test_without_openpyxl_csv_is_advised(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="rows.xlsx cannot be read as .xlsx: .*openpyxl.*save the sheet as CSV"):
+    with pytest.raises(
+        ValueError, match="rows.xlsx cannot be read as .xlsx: .*openpyxl.*save the sheet as CSV"
+    ):
         load_task(str(tmp_path / "rows.xlsx"))
 
 
@@ -114,7 +126,9 @@ def test_short_floats_keep_their_digits(suffix, tmp_path):
     numbers = numpy.array([0.1, 4.0, 2.5], dtype="float32")
     frame = pandas.DataFrame({"question": ["a", "b", "c"], "answer": numbers})
     features = Features({"question": Value("string"), "answers": List(Value("float32"))})
-    lists = Dataset.from_dict({"question": ["a", "b"], "answers": [[0.1, 4.0], [2.5]]}, features=features)
+    lists = Dataset.from_dict(
+        {"question": ["a", "b"], "answers": [[0.1, 4.0], [2.5]]}, features=features
+    )
     if suffix == ".parquet":
         frame.to_parquet(tmp_path / "rows.parquet")
         lists.to_parquet(tmp_path / "lists.parquet")

@@ -21,7 +21,16 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from support.doc_blocks import PAGES, ROOT, Block, blocks_of, docstring_blocks, docstring_names, page_blocks, stand_ins
+from support.doc_blocks import (
+    PAGES,
+    ROOT,
+    Block,
+    blocks_of,
+    docstring_blocks,
+    docstring_names,
+    page_blocks,
+    stand_ins,
+)
 from support.doc_commands import commands_in, faults
 from support.marks import LONG
 from support.servers import unused_url
@@ -29,7 +38,13 @@ from support.servers import unused_url
 BLOCKS = {page: page_blocks(page) for page in PAGES}
 ALL = [block for blocks in BLOCKS.values() for block in blocks]
 DOCSTRINGS = list(docstring_blocks())
-LANGUAGES = {"python", "bash", "yaml", "json", ""}  # of others it would have to be said here what is done with them
+LANGUAGES = {
+    "python",
+    "bash",
+    "yaml",
+    "json",
+    "",
+}  # of others it would have to be said here what is done with them
 MOST_NOT_RUN = 3
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # run as it stands, by a shell: see test_the_tutorial
 
@@ -46,7 +61,11 @@ def world(monkeypatch, tmp_path, tiny_policy):
 
 @pytest.mark.parametrize(
     "page",
-    [page for page, blocks in BLOCKS.items() if any(block.runs for block in blocks) and page != TUTORIAL],
+    [
+        page
+        for page, blocks in BLOCKS.items()
+        if any(block.runs for block in blocks) and page != TUTORIAL
+    ],
     ids=name_of,
 )
 def test_python_of_a_page_runs(page, world):
@@ -60,7 +79,9 @@ def test_python_of_a_page_runs(page, world):
     assert there <= called, f"functions of the page that nothing calls: {sorted(there - called)}"
 
 
-@pytest.mark.parametrize("block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where)
+@pytest.mark.parametrize(
+    "block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where
+)
 def test_python_of_a_docstring_runs(block, world):
     block.run(docstring_names(block), world)
 
@@ -76,7 +97,13 @@ def test_few_blocks_are_not_run():
 def test_every_block_is_of_a_kind_that_is_checked():
     assert {block.language for block in ALL} <= LANGUAGES
     # Without a language a block is a picture or an output. Commands are marked, so that they are checked.
-    unmarked = [block for block in ALL if not block.language for line in commands_of(block) if not faults(line)]
+    unmarked = [
+        block
+        for block in ALL
+        if not block.language
+        for line in commands_of(block)
+        if not faults(line)
+    ]
     assert not unmarked
 
 
@@ -89,7 +116,9 @@ def commands_of(block):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=name_of)
 def test_commands_exist(page):
-    written = [name for block in BLOCKS[page] for name in re.findall(r'title="(\w+\.py)"', block.note)]
+    written = [
+        name for block in BLOCKS[page] for name in re.findall(r'title="(\w+\.py)"', block.note)
+    ]
     wrong = [
         f"{block.where}:{block.line}: {' '.join(command)}: {fault}"
         for block in BLOCKS[page]
@@ -108,8 +137,14 @@ def test_commands_exist(page):
         ("agentic-prompting refin --sandbox", "no sub-command refin"),
         ("X=1 python -m benchmarks.speed.scoring --no_such", "no option --no_such"),
         ("accelerate launch --quiett examples/train_espl.py", "quiett"),
-        ("accelerate launch --quiet examples/train_espl.py --refference_model x", "no option --refference_model"),
-        ("accelerate launch --config_file examples/accelerate/none.yaml examples/train_espl.py", "no file"),
+        (
+            "accelerate launch --quiet examples/train_espl.py --refference_model x",
+            "no option --refference_model",
+        ),
+        (
+            "accelerate launch --config_file examples/accelerate/none.yaml examples/train_espl.py",
+            "no file",
+        ),
         ("make demo dmo", "no target dmo"),
         ("pip install 'agentic-prompting[srve]'", "no extra"),
         ("agentic_prompting refine", "no command"),
@@ -138,7 +173,9 @@ def test_linked_files_are_there(page):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"])
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"]
+)
 def test_the_tutorial(whole, tmp_path):
     """From an empty folder to a served agent: every file is written and every command run, in order, by one shell. In
     two steps of each training nothing is learned."""
@@ -158,16 +195,27 @@ def test_the_tutorial(whole, tmp_path):
         script.append(code)
     folder = tmp_path / "empty"
     folder.mkdir()
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    paths = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=folder, env=os.environ | paths, capture_output=True, text=True
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env=os.environ | paths,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    before, after = (float(share) for share in re.findall(r"(\d\.\d\d) of \d+ answers are right", done.stdout))
+    before, after = (
+        float(share) for share in re.findall(r"(\d\.\d\d) of \d+ answers are right", done.stdout)
+    )
     assert not whole or (before <= 0.65 and after >= 0.8), done.stdout[-3000:]
     said = json.loads(re.search(r'^\{"id".*', done.stdout, re.MULTILINE)[0])
     assert said["model"] == "agent" and (not whole or said["choices"][0]["message"]["content"])
-    assert done.stdout.count("-> the end") == 1 and (not whole or "environment    Oslo" in done.stdout)
+    assert done.stdout.count("-> the end") == 1 and (
+        not whole or "environment    Oslo" in done.stdout
+    )
 
 
 # What scripts write -------------------------------------------------------------------------------------------------
@@ -197,11 +245,15 @@ def test_every_setting_is_on_the_page_of_settings():
 
     tables = runpy.run_path(str(ROOT / "docs" / "tools" / "settings_tables.py"))
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
-    shown = [getattr(import_module(module), name) for module, name in tables["DIRECTIVE"].findall(page)]
+    shown = [
+        getattr(import_module(module), name) for module, name in tables["DIRECTIVE"].findall(page)
+    ]
     taken = {kind for program in PROGRAMS.values() for kind in program}
     for name, (file, _) in COMMANDS.items():
         command = getattr(import_module(f"agentic_prompting.cli.{file}"), name.replace("-", "_"))
-        taken |= {kind for kind in get_annotations(command, eval_str=True).values() if is_dataclass(kind)}
+        taken |= {
+            kind for kind in get_annotations(command, eval_str=True).values() if is_dataclass(kind)
+        }
     ours = {
         part
         for kind in taken
@@ -225,9 +277,7 @@ def test_every_extra_is_on_the_installation_page():
 
 
 def test_the_reading_of_blocks():
-    text = (
-        "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  ```python no-run: c\n  z\n  ```\n"
-    )
+    text = "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  ```python no-run: c\n  z\n  ```\n"
     first, hidden, left = blocks_of(text, "page.md")
     assert first == Block("page.md", 4, "python", "", "x = 1\n")
     assert (hidden.code, hidden.line, hidden.shown, hidden.runs) == ("y = 2\n", 8, False, True)

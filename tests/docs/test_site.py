@@ -11,7 +11,9 @@ import pytest
 from support.browser import chromium, why_not
 
 SITE = Path(__file__).parents[2] / "site"
-pytestmark = pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="no site is built: make docs")
+pytestmark = pytest.mark.skipif(
+    not (SITE / "index.html").is_file(), reason="no site is built: make docs"
+)
 
 WANTED = {
     "custom reward": "howto/reward/",
@@ -30,7 +32,10 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_the_search_finds_what_people_type_on_the_first_hit():
     handler = functools.partial(_Quiet, directory=SITE)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        chromium() as browser,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page, root = browser.new_page(), f"http://127.0.0.1:{server.server_address[1]}/"
         found = {}
@@ -40,7 +45,9 @@ def test_the_search_finds_what_people_type_on_the_first_hit():
             link = page.locator(".md-search-result__item").first.locator("a").first
             found[query] = link.get_attribute("href").split("?")[0].removeprefix(root)
         server.shutdown()
-    assert found.keys() == WANTED.keys() and all(found[one].startswith(WANTED[one]) for one in WANTED), found
+    assert found.keys() == WANTED.keys() and all(
+        found[one].startswith(WANTED[one]) for one in WANTED
+    ), found
 
 
 def test_the_pages_are_behind_tabs_and_a_reference_is_no_scroll():

@@ -26,8 +26,12 @@ def test_a_trace_has_what_is_called_between_two_functions():
     """From the first function's call to the last one's return, and nothing that other code calls. In a process of its
     own: in one that had run many other tests, CPython 3.11.7 looped for ever in a function that was profiled, where no
     signal ends it."""
-    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=100)
-    assert done.stdout.split("\n")[0] == "['rollout/grammar.py', 'llm/chats.py']", done.stderr[-2000:]
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split("\n")[0] == "['rollout/grammar.py', 'llm/chats.py']", done.stderr[
+        -2000:
+    ]
 
 
 ENTERED = f"""
@@ -45,5 +49,9 @@ except SystemExit as error:
 
 
 def test_a_part_that_calls_the_trainer_is_named():
-    done = subprocess.run([sys.executable, "-c", ENTERED], capture_output=True, text=True, timeout=100)
-    assert "rollout/spec.py -> fill, rollout/spec.py -> with_system\n" in done.stdout, done.stderr[-2000:]
+    done = subprocess.run(
+        [sys.executable, "-c", ENTERED], capture_output=True, text=True, timeout=100
+    )
+    assert "rollout/spec.py -> fill, rollout/spec.py -> with_system\n" in done.stdout, done.stderr[
+        -2000:
+    ]

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.environments import CUT_MARK, LLMEnvironment
-from agentic_prompting.llm import Misconfigured, OpenAIChat, RateLimited, Reply, RoutedChat, ScriptedChat, Usage
+from agentic_prompting.llm import (
+    Misconfigured,
+    OpenAIChat,
+    RateLimited,
+    Reply,
+    RoutedChat,
+    ScriptedChat,
+    Usage,
+)
 from agentic_prompting.rollout import (
     BatchEngine,
     ChatFormat,
@@ -23,12 +31,16 @@ from support.tokenizers_for_tests import tokenizer_for
 
 
 def turn_of(request, thought="a secret thought"):
-    return parse_turn(f"<think> {thought} </think> <interaction_prompt> {request} </interaction_prompt>")
+    return parse_turn(
+        f"<think> {thought} </think> <interaction_prompt> {request} </interaction_prompt>"
+    )
 
 
 def rollout_after(n, seed=0):
     """A rollout that has had `n` replies and asks once more: `ask 0`, `reply 0`, ..., `ask n`."""
-    rollout = Rollout([1, 2, 3], row={"question": "the question itself", "answers": ["gold"]}, seed=seed)
+    rollout = Rollout(
+        [1, 2, 3], row={"question": "the question itself", "answers": ["gold"]}, seed=seed
+    )
     for i in range(n):
         rollout.add_turn(Sample([4]), turn_of(f"ask {i}"))
         rollout.add_observation(Observation(f"reply {i}"), [5])
@@ -37,8 +49,14 @@ def rollout_after(n, seed=0):
 
 
 def history(*numbers, last):
-    pairs = [({"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"reply {i}"}) for i in numbers]
-    return [*(message for pair in pairs for message in pair), {"role": "user", "content": f"ask {last}"}]
+    pairs = [
+        ({"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"reply {i}"})
+        for i in numbers
+    ]
+    return [
+        *(message for pair in pairs for message in pair),
+        {"role": "user", "content": f"ask {last}"},
+    ]
 
 
 class Recording(ScriptedChat):
@@ -58,7 +76,15 @@ class Recording(ScriptedChat):
 
 @pytest.mark.parametrize(
     ("kept", "numbers"),
-    [("full", [0, 1, 2]), ("last", []), (0, []), (1, [2]), (2, [1, 2]), (3, [0, 1, 2]), (99, [0, 1, 2])],
+    [
+        ("full", [0, 1, 2]),
+        ("last", []),
+        (0, []),
+        (1, [2]),
+        (2, [1, 2]),
+        (3, [0, 1, 2]),
+        (99, [0, 1, 2]),
+    ],
 )
 def test_how_much_history(kept, numbers):
     chat = ScriptedChat(["ok"])
@@ -69,7 +95,9 @@ def test_how_much_history(kept, numbers):
 
 @pytest.mark.parametrize("kept", ["full", "last", 0, 2])
 def test_the_first_request_has_no_history(kept):
-    assert LLMEnvironment(ScriptedChat(["ok"]), history=kept).messages(rollout_after(0)) == history(last=0)
+    assert LLMEnvironment(ScriptedChat(["ok"]), history=kept).messages(rollout_after(0)) == history(
+        last=0
+    )
 
 
 def test_history_from_a_function():
@@ -80,20 +108,27 @@ def test_history_from_a_function():
         return [{"role": "user", "content": f"so far: {len(earlier) // 2} exchanges"}]
 
     messages = LLMEnvironment(ScriptedChat(["ok"]), history=summary).messages(rollout_after(2))
-    assert messages == [{"role": "user", "content": "so far: 2 exchanges"}, {"role": "user", "content": "ask 2"}]
+    assert messages == [
+        {"role": "user", "content": "so far: 2 exchanges"},
+        {"role": "user", "content": "ask 2"},
+    ]
     assert seen == [history(0, 1, last=2)[:-1]]
 
 
 @pytest.mark.parametrize("wrong", ["some", "", -1, 1.5, None, ["full"]])
 def test_history_that_is_none_of_these(wrong):
-    with pytest.raises(ValueError, match="history must be 'full', 'last', a number of turns or a function") as raised:
+    with pytest.raises(
+        ValueError, match="history must be 'full', 'last', a number of turns or a function"
+    ) as raised:
         LLMEnvironment(ScriptedChat(["ok"]), history=wrong)
     assert repr(wrong) in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kept", ["full", "last"])
 def test_the_system_prompt_comes_first(kept):
-    messages = LLMEnvironment(ScriptedChat(["ok"]), system_prompt="Be exact.", history=kept).messages(rollout_after(1))
+    messages = LLMEnvironment(
+        ScriptedChat(["ok"]), system_prompt="Be exact.", history=kept
+    ).messages(rollout_after(1))
     assert messages[0] == {"role": "system", "content": "Be exact."}
     assert [message["role"] for message in messages].count("system") == 1
     assert messages[-1] == {"role": "user", "content": "ask 1"}
@@ -109,9 +144,21 @@ def test_it_sees_neither_thoughts_nor_question_nor_answer(kept):
 
 def test_asking_changes_nothing_in_the_rollout():
     rollout = rollout_after(2)
-    before = (list(rollout.ids), list(rollout.mask), list(rollout.turns), list(rollout.observations), rollout.status)
+    before = (
+        list(rollout.ids),
+        list(rollout.mask),
+        list(rollout.turns),
+        list(rollout.observations),
+        rollout.status,
+    )
     asyncio.run(LLMEnvironment(ScriptedChat(["ok"])).step(rollout))
-    assert before == (rollout.ids, rollout.mask, rollout.turns, rollout.observations, rollout.status)
+    assert before == (
+        rollout.ids,
+        rollout.mask,
+        rollout.turns,
+        rollout.observations,
+        rollout.status,
+    )
 
 
 def test_sampling_goes_with_every_call():
@@ -127,7 +174,11 @@ def test_rollouts_are_told_apart_by_their_seed():
     rollout are one session."""
     chat = Recording(["ok"])
     environment = LLMEnvironment(chat)
-    for rollout in (rollout_after(0, seed=11), rollout_after(0, seed=12), rollout_after(1, seed=11)):
+    for rollout in (
+        rollout_after(0, seed=11),
+        rollout_after(0, seed=12),
+        rollout_after(1, seed=11),
+    ):
         asyncio.run(environment.step(rollout))
     assert chat.identities == [(11, "11"), (12, "12"), (11, "11")]
 
@@ -140,7 +191,9 @@ def observed(reply, **options):
 
 
 def test_a_reply_is_kept_as_it_is():
-    reply = Reply(" two\nlines <answer>x</answer> ", usage=Usage(3, 4, 0.5), seconds=1.25, attempts=2)
+    reply = Reply(
+        " two\nlines <answer>x</answer> ", usage=Usage(3, 4, 0.5), seconds=1.25, attempts=2
+    )
     observation = observed(reply)
     assert observation == Observation(reply.text, None, (reply,), 1.25)
 
@@ -159,12 +212,16 @@ def test_long_replies_are_cut_with_a_mark(length):
         assert seen == text
     else:
         assert seen == text[: 20 - len(CUT_MARK)] + CUT_MARK and len(seen) == 20
-    assert observed(text, max_reply_chars=20).replies[0].text == text, "the whole reply is kept for the log"
+    assert observed(text, max_reply_chars=20).replies[0].text == text, (
+        "the whole reply is kept for the log"
+    )
 
 
 def test_the_default_is_the_released_codes():
     assert observed("x" * 2048).text == "x" * 2048
-    assert len(observed("x" * 2049).text) == 2048 and observed("x" * 2049).text.endswith("x" + CUT_MARK)
+    assert len(observed("x" * 2049).text) == 2048 and observed("x" * 2049).text.endswith(
+        "x" + CUT_MARK
+    )
 
 
 @given(text=st.text(max_size=40), limit=st.integers(len(CUT_MARK) + 1, 30))
@@ -193,7 +250,9 @@ def test_wide_characters_are_counted_as_characters(cluster, limit):
 
 @pytest.mark.parametrize("limit", [0, 1, len(CUT_MARK), -5])
 def test_room_for_the_mark_alone_is_too_little(limit):
-    with pytest.raises(ValueError, match=f"max_reply_chars must be more than {len(CUT_MARK)}, got {limit}"):
+    with pytest.raises(
+        ValueError, match=f"max_reply_chars must be more than {len(CUT_MARK)}, got {limit}"
+    ):
         LLMEnvironment(ScriptedChat(["ok"]), max_reply_chars=limit)
 
 
@@ -234,8 +293,13 @@ def play(environment, n=1):
     end = "<think> a </think> <answer> c </answer>"
 
     def sampler(requests):
-        asked = chat_format.tokenizer("<interaction_response>", add_special_tokens=False)["input_ids"]
-        ends = [any(r.context[i : i + len(asked)] == asked for i in range(len(r.context))) for r in requests]
+        asked = chat_format.tokenizer("<interaction_response>", add_special_tokens=False)[
+            "input_ids"
+        ]
+        ends = [
+            any(r.context[i : i + len(asked)] == asked for i in range(len(r.context)))
+            for r in requests
+        ]
         return [Sample(chat_format.turn_ids(end if done else ask)) for done in ends]
 
     prompt = chat_format.prompt_ids([{"role": "user", "content": "Q?"}])
@@ -291,7 +355,9 @@ def rollouts_of(batch, groups, asked="ask 0"):
     """One rollout for each group named, that asks for the first time."""
     made = []
     for seed, group in enumerate(groups):
-        rollout = Rollout([1], row={"question": f"q{group}"}, seed=100 + seed, batch=batch, group=group)
+        rollout = Rollout(
+            [1], row={"question": f"q{group}"}, seed=100 + seed, batch=batch, group=group
+        )
         rollout.add_turn(Sample([4]), turn_of(asked))
         made.append(rollout)
     return made
@@ -307,7 +373,9 @@ def steps(environment, rollouts):
 def numbered(**settings):
     """A chat that never says the same twice, at two tokens a reply."""
     count = iter(range(100))
-    return Recording(lambda messages: Reply(text=f"said {next(count)}", usage=Usage(1, 1, 0.5)), **settings)
+    return Recording(
+        lambda messages: Reply(text=f"said {next(count)}", usage=Usage(1, 1, 0.5)), **settings
+    )
 
 
 @pytest.mark.parametrize(("share", "texts"), [("never", 4), ("group", 2), ("step", 1)])
@@ -324,20 +392,35 @@ def test_the_same_is_asked_once_among_those_who_share(share, texts):
 def test_what_was_said_is_kept_for_the_step_and_forgotten_after():
     chat = numbered()
     environment = LLMEnvironment(chat, share_replies="step")
-    batches = ["1", "1", "2", "1", *map(str, range(3, 19)), "1"]  # 16 others after the first one was last asked
+    batches = [
+        "1",
+        "1",
+        "2",
+        "1",
+        *map(str, range(3, 19)),
+        "1",
+    ]  # 16 others after the first one was last asked
     texts = [steps(environment, rollouts_of(batch, [0]))[0].text for batch in batches]
     assert texts == [f"said {n}" for n in (0, 0, 1, 0, *range(2, 19))]
-    assert len({repeat for repeat, _ in chat.identities}) == 18, "a recording finds the reply of a batch again"
+    assert len({repeat for repeat, _ in chat.identities}) == 18, (
+        "a recording finds the reply of a batch again"
+    )
 
 
 def test_another_conversation_or_model_or_a_batch_unknown_is_asked_itself():
     chat = numbered()
     environment = LLMEnvironment(chat, share_replies="step")
-    steps(environment, [*rollouts_of("1", [0]), *rollouts_of("1", [0], asked="else"), *rollouts_of("", [0, 0])])
+    steps(
+        environment,
+        [*rollouts_of("1", [0]), *rollouts_of("1", [0], asked="else"), *rollouts_of("", [0, 0])],
+    )
     assert len(chat.calls) == 4 and [repeat for repeat, _ in chat.identities[2:]] == [100, 101]
     routed = {name: numbered() for name in "ab"}
     rule = lambda question, names: "a" if question == "q0" else "b"  # noqa: E731
-    steps(LLMEnvironment(RoutedChat(routed, rule), share_replies="step"), rollouts_of("1", [0, 1, 1, 0]))
+    steps(
+        LLMEnvironment(RoutedChat(routed, rule), share_replies="step"),
+        rollouts_of("1", [0, 1, 1, 0]),
+    )
     assert [len(chat.calls) for chat in routed.values()] == [1, 1]
 
 
@@ -358,7 +441,14 @@ def test_only_what_is_deterministic_is_shared_unasked(chat, sampling, share):
 def test_a_failed_reply_is_not_shared():
     chat = numbered(latency=0.01, fail_on=lambda number: number < 2)
     observations = steps(LLMEnvironment(chat, share_replies="step"), rollouts_of("1", [0] * 6))
-    assert [observation.error is None for observation in observations] == [False, False, True, True, True, True]
+    assert [observation.error is None for observation in observations] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert len(chat.calls) == 6, "after two failures nobody waits for another's luck"
     assert observations[2].text != observations[3].text
 
@@ -368,13 +458,20 @@ def test_a_cancelled_call_passes_the_turn_on():
     environment = LLMEnvironment(chat, share_replies="step")
 
     async def first_gives_up():
-        first, second = (asyncio.ensure_future(environment.step(one)) for one in rollouts_of("1", [0, 0]))
+        first, second = (
+            asyncio.ensure_future(environment.step(one)) for one in rollouts_of("1", [0, 0])
+        )
         await asyncio.sleep(0.01)
         first.cancel()
         return await second
 
     assert asyncio.run(first_gives_up()).text == "said 0" and len(chat.calls) == 2
-    assert pickle.loads(pickle.dumps(LLMEnvironment(RoutedChat({"a": None}, {"a": 1.0})))).share_replies == "never"
+    assert (
+        pickle.loads(
+            pickle.dumps(LLMEnvironment(RoutedChat({"a": None}, {"a": 1.0})))
+        ).share_replies
+        == "never"
+    )
 
 
 # --- which large LLM ----------------------------------------------------------------------------------------------

@@ -22,8 +22,14 @@ from agentic_prompting.rollout import ChatFormat, Limits, Rollout, play_all
 from support.episodes import ScriptedSampler, assert_whole
 from support.tokenizers_for_tests import tokenizer_for
 
-FACTS = ["Nairobi is the capital of Kenya.", "The shilling is used in Kenya.", "Paris is the capital of France."]
-CALL = '<tool_call>{"name": "search", "arguments": {"query_list": ["capital of Kenya"]}}</tool_call>'
+FACTS = [
+    "Nairobi is the capital of Kenya.",
+    "The shilling is used in Kenya.",
+    "Paris is the capital of France.",
+]
+CALL = (
+    '<tool_call>{"name": "search", "arguments": {"query_list": ["capital of Kenya"]}}</tool_call>'
+)
 END = "It is clear now.\nAnswer: Nairobi"
 
 
@@ -93,9 +99,17 @@ def test_turns(text, kind, answer, well_formed):
 
 def episode(turns, retriever, **options):
     chat_format = ChatFormat(tokenizer_for("chatml"), SearchGrammar())
-    rollout = Rollout(chat_format.prompt_ids([{"role": "user", "content": "What is the capital of Kenya?"}]))
+    rollout = Rollout(
+        chat_format.prompt_ids([{"role": "user", "content": "What is the capital of Kenya?"}])
+    )
     environment = SearchEnvironment(retriever, **options)
-    play_all([rollout], ScriptedSampler(chat_format, turns), environment, chat_format, Limits(max_turns=9))
+    play_all(
+        [rollout],
+        ScriptedSampler(chat_format, turns),
+        environment,
+        chat_format,
+        Limits(max_turns=9),
+    )
     assert_whole(rollout)
     return rollout
 
@@ -103,14 +117,18 @@ def episode(turns, retriever, **options):
 def test_an_episode():
     rollout = episode([CALL, END], BM25Retriever(FACTS))
     assert (rollout.status, rollout.answer) == ("answered", "Nairobi")
-    assert rollout.observations[0].text.startswith("Query: capital of Kenya\nDocument 1:\nNairobi is")
+    assert rollout.observations[0].text.startswith(
+        "Query: capital of Kenya\nDocument 1:\nNairobi is"
+    )
     assert search_reward([], [], [rollout], [["Nairobi"]]) == [1.0]
     assert search_reward([], [], [rollout], [["Mombasa"]]) == [0.0]
 
 
 def test_a_bad_call_is_told_and_can_be_mended():
     rollout = episode(["<tool_call>{oops}</tool_call>", CALL, END], BM25Retriever(FACTS))
-    assert rollout.status == "answered" and rollout.observations[0].text.startswith("Error: the call is not valid JSON")
+    assert rollout.status == "answered" and rollout.observations[0].text.startswith(
+        "Error: the call is not valid JSON"
+    )
 
 
 def test_too_many_searches_end_the_episode():
@@ -152,7 +170,10 @@ def test_http_retriever_speaks_search_r1():
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            hits = [[{"document": {"id": "7", "contents": f'"{q}"\ntext'}, "score": 0.5}] for q in body["queries"]]
+            hits = [
+                [{"document": {"id": "7", "contents": f'"{q}"\ntext'}, "score": 0.5}]
+                for q in body["queries"]
+            ]
             answer = json.dumps({"result": hits}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
@@ -203,7 +224,11 @@ def test_a_server_that_names_an_hour_to_wait_is_not_waited_for(monkeypatch):
 def test_chroma_retriever_reads_its_shape():
     class Collection:
         def query(self, query_texts, n_results):
-            return {"ids": [["1"]] * len(query_texts), "documents": [["t"]] * len(query_texts), "distances": [[0.2]]}
+            return {
+                "ids": [["1"]] * len(query_texts),
+                "documents": [["t"]] * len(query_texts),
+                "distances": [[0.2]],
+            }
 
     assert ChromaRetriever(Collection())(["a"], k=1) == [[Document("t", "1", -0.2)]]
 

@@ -36,13 +36,22 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records
-from agentic_prompting.llm import BudgetExceeded, ReplayCache, Reply, ScriptedChat, ServerFailed, start
+from agentic_prompting.llm import (
+    BudgetExceeded,
+    ReplayCache,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    start,
+)
 from agentic_prompting.llm.loop import in_parallel
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 from paper_tables.chats import CallCount, MeteredChat, SelfReflection
 
-ROWS = [{"id": f"r{i}", "question": f"what is {i} + {i} ?", "answers": [str(2 * i)]} for i in range(20)]
+ROWS = [
+    {"id": f"r{i}", "question": f"what is {i} + {i} ?", "answers": [str(2 * i)]} for i in range(20)
+]
 TASK = EvaluationTask("sums", ROWS, ("exact_match", "token_f1"))
 
 
@@ -60,9 +69,15 @@ def lines(folder, name="system"):
 
 
 def test_a_plain_function_is_a_system():
-    evaluation = evaluate_agent(lambda questions: ["0"] * len(questions), {"sums": ROWS}, runs=1, progress=False)
+    evaluation = evaluate_agent(
+        lambda questions: ["0"] * len(questions), {"sums": ROWS}, runs=1, progress=False
+    )
     result = evaluation.result("system", "sums")
-    assert result.estimates["exact_match"].mean == 1 / 20 and result.answers == 20 and result.failed == 0
+    assert (
+        result.estimates["exact_match"].mean == 1 / 20
+        and result.answers == 20
+        and result.failed == 0
+    )
 
 
 def test_a_data_set_is_one_task():
@@ -77,12 +92,25 @@ def test_a_data_set_is_one_task():
 
 def test_rows_of_a_named_set_keep_its_metrics():
     rows = [{**row, "task": "gsm8k"} for row in ROWS]
-    (result,) = evaluate_agent(lambda questions: ["0"] * len(questions), rows, runs=1, progress=False).results
+    (result,) = evaluate_agent(
+        lambda questions: ["0"] * len(questions), rows, runs=1, progress=False
+    ).results
     assert result.task == "gsm8k" and tuple(result.estimates) == TASKS["gsm8k"].metrics
 
 
 @pytest.mark.parametrize(
-    "tasks", [3, None, [ROWS[0], "hotpotqa"], {"sums": 3}, {"sums": "hotpotqa"}, ROWS[0], [["hotpotqa"]], [b"x"], [3]]
+    "tasks",
+    [
+        3,
+        None,
+        [ROWS[0], "hotpotqa"],
+        {"sums": 3},
+        {"sums": "hotpotqa"},
+        ROWS[0],
+        [["hotpotqa"]],
+        [b"x"],
+        [3],
+    ],
 )
 def test_what_is_no_task_is_refused_in_a_line(tasks):
     with pytest.raises(ValueError) as raised:
@@ -105,16 +133,26 @@ def test_right_wrong_and_failed_are_three_things(tmp_path):
 
 
 def test_no_answer_is_wrong_not_failed():
-    evaluation = evaluate_agent(lambda questions: [None] * len(questions), [TASK], runs=1, progress=False)
+    evaluation = evaluate_agent(
+        lambda questions: [None] * len(questions), [TASK], runs=1, progress=False
+    )
     result = evaluation.result("system", "sums")
     assert (result.failed, result.estimates["exact_match"].mean) == (0, 0.0)
 
 
 def test_no_answer_is_not_zero_to_the_integer_rule():
-    records = [{"answer": None, "answers": ["0"]}, {"answer": "0", "answers": ["0"]}, {"error": "x", "answers": ["0"]}]
+    records = [
+        {"answer": None, "answers": ["0"]},
+        {"answer": "0", "answers": ["0"]},
+        {"error": "x", "answers": ["0"]},
+    ]
     from agentic_prompting.evaluation import find_metrics
 
-    assert score_records(records, find_metrics(["integer_match"]))["integer_match"] == [0.0, 1.0, None]
+    assert score_records(records, find_metrics(["integer_match"]))["integer_match"] == [
+        0.0,
+        1.0,
+        None,
+    ]
 
 
 def test_a_judges_verdict_is_a_score_and_none_is_ungraded():
@@ -162,16 +200,26 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path):
 
 
 def test_failures_are_asked_again(tmp_path):
-    evaluate_agent(system(fail_on=lambda call: call == 5), [TASK], runs=1, output=tmp_path, progress=False)
+    evaluate_agent(
+        system(fail_on=lambda call: call == 5), [TASK], runs=1, output=tmp_path, progress=False
+    )
     chat = ScriptedChat(add)
-    evaluation = evaluate_agent(PromptedSystem(chat, "Add."), [TASK], runs=1, output=tmp_path, progress=False)
+    evaluation = evaluate_agent(
+        PromptedSystem(chat, "Add."), [TASK], runs=1, output=tmp_path, progress=False
+    )
     assert len(chat.calls) == 1 and evaluation.results[0].failed == 0
 
 
 def test_results_of_others_are_not_continued(tmp_path):
     evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
     with pytest.raises(ValueError, match="answers of another system or other settings"):
-        evaluate_agent(PromptedSystem(ScriptedChat(add), "Subtract."), [TASK], runs=1, output=tmp_path, progress=False)
+        evaluate_agent(
+            PromptedSystem(ScriptedChat(add), "Subtract."),
+            [TASK],
+            runs=1,
+            output=tmp_path,
+            progress=False,
+        )
     with pytest.raises(ValueError, match="another sample of sums"):
         evaluate_agent(system(), [TASK], n=10, runs=1, seed=5, output=tmp_path, progress=False)
     (tmp_path / "system.jsonl").write_text("what\n")
@@ -184,7 +232,9 @@ def test_a_models_own_settings_are_not_continued_with_others(tmp_path):
         def chat(messages):
             return add(messages)
 
-        vars(chat).update({"model": "m", "sampling": {"temperature": 0}, "system_prompt": None, **options})
+        vars(chat).update(
+            {"model": "m", "sampling": {"temperature": 0}, "system_prompt": None, **options}
+        )
         return evaluate_agent(PromptedSystem(chat), [TASK], runs=1, output=tmp_path, progress=False)
 
     asked()
@@ -197,7 +247,13 @@ def test_a_models_own_settings_are_not_continued_with_others(tmp_path):
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
     chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
     with pytest.raises(EvaluationStopped, match="all 7 calls are used; 8 of 20 answers are there"):
-        evaluate_agent(PromptedSystem(chat, None, max_in_flight=1), [TASK], runs=1, output=tmp_path, progress=False)
+        evaluate_agent(
+            PromptedSystem(chat, None, max_in_flight=1),
+            [TASK],
+            runs=1,
+            output=tmp_path,
+            progress=False,
+        )
     assert sum(record.get("error") is None for record in lines(tmp_path)) == 7
 
 
@@ -227,7 +283,9 @@ def test_an_answer_that_was_put_right_counts_without_asking_again(tmp_path):
 
 def test_samples_and_runs_are_seeded():
     def asked(**options):
-        evaluation = evaluate_agent(lambda questions: questions, [TASK], n=5, progress=False, **options)
+        evaluation = evaluate_agent(
+            lambda questions: questions, [TASK], n=5, progress=False, **options
+        )
         return [record["id"] for record in evaluation.records]
 
     assert asked(runs=1) == asked(runs=1) != asked(runs=1, seed=1)
@@ -239,8 +297,14 @@ def test_samples_and_runs_are_seeded():
     [
         (["hotpot_qa"], "unknown task 'hotpot_qa'; did you mean 'hotpotqa'"),
         (["hotpotqa/test"], "hotpotqa has no split 'test'; it has: train, validation"),
-        ({"mine": [ROWS[0], {"question": "", "answers": ["a"]}]}, "mine: row 1 of the dataset: `question` must be"),
-        ({"mine": [ROWS[0], {"question": "q"}]}, "mine: row 1 of the dataset: `answers` must be a list"),
+        (
+            {"mine": [ROWS[0], {"question": "", "answers": ["a"]}]},
+            "mine: row 1 of the dataset: `question` must be",
+        ),
+        (
+            {"mine": [ROWS[0], {"question": "q"}]},
+            "mine: row 1 of the dataset: `answers` must be a list",
+        ),
         (
             {"mine": [{"question": "q", "answers": ["a", 3]}]},
             "mine: row 0 of the dataset: `answers` must be",
@@ -260,8 +324,12 @@ def test_a_file_of_ones_own_is_a_task(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("question,answer\nq,007\nr,b\n")
     task = load_evaluation_task(str(path), 1)
-    assert task.name == "own" and len(task.rows) == 1 and task.rows[0]["answers"] in (["007"], ["b"])
-    evaluation = evaluate_agent(lambda questions: ["007"] * len(questions), [str(path)], runs=1, progress=False)
+    assert (
+        task.name == "own" and len(task.rows) == 1 and task.rows[0]["answers"] in (["007"], ["b"])
+    )
+    evaluation = evaluate_agent(
+        lambda questions: ["007"] * len(questions), [str(path)], runs=1, progress=False
+    )
     result = evaluation.result("system", "own")
     assert result.estimates["exact_match"].mean == 0.5
 
@@ -289,8 +357,13 @@ def test_other_bad_input():
 
 def test_a_function_that_raises_fails_its_questions():
     evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
-    assert evaluation.results[0].failed == 20 and evaluation.results[0].estimates["exact_match"] is None
-    assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(results_table(evaluation))
+    assert (
+        evaluation.results[0].failed == 20
+        and evaluation.results[0].estimates["exact_match"] is None
+    )
+    assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(
+        results_table(evaluation)
+    )
 
 
 def test_a_fatal_error_that_a_system_raises_stops_the_evaluation():
@@ -328,7 +401,12 @@ def test_a_system_is_one_coroutine_so_many_at_a_time():
             return Answer(row["answers"][0])
 
     result = evaluate_agent(Slow(), [TASK], runs=2, progress=False).results[0]
-    assert (most, result.answers, result.failed, result.estimates["exact_match"].mean) == (3, 40, 2, 1.0)
+    assert (most, result.answers, result.failed, result.estimates["exact_match"].mean) == (
+        3,
+        40,
+        2,
+        1.0,
+    )
     with pytest.raises(NotImplementedError, match="neither `answer` nor"):
         asyncio.run(System().answer(ROWS[0], 0))
 
@@ -339,7 +417,9 @@ def test_a_model_is_asked_by_awaiting_it_too():
             raise RuntimeError("broken")
         return Reply(add(messages))
 
-    records = evaluate_agent(PromptedSystem(MeteredChat(model), None), [TASK], runs=1, progress=False).records
+    records = evaluate_agent(
+        PromptedSystem(MeteredChat(model), None), [TASK], runs=1, progress=False
+    ).records
     assert [record["answer"] for record in records[:4]] == ["no idea", "2", "4", "6"]
     assert "the model model raised RuntimeError: broken" in records[7]["error"]
 
@@ -348,7 +428,9 @@ def test_a_call_that_its_model_cancels_is_a_failed_call():
     async def closing(messages):
         raise asyncio.CancelledError
 
-    (record,) = evaluate_agent(PromptedSystem(closing, None), {"a": ROWS[:1]}, runs=1, progress=False).records
+    (record,) = evaluate_agent(
+        PromptedSystem(closing, None), {"a": ROWS[:1]}, runs=1, progress=False
+    ).records
     assert "the model closing raised CancelledError" in record["error"]
 
 
@@ -418,9 +500,13 @@ def test_prorefine_in_its_three_settings(setting):
         "verifier": models.pop("verifier"),
         "optimal_verifier": LabelVerifier(word_sorting_match),
     }
-    refining = ProRefineSystem(ProRefiner(**models, verifier=verifier[setting]), "Sort. End with 'Answer: ...'.")
+    refining = ProRefineSystem(
+        ProRefiner(**models, verifier=verifier[setting]), "Sort. End with 'Answer: ...'."
+    )
     task = EvaluationTask("sorting", make_puzzles(12, kinds=[SORTING]), ("word_sorting_match",))
-    plain = evaluate_agent(PromptedSystem(puzzle_models()["task"], "Sort."), [task], runs=1, progress=False).results[0]
+    plain = evaluate_agent(
+        PromptedSystem(puzzle_models()["task"], "Sort."), [task], runs=1, progress=False
+    ).results[0]
     refined = evaluate_agent(refining, [task], runs=1, progress=False).results[0]
     assert refined.estimates["word_sorting_match"].mean > plain.estimates["word_sorting_match"].mean
     assert refined.calls > plain.calls == 1
@@ -431,7 +517,12 @@ def test_a_call_count_is_shared():
     first, second = (MeteredChat(ScriptedChat(["x"]), count=count) for _ in range(2))
     message = [{"role": "user", "content": "q"}]
     replies = [start(chat(message)).result() for chat in (first, second, first, second)]
-    assert [isinstance(reply.error, BudgetExceeded) for reply in replies] == [False, False, False, True]
+    assert [isinstance(reply.error, BudgetExceeded) for reply in replies] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert count.affords(0) and not count.affords(1)
 
 
@@ -493,16 +584,21 @@ def test_a_saved_run_is_loaded_with_the_same_numbers(two_systems):
 def test_tables_in_four_forms(two_systems, tmp_path):
     _, evaluation = two_systems
     comparisons = compare_systems(evaluation, "adds")
-    assert [(one.first, one.paired.wins, one.paired.losses) for one in comparisons] == [("guess | 50%", 0, 14)]
+    assert [(one.first, one.paired.wins, one.paired.losses) for one in comparisons] == [
+        ("guess | 50%", 0, 14)
+    ]
     table = results_table(evaluation)
     assert "guess \\| 50%" in to_markdown(table)
     paths = write_tables(tmp_path / "tables", evaluation, comparisons, "Sums")
-    assert set(paths) == {"md", "csv", "tex", "json"} and paths["md"].read_text().startswith("# Sums")
+    assert set(paths) == {"md", "csv", "tex", "json"} and paths["md"].read_text().startswith(
+        "# Sums"
+    )
     assert paths["csv"].read_text().startswith("task,system,exact_match,token_f1,answered,failed")
     assert "50\\%" in paths["tex"].read_text()
     saved = json.loads(paths["json"].read_text())
     assert (
-        saved["results"][0]["estimates"]["exact_match"]["n"] == 20 and saved["comparisons"][0]["paired"]["losses"] == 14
+        saved["results"][0]["estimates"]["exact_match"]["n"] == 20
+        and saved["comparisons"][0]["paired"]["losses"] == 14
     )
     with pytest.raises(ValueError, match="no system 'cot' to compare with"):
         compare_systems(evaluation, "cot")
@@ -511,21 +607,31 @@ def test_tables_in_four_forms(two_systems, tmp_path):
 def test_two_runs_are_compared_question_by_question(two_systems):
     _, first = two_systems
     better = PromptedSystem(
-        ScriptedChat(lambda messages: f"Answer: {2 * int(messages[-1]['content'].split()[2])}"), None
+        ScriptedChat(lambda messages: f"Answer: {2 * int(messages[-1]['content'].split()[2])}"),
+        None,
     )
     second = evaluate_agent({"adds": better}, [TASK], runs=1, progress=False)
     (comparison,) = compare_runs(first, second, ("old", "new"))
     assert (comparison.first, comparison.second) == ("adds (old)", "adds (new)")
     assert (comparison.paired.wins, comparison.paired.losses) == (0, 5)
-    other = evaluate_agent({"adds": better}, [EvaluationTask("sums", ROWS[::-1])], runs=1, progress=False)
+    other = evaluate_agent(
+        {"adds": better}, [EvaluationTask("sums", ROWS[::-1])], runs=1, progress=False
+    )
     with pytest.raises(ValueError, match="asked different questions of sums"):
         compare_runs(first, other)
 
 
 def test_form_is_scored_where_there_are_turns():
-    good = "<think>t</think> <interaction_prompt>q</interaction_prompt>", "<think>t</think> <answer>a</answer>"
+    good = (
+        "<think>t</think> <interaction_prompt>q</interaction_prompt>",
+        "<think>t</think> <answer>a</answer>",
+    )
     record = {"answers": ["a"], "trajectory": {"turns": [{"text": text} for text in good]}}
-    assert format_scores([record, {"answers": ["a"]}, {**record, "error": "x"}]) == [1.0, None, None]
+    assert format_scores([record, {"answers": ["a"]}, {**record, "error": "x"}]) == [
+        1.0,
+        None,
+        None,
+    ]
 
 
 # Several runs of each question ----------------------------------------------------------------------------------------
@@ -541,7 +647,9 @@ def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(n, data):
 def test_pass_at_k_is_unbiased():
     """Its mean over many samples of n answers is 1 - (1 - p)^k, which the plug-in 1 - (1 - c/n)^k is not."""
     drawn = np.random.default_rng(0).binomial(6, 0.3, 20_000)
-    assert np.mean([pass_at_k(6, int(right), 3) for right in drawn]) == pytest.approx(1 - 0.7**3, abs=0.01)
+    assert np.mean([pass_at_k(6, int(right), 3) for right in drawn]) == pytest.approx(
+        1 - 0.7**3, abs=0.01
+    )
 
 
 @pytest.mark.parametrize(("n", "right", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
@@ -564,35 +672,63 @@ def test_several_runs_give_pass_at_k_a_majority_and_a_spread(tmp_path):
     result = evaluation.result("system", "four")
     found = result.repeated["exact_match"]
     assert list(found) == ["pass@1", "pass@2", "pass@3", "majority@3", "spread"]
-    assert found["pass@1"].mean == pytest.approx(result.estimates["exact_match"].mean) == pytest.approx(6 / 12)
+    assert (
+        found["pass@1"].mean
+        == pytest.approx(result.estimates["exact_match"].mean)
+        == pytest.approx(6 / 12)
+    )
     assert found["pass@2"].mean == pytest.approx((1 + 2 / 3 + 2 / 3 + 1) / 4)
-    assert (found["pass@3"].mean, found["pass@3"].n) == (1.0, 4) and found["pass@3"].low > 0.5  # Wilson's
+    assert (found["pass@3"].mean, found["pass@3"].n) == (1.0, 4) and found[
+        "pass@3"
+    ].low > 0.5  # Wilson's
     # Of three answers given once each any may be taken; no answer is no vote.
     assert found["majority@3"].mean == pytest.approx((1 + 1 / 3 + 0 + 1) / 4)
-    assert found["spread"].mean == pytest.approx(np.sqrt(1 / 3)) and list(result.repeated["token_f1"]) == ["spread"]
+    assert found["spread"].mean == pytest.approx(np.sqrt(1 / 3)) and list(
+        result.repeated["token_f1"]
+    ) == ["spread"]
     save_run(tmp_path, evaluation)
     assert load_run(tmp_path).results == evaluation.results
     tables = write_tables(tmp_path, evaluation)
     assert "| majority@3 |" in tables["md"].read_text()
-    assert json.loads(tables["json"].read_text())["results"][0]["repeated"]["exact_match"]["pass@2"]["n"] == 4
+    assert (
+        json.loads(tables["json"].read_text())["results"][0]["repeated"]["exact_match"]["pass@2"][
+            "n"
+        ]
+        == 4
+    )
     assert [row["metric"] for row in repeats_table(evaluation)] == ["exact_match", "token_f1"]
     assert repeats_table(evaluation)[1]["pass@2"] == "–"
 
 
 def test_several_runs_that_agree_are_as_uncertain_as_one():
     """All 20 questions right in each of 3 runs: the bootstrap would be certain of 1."""
-    right = PromptedSystem(ScriptedChat(lambda messages: f"{2 * int(messages[-1]['content'].split()[2])}"))
+    right = PromptedSystem(
+        ScriptedChat(lambda messages: f"{2 * int(messages[-1]['content'].split()[2])}")
+    )
     estimates = {
-        runs: evaluate_agent(right, [TASK], runs=runs, progress=False).results[0].estimates["exact_match"]
+        runs: evaluate_agent(right, [TASK], runs=runs, progress=False)
+        .results[0]
+        .estimates["exact_match"]
         for runs in (1, 3)
     }
     assert estimates[1] == estimates[3] == wilson_interval(20, 20) and estimates[3].low < 0.85
 
 
 def test_a_failed_run_is_no_attempt():
-    asked = system(fail_on=lambda call: call == 1)  # one run of question 1, which the others get right
-    found = evaluate_agent(asked, [TASK], runs=2, progress=False).result("system", "sums").repeated["exact_match"]
-    assert (found["pass@1"].n, found["pass@2"].n, found["majority@2"].n, found["spread"].n) == (20, 19, 19, 19)
+    asked = system(
+        fail_on=lambda call: call == 1
+    )  # one run of question 1, which the others get right
+    found = (
+        evaluate_agent(asked, [TASK], runs=2, progress=False)
+        .result("system", "sums")
+        .repeated["exact_match"]
+    )
+    assert (found["pass@1"].n, found["pass@2"].n, found["majority@2"].n, found["spread"].n) == (
+        20,
+        19,
+        19,
+        19,
+    )
 
 
 def test_a_single_run_has_no_repeats():

@@ -9,7 +9,14 @@ import pytest
 
 from agentic_prompting.evaluation.headroom import HEADROOM_FILE, Headroom, aheadroom, headroom
 from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
-from agentic_prompting.llm import BadRequest, Misconfigured, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.llm import (
+    BadRequest,
+    Misconfigured,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    Usage,
+)
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.refine.templates import DEFAULT_PROMPT
 from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, Turn
@@ -48,8 +55,15 @@ def chat_of(chances, name="chat", **options):
 def test_a_prompt_that_helps_is_worth_it():
     chat = chat_of({"": 0.4, "Mine.": 0.4, "Say the rule.": 0.8})
     found = headroom(ROWS, policy=chat, prompts=["Mine.", "Be brief.", "Say the rule."])
-    assert found.prompts.verdict == "worth it" and found.texts[found.prompts.chosen] == "Say the rule."
-    assert found.prompts.gain.low > 0.2 and found.texts == ["Mine.", "Be brief.", "Say the rule.", ""]
+    assert (
+        found.prompts.verdict == "worth it" and found.texts[found.prompts.chosen] == "Say the rule."
+    )
+    assert found.prompts.gain.low > 0.2 and found.texts == [
+        "Mine.",
+        "Be brief.",
+        "Say the rule.",
+        "",
+    ]
     assert found.calls == {"prompts": len(chat.calls)} and len(chat.calls) <= 512
     assert found.cost_usd == pytest.approx(0.001 * len(chat.calls)) and found.delta == 0.1
     assert "Say the rule." in found.report() and "worth it" in found.report()
@@ -81,7 +95,9 @@ def test_an_undecided_first_look_is_topped_up_once():
         return found
 
     first, second = measure(), measure(top_up_calls=1000)
-    assert first.prompts.verdict == "cannot tell" and str(first.prompts.rows_needed) in first.report()
+    assert (
+        first.prompts.verdict == "cannot tell" and str(first.prompts.rows_needed) in first.report()
+    )
     assert first.calls["prompts"] <= 140 < second.calls["prompts"] <= 1140
     assert second.prompts.topped_up and second.prompts.gain.n == first.prompts.rows_needed
     too_small = measure(top_up_calls=20)
@@ -89,27 +105,41 @@ def test_an_undecided_first_look_is_topped_up_once():
 
 
 def test_a_reference_writes_the_further_prompts():
-    written = "Well: <prompt>One.</prompt> <prompt> Two. </prompt><prompt></prompt><prompt>One.</prompt>"
+    written = (
+        "Well: <prompt>One.</prompt> <prompt> Two. </prompt><prompt></prompt><prompt>One.</prompt>"
+    )
     reference = ScriptedChat([written])
     chat = chat_of({"Two.": 0.9, "": 0.3})
     found = headroom(ROWS, policy=chat, prompts=["Mine."], reference=reference, tried=5)
-    assert found.texts == ["Mine.", "", "One.", "Two."] and found.texts[found.prompts.chosen] == "Two."
-    assert found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512 and found.further is not None
+    assert (
+        found.texts == ["Mine.", "", "One.", "Two."] and found.texts[found.prompts.chosen] == "Two."
+    )
+    assert (
+        found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512
+        and found.further is not None
+    )
     shown = reference.calls[0][0]["content"]
     examples = [row["question"] for row in ROWS if row["question"] in shown]
     asked = [call[-1]["content"] for call in chat.calls]
     measured = {question for question in asked if asked.count(question) == 2}
-    assert len(examples) == 8 and len(measured) > 90 and not measured & set(examples), "its examples measure no gain"
+    assert len(examples) == 8 and len(measured) > 90 and not measured & set(examples), (
+        "its examples measure no gain"
+    )
 
 
 @pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
 def test_a_reference_that_writes_nothing(reply):
     found = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
-    assert found.prompts is None and "no prompt" in found.stopped and "Stopped early" in found.report()
+    assert (
+        found.prompts is None and "no prompt" in found.stopped and "Stopped early" in found.report()
+    )
 
 
 def test_reading_prompts_is_linear():
-    assert read_prompts("<prompt>" * 200_000) == [] and len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
+    assert (
+        read_prompts("<prompt>" * 200_000) == []
+        and len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
+    )
 
 
 def test_an_outage_is_no_score():
@@ -142,7 +172,11 @@ class Prompted:
         rollouts = []
         for number, row in enumerate(rows):
             chance = 0.9 if self.spec.system_prompt == "Good." else 0.3
-            answer = "yes" if luck(self.spec.system_prompt, row["question"], seed, number) < chance else "no"
+            answer = (
+                "yes"
+                if luck(self.spec.system_prompt, row["question"], seed, number) < chance
+                else "no"
+            )
             rollout = Rollout([1], row=dict(row))
             rollout.add_turn(Sample([1]), Turn(answer, "answer", True, answer=answer))
             rollouts.append(rollout.finish("answered"))
@@ -152,7 +186,11 @@ class Prompted:
 def test_an_agents_system_prompt_is_measured_too():
     agent = Prompted()
     found = headroom(ROWS, policy=agent, prompts=["Mine.", "Good."])
-    assert found.prompts.verdict == "worth it" and {prompt for prompt, _ in agent.asked} == {"Mine.", "Good.", None}
+    assert found.prompts.verdict == "worth it" and {prompt for prompt, _ in agent.asked} == {
+        "Mine.",
+        "Good.",
+        None,
+    }
     assert agent.spec.system_prompt == "Mine." and found.calls["prompts"] == 0, "it asks nobody"
 
 
@@ -188,7 +226,10 @@ def test_the_signal_of_an_untrained_agent():
     agent = Untrained(calls_each=0)
     found = headroom(ROWS, agent=agent, group_size=8)
     assert found.signal.rows == 64 and agent.rollouts == 512 and found.calls == {"signal": 0}
-    assert found.signal.differing.low < 1 / 3 < found.signal.differing.high and found.signal.verdict == "worth it"
+    assert (
+        found.signal.differing.low < 1 / 3 < found.signal.differing.high
+        and found.signal.verdict == "worth it"
+    )
     assert found.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
     assert found.training == ("worth it", found.signal.sentence()) and "pass@8" in found.report()
 
@@ -197,7 +238,10 @@ def test_the_signal_of_an_untrained_agent():
 def test_a_signal_never_makes_more_calls_than_allowed(calls, max_turns):
     agent = Untrained(calls_each=2, max_turns=max_turns)
     found = headroom(ROWS, agent=agent, group_size=4, calls=calls)
-    assert found.calls["signal"] == 2 * agent.rollouts <= calls and found.signal.rows == agent.rollouts / 4
+    assert (
+        found.calls["signal"] == 2 * agent.rollouts <= calls
+        and found.signal.rows == agent.rollouts / 4
+    )
     assert found.cost_usd == pytest.approx(0.02 * agent.rollouts)
 
 
@@ -223,7 +267,9 @@ def test_rollouts_lost_to_form_are_told():
 
 def puzzle_refiner(seed=0, **options):
     models = puzzle_models(seed)
-    return ProRefiner(models["task"], models["feedback"], models["optimizer"], models["verifier"], **options)
+    return ProRefiner(
+        models["task"], models["feedback"], models["optimizer"], models["verifier"], **options
+    )
 
 
 def test_what_a_refinement_repairs_and_breaks():
@@ -231,20 +277,32 @@ def test_what_a_refinement_repairs_and_breaks():
     settings = {"metric": score_puzzles, "prompts": [DEFAULT_PROMPT]}
     found = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
     refinement = found.refinement
-    assert refinement.wrong + refinement.right == refinement.gain.n > 30 and refinement.repaired <= refinement.wrong
+    assert (
+        refinement.wrong + refinement.right == refinement.gain.n > 30
+        and refinement.repaired <= refinement.wrong
+    )
     moved = (refinement.repaired - refinement.broken) / refinement.gain.n
-    assert refinement.gain.mean == pytest.approx(moved) == pytest.approx(refinement.refined - refinement.plain)
+    assert (
+        refinement.gain.mean
+        == pytest.approx(moved)
+        == pytest.approx(refinement.refined - refinement.plain)
+    )
     assert 0 < found.calls["refinement"] <= 1200 and "repaired" in found.report()
 
 
 @pytest.mark.parametrize("calls", [40, 100, 333])
 def test_a_refinement_never_makes_more_calls_than_allowed(calls):
-    found = headroom(make_puzzles(60), refiner=puzzle_refiner(max_steps=4), calls=calls, metric=score_puzzles)
+    found = headroom(
+        make_puzzles(60), refiner=puzzle_refiner(max_steps=4), calls=calls, metric=score_puzzles
+    )
     assert 0 < found.calls["refinement"] <= calls and found.refinement.gain.n >= 2
 
 
 def score_puzzles(predictions, answers):
-    return [score_puzzle(prediction, accepted) for prediction, accepted in zip(predictions, answers, strict=True)]
+    return [
+        score_puzzle(prediction, accepted)
+        for prediction, accepted in zip(predictions, answers, strict=True)
+    ]
 
 
 # --- requests and pools -----------------------------------------------------------------------------------------------
@@ -315,11 +373,16 @@ def test_the_same_seed_measures_the_same_rows():
 
 def test_a_result_is_saved_and_awaited(tmp_path):
     chat = chat_of({"b": 0.9})
-    found = asyncio.run(aheadroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0)))
+    found = asyncio.run(
+        aheadroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0))
+    )
     path = found.save(tmp_path / "run")
     saved = json.loads(path.read_text())
     assert path.name == HEADROOM_FILE and saved["prompts"]["verdict"] == found.prompts.verdict
-    assert saved["prompts"]["sentence"] in found.report() and saved["signal"]["pass_at"]["1"]["n"] == 64
+    assert (
+        saved["prompts"]["sentence"] in found.report()
+        and saved["signal"]["pass_at"]["1"]["n"] == 64
+    )
     assert saved["requests"]["low"] <= saved["requests"]["high"] and saved["training"]
     assert Headroom().report().startswith("Calls: none")
     json.dumps(saved, allow_nan=False)
@@ -330,5 +393,13 @@ def test_a_model_that_refuses_every_request():
     found = headroom(ROWS, policy=chat, prompts=["a", "b"], calls=100)
     assert "BadRequest: no" in found.stopped and len(chat.calls) < 20, "it ends after one prompt"
     assert found.prompts is None and found.failed > 0 and "score" in found.stopped
-    other = headroom(ROWS, policy=ScriptedChat([BadRequest("no")]), prompts=["a", "b"], llm=chat_of({}), calls=100)
-    assert other.prompts is None and other.requests is not None, "another part may ask another model"
+    other = headroom(
+        ROWS,
+        policy=ScriptedChat([BadRequest("no")]),
+        prompts=["a", "b"],
+        llm=chat_of({}),
+        calls=100,
+    )
+    assert other.prompts is None and other.requests is not None, (
+        "another part may ask another model"
+    )

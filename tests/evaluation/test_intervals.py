@@ -23,7 +23,10 @@ def test_wilson_gives_newcombes_values(successes, n, low, high):
     assert (estimate.mean, estimate.n) == (successes / n, n)
 
 
-@given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
+@given(
+    st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.floats(0.5, 0.999),
+)
 def test_wilson_is_inside_and_around(case, level):
     successes, n = case
     estimate = wilson_interval(successes, n, level)
@@ -34,10 +37,14 @@ def test_wilson_is_inside_and_around(case, level):
 
 def test_wilson_covers_the_truth():
     rng = np.random.default_rng(0)
-    shares = rng.uniform(0.1, 0.9, 20_000)  # over many truths: for a single one the coverage of any such interval jumps
+    shares = rng.uniform(
+        0.1, 0.9, 20_000
+    )  # over many truths: for a single one the coverage of any such interval jumps
     successes = rng.binomial(128, shares)
     ends = {s: wilson_interval(s, 128) for s in range(129)}
-    covered = np.mean([ends[s].low <= p <= ends[s].high for s, p in zip(successes.tolist(), shares, strict=True)])
+    covered = np.mean(
+        [ends[s].low <= p <= ends[s].high for s, p in zip(successes.tolist(), shares, strict=True)]
+    )
     assert covered == pytest.approx(0.95, abs=0.015)
 
 
@@ -56,7 +63,9 @@ def test_bootstrap_is_seeded_and_agrees_with_theory():
     estimate = bootstrap_interval(values)
     assert estimate == bootstrap_interval(values) != bootstrap_interval(values, seed=1)
     half = 1.96 * values.std() / 400**0.5
-    assert (estimate.low, estimate.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.03
+    )
     assert bootstrap_interval(values, level=0.5).low > estimate.low
 
 
@@ -94,7 +103,9 @@ def test_over_seeds_it_is_students(n, quantile):
     """Against the printed table of Student's t."""
     means = [0.5 + 0.01 * seed for seed in range(n)]
     estimate = seed_interval(means)
-    assert estimate.high - estimate.mean == pytest.approx(quantile * np.std(means, ddof=1) / n**0.5, rel=1e-4)
+    assert estimate.high - estimate.mean == pytest.approx(
+        quantile * np.std(means, ddof=1) / n**0.5, rel=1e-4
+    )
 
 
 def test_a_mean_of_means_counts_each_group_once():
@@ -108,12 +119,30 @@ def test_a_mean_of_means_counts_each_group_once():
 # ProRefine's Table 1, word sorting and GSM8K for the 8B model and object counting: right answers out of 100 (1,319),
 # the interval as printed, and the stars.
 TABLE_1 = {
-    "object counting, 1B": (100, [(48, 0.382, 0.578, ""), (62, 0.524, 0.716, ""), (60, 0.503, 0.696, "")]),
-    "object counting, 3B": (100, [(65, 0.556, 0.744, ""), (73, 0.643, 0.817, ""), (85, 0.780, 0.920, "*")]),
-    "word sorting, 1B": (100, [(11, 0.048, 0.172, ""), (33, 0.237, 0.423, "*"), (22, 0.138, 0.302, "")]),
-    "word sorting, 8B": (100, [(50, 0.401, 0.598, ""), (69, 0.599, 0.781, "*"), (86, 0.792, 0.928, "**")]),
-    "GSM8K, 1B": (1319, [(593, 0.423, 0.476, ""), (611, 0.436, 0.489, ""), (863, 0.627, 0.678, "**")]),
-    "GSM8K, 8B": (1319, [(1080, 0.797, 0.839, ""), (1140, 0.845, 0.882, "*"), (1167, 0.868, 0.902, "*")]),
+    "object counting, 1B": (
+        100,
+        [(48, 0.382, 0.578, ""), (62, 0.524, 0.716, ""), (60, 0.503, 0.696, "")],
+    ),
+    "object counting, 3B": (
+        100,
+        [(65, 0.556, 0.744, ""), (73, 0.643, 0.817, ""), (85, 0.780, 0.920, "*")],
+    ),
+    "word sorting, 1B": (
+        100,
+        [(11, 0.048, 0.172, ""), (33, 0.237, 0.423, "*"), (22, 0.138, 0.302, "")],
+    ),
+    "word sorting, 8B": (
+        100,
+        [(50, 0.401, 0.598, ""), (69, 0.599, 0.781, "*"), (86, 0.792, 0.928, "**")],
+    ),
+    "GSM8K, 1B": (
+        1319,
+        [(593, 0.423, 0.476, ""), (611, 0.436, 0.489, ""), (863, 0.627, 0.678, "**")],
+    ),
+    "GSM8K, 8B": (
+        1319,
+        [(1080, 0.797, 0.839, ""), (1140, 0.845, 0.882, "*"), (1167, 0.868, 0.902, "*")],
+    ),
 }
 
 
@@ -122,6 +151,8 @@ def test_wald_and_the_stars_are_those_of_prorefines_table_1(name):
     n, rows = TABLE_1[name]
     shares = [wald_interval(right, n) for right, *_ in rows]
     for share, (_, low, high, _) in zip(shares, rows, strict=True):
-        assert (share.low, share.high) == pytest.approx((low, high), abs=2.5e-3)  # some are printed a little askew
+        assert (share.low, share.high) == pytest.approx(
+            (low, high), abs=2.5e-3
+        )  # some are printed a little askew
     cot, textgrad, prorefine = shares
     assert (stars(textgrad, [cot]), stars(prorefine, [cot, textgrad])) == (rows[1][3], rows[2][3])

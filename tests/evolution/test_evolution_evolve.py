@@ -44,10 +44,19 @@ def test_it_improves_a_policy():
     last = next(log for log in reversed(result.steps) if result.best.id in log.prompts)
     assert last.values[last.prompts.index(result.best.id)] == 1.0
     assert result.best.id != 0
-    children = [entry["child"] for log in result.steps for entry in log.operators if entry["child"] is not None]
+    children = [
+        entry["child"]
+        for log in result.steps
+        for entry in log.operators
+        if entry["child"] is not None
+    ]
     assert children == list(range(1, len(result.population.members)))
     born = [member.prompt.born_at for member in result.population.members]
-    assert born == sorted(born) == [0, *(log.step + 1 for log in result.steps for e in log.operators if e["child"])]
+    assert (
+        born
+        == sorted(born)
+        == [0, *(log.step + 1 for log in result.steps for e in log.operators if e["child"])]
+    )
     assert result.usage["policy"].cost_usd > 0
     assert result.usage["reference"].tokens > 0
     json.dumps([vars(log) for log in result.steps])
@@ -58,22 +67,31 @@ def test_crossover_unites_what_two_prompts_know():
     for words in (["amber"], ["birch", "cedar"]):
         rules = tuple(f"Always mention {word}." for word in words)
         population.add(SystemPrompt(ROOT.preamble, rules, parents=(0,), operator="mutation"))
-    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "p_crossover": 1.0})
-    crosses = lambda messages: reflect(messages) if "Task: let one" in messages[0]["content"] else "[]"  # noqa: E731
+    config = EvolveConfig(
+        **{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "p_crossover": 1.0}
+    )
+
+    def crosses(messages):
+        return reflect(messages) if "Task: let one" in messages[0]["content"] else "[]"
+
     result = evolve(Policy(), ScriptedChat(crosses), ROWS, exact_match_reward, population, config)
     mutation, crossover = result.steps[0].operators
     assert (mutation["child"], crossover["child"]) == (None, 3)
     child = result.population.members[crossover["child"]].prompt
     assert all(word in child.text for word in WORDS.values())
     assert (child.operator, set(child.parents), child.parents[0]) == ("crossover", {0, 1, 2}, 2)
-    assert result.population.rating(child).sigma < mutation_rating(result.population.rating(2)).sigma, "three say more"
+    assert (
+        result.population.rating(child).sigma < mutation_rating(result.population.rating(2)).sigma
+    ), "three say more"
 
 
 def test_every_row_once_a_pass_and_every_sample_new():
     policy = Policy()
     result = run(policy)
     assert len(policy.seen) == policy.calls == sum(len(log.prompts) for log in result.steps) * 6 * 4
-    evolution = Evolution(policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5))
+    evolution = Evolution(
+        policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5)
+    )
     passes = []
     for step in range(4):
         evolution.logs = [None] * step
@@ -97,7 +115,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, caplog):
     assert untouched.calls == 0, "a finished run asks nothing"
     assert f"{path} holds a finished run of 12 steps: raise steps= to go on" in caplog.text
     with pytest.raises(ValueError, match="began with another system prompt"):
-        evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
+        evolve(
+            Policy(),
+            Policy(),
+            ROWS,
+            exact_match_reward,
+            SystemPrompt("Other."),
+            SETTINGS,
+            checkpoint=path,
+        )
 
 
 @pytest.mark.parametrize("role", ["policy", "reference", "judge"])
@@ -115,7 +141,10 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, capl
         return "say amber <answer>no</answer>" if policy else reflect(request["messages"])
 
     says = say if role != "judge" else lambda request: "<ACCURACY>0</ACCURACY>"
-    with MisbehavingServer(say=says) as server, OpenAIChat("m", server.base_url, max_concurrency=1) as chat:
+    with (
+        MisbehavingServer(say=says) as server,
+        OpenAIChat("m", server.base_url, max_concurrency=1) as chat,
+    ):
         if role == "judge":
             judge.chat = chat
             graded.charge_to = judge.charge_to
@@ -131,7 +160,10 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, capl
         )
         assert len(server.requests) == 7
     assert "105 of the budget of 100 tokens are spent in all" in result.stopped
-    assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)") and "\n" not in result.stopped
+    assert (
+        result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)")
+        and "\n" not in result.stopped
+    )
     assert f"run again, it goes on from {tmp_path / 'state.json'}" in caplog.text
 
 
@@ -142,14 +174,19 @@ def test_a_budget_holds_for_calls_at_once():
         policy = request["messages"][-1]["content"].startswith("Which")
         return "say amber <answer>no</answer>" if policy else reflect(request["messages"])
 
-    with MisbehavingServer(say=say, latency=0.01) as server, OpenAIChat("m", server.base_url) as chat:
+    with (
+        MisbehavingServer(say=say, latency=0.01) as server,
+        OpenAIChat("m", server.base_url) as chat,
+    ):
         budget = Budget(tokens=1000)
         result = evolve(chat, chat, ROWS, exact_match_reward, ROOT, SETTINGS, budget=budget)
         assert "of the budget of 1,000 tokens are spent" in result.stopped
         assert 1000 <= budget.spent().tokens == 15 * len(server.requests) < 1000 + 15
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')])
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')]
+)
 def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
     path = tmp_path / "evolution.json"
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
@@ -180,7 +217,10 @@ def test_failed_calls_are_left_out():
 
 def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
     path = tmp_path / "evolution.json"
-    spent = run(Policy(fail=lambda number: BudgetExceeded("$1 spent", "m") if number > 150 else None), checkpoint=path)
+    spent = run(
+        Policy(fail=lambda number: BudgetExceeded("$1 spent", "m") if number > 150 else None),
+        checkpoint=path,
+    )
     assert "the policy failed with a fatal error: $1 spent (m)" in spent.stopped
     assert 0 < len(spent.steps) < 12
     whole = run(checkpoint=path)
@@ -202,15 +242,25 @@ def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
     broken = ScriptedChat(reflect, fail_on=lambda number: True)
     result = evolve(Policy(), broken, ROWS, exact_match_reward, ROOT, SETTINGS)
     assert (result.stopped, len(result.population.members)) == (None, 1)
-    assert {entry["reason"] for log in result.steps for entry in log.operators} == {"call_failed", "too_few_winners"}
-    spent = evolve(Policy(), ScriptedChat([BudgetExceeded("spent")]), ROWS, exact_match_reward, ROOT, SETTINGS)
+    assert {entry["reason"] for log in result.steps for entry in log.operators} == {
+        "call_failed",
+        "too_few_winners",
+    }
+    spent = evolve(
+        Policy(), ScriptedChat([BudgetExceeded("spent")]), ROWS, exact_match_reward, ROOT, SETTINGS
+    )
     assert "the reference LLM failed with a fatal error: spent" in spent.stopped
 
 
 def test_own_population_and_other_places():
     population = Population(ROOT, window=2, rule="softmax")
     config = EvolveConfig(
-        **{**vars(SETTINGS), "steps": 2, "prompt_place": "user", "policy_sampling": {"temperature": 0.6}}
+        **{
+            **vars(SETTINGS),
+            "steps": 2,
+            "prompt_place": "user",
+            "policy_sampling": {"temperature": 0.6},
+        }
     )
     chat = ScriptedChat(["<answer>x</answer>"])
     result = evolve(chat, ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
@@ -229,7 +279,9 @@ def test_a_reward_that_gives_none_is_left_out(none):
         assert prompts[0].startswith("Which")
         return [none if episode.answer == "no" else 1.0 for episode in rollout]
 
-    result = evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0))
+    result = evolve(
+        Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0)
+    )
     assert result.steps[0].reward == 1.0
     assert 0 < result.steps[0].failed < 1
 
@@ -247,7 +299,9 @@ def test_a_step_that_fails_behind_the_reflection_leaves_the_population_as_it_was
     config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "p_crossover": 0.0, "eval_every": 1})
     population = Population(ROOT)
     before = population.state_dict()
-    reflects = ScriptedChat(lambda messages: "[]" if "Task: draw" in messages[0]["content"] else "said")
+    reflects = ScriptedChat(
+        lambda messages: "[]" if "Task: draw" in messages[0]["content"] else "said"
+    )
     stopped = evolve(policy, reflects, ROWS, reward, population, config, eval_rows=HELD_OUT)
     assert "wrong key" in stopped.stopped and reflects.calls and population.state_dict() == before
 
@@ -260,10 +314,20 @@ def test_a_column_that_only_some_rows_have_reaches_the_reward():
         seen.update(unit or [])
         return [0.0] * len(rollout)
 
-    rows = [{"question": "Which river is number 1?"}, {"question": "Which river is number 2?", "unit": "km"}]
+    rows = [
+        {"question": "Which river is number 1?"},
+        {"question": "Which river is number 2?", "unit": "km"},
+    ]
     for order in (rows, rows[::-1]):
         seen.clear()
-        evolve(Policy(), ScriptedChat(reflect), order, reward, ROOT, EvolveConfig(steps=1, problems_per_step=2))
+        evolve(
+            Policy(),
+            ScriptedChat(reflect),
+            order,
+            reward,
+            ROOT,
+            EvolveConfig(steps=1, problems_per_step=2),
+        )
         assert seen == {None, "km"}
 
 
@@ -307,9 +371,22 @@ def test_it_works_in_a_running_event_loop_and_awaits_rewards():
 
 
 def test_settings_that_would_be_ignored_are_an_error():
-    with pytest.raises(ValueError, match="best_rule='mean' would be ignored: a Population brings its own"):
-        evolve(Policy(), Policy(), ROWS, exact_match_reward, Population(ROOT), EvolveConfig(best_rule="mean"))
-    result = run(config=EvolveConfig(steps=1, best_rule="newest", selection="softmax", independent_draws=True))
+    with pytest.raises(
+        ValueError, match="best_rule='mean' would be ignored: a Population brings its own"
+    ):
+        evolve(
+            Policy(),
+            Policy(),
+            ROWS,
+            exact_match_reward,
+            Population(ROOT),
+            EvolveConfig(best_rule="mean"),
+        )
+    result = run(
+        config=EvolveConfig(
+            steps=1, best_rule="newest", selection="softmax", independent_draws=True
+        )
+    )
     assert result.best is result.population.members[-1].prompt
 
 
@@ -320,7 +397,9 @@ def test_the_trainer_and_evolve_have_the_same_settings():
     assert issubclass(ESPLConfig, ESPLSettings) and issubclass(EvolveConfig, ESPLSettings)
     own = {**vars(ESPLSettings())}
     assert {name: getattr(ESPLConfig, name) for name in own} == own, "one default for both"
-    assert ESPLConfig("x", use_cpu=True, bf16=False).lr_scheduler_type == "constant", "Algorithm 1 has one step size"
+    assert ESPLConfig("x", use_cpu=True, bf16=False).lr_scheduler_type == "constant", (
+        "Algorithm 1 has one step size"
+    )
 
 
 # First contact -------------------------------------------------------------------------------------------------------
@@ -328,7 +407,11 @@ def test_the_trainer_and_evolve_have_the_same_settings():
 
 def says_mention(messages):
     """A reference as a plain function."""
-    return json.dumps([{"op": "add", "text": "Always mention amber."}]) if "JSON" in messages[-1]["content"] else "ok"
+    return (
+        json.dumps([{"op": "add", "text": "Always mention amber."}])
+        if "JSON" in messages[-1]["content"]
+        else "ok"
+    )
 
 
 def test_plain_functions_texts_and_pairs_will_do():
@@ -336,16 +419,31 @@ def test_plain_functions_texts_and_pairs_will_do():
         return "blue" if "amber" in messages[0]["content"] else random.choice(["blue", "green"])
 
     def reward(completions, answers, **_):
-        return [float(one[0]["content"] in golds) for one, golds in zip(completions, answers, strict=True)]
+        return [
+            float(one[0]["content"] in golds)
+            for one, golds in zip(completions, answers, strict=True)
+        ]
 
     random.seed(0)
-    rows = [("Which colour has the river?", "blue"), {"question": "And the sky?", "answers": ["blue"]}] * 2
+    rows = [
+        ("Which colour has the river?", "blue"),
+        {"question": "And the sky?", "answers": ["blue"]},
+    ] * 2
     config = EvolveConfig(steps=2, problems_per_step=4)
     result = evolve(policy, says_mention, rows, reward, prompt="Say a colour.", config=config)
-    assert result.stopped is None and result.population.members[1].prompt.text.endswith("[G0]. Always mention amber.")
+    assert result.stopped is None and result.population.members[1].prompt.text.endswith(
+        "[G0]. Always mention amber."
+    )
     seen = []
     reward_of_text = lambda prompts, completions, **_: [seen.append(one) or 0.5 for one in prompts]  # noqa: E731
-    evolve(policy, says_mention, ["Only a text?"], reward_of_text, "Say.", EvolveConfig(steps=1, problems_per_step=1))
+    evolve(
+        policy,
+        says_mention,
+        ["Only a text?"],
+        reward_of_text,
+        "Say.",
+        EvolveConfig(steps=1, problems_per_step=1),
+    )
     assert set(seen) == {"Only a text?"}
 
 
@@ -359,18 +457,36 @@ def test_plain_functions_texts_and_pairs_will_do():
         ({"reference": None}, "reference .* not None"),
         ({"rows": "one text"}, "rows .* not a str"),
         ({"rows": [3] * 12}, r"rows\[0\] .* not 3"),
-        ({"rows": [{"answers": ["x"]}] * 12}, r"rows\[0\] has neither `question` nor `prompt`: answers"),
+        (
+            {"rows": [{"answers": ["x"]}] * 12},
+            r"rows\[0\] has neither `question` nor `prompt`: answers",
+        ),
         ({"reward": 1.0}, "reward .* not 1.0"),
         ({"prompt": 3}, "a system prompt is a SystemPrompt or a text, not a int"),
         ({"config": {"steps": 3}}, "config .* EvolveConfig.* not a dict"),
-        ({"reward": lambda **columns: 1.0}, "the reward .* one number or None for each of the .* completions, not 1.0"),
-        ({"reward": lambda **columns: [1.0]}, r"the reward .* each of the \d+ completions, not .*\[1.0\]"),
-        ({"reward": lambda completions, **columns: ["x"] * len(completions)}, "the reward .* not .*'x'"),
+        (
+            {"reward": lambda **columns: 1.0},
+            "the reward .* one number or None for each of the .* completions, not 1.0",
+        ),
+        (
+            {"reward": lambda **columns: [1.0]},
+            r"the reward .* each of the \d+ completions, not .*\[1.0\]",
+        ),
+        (
+            {"reward": lambda completions, **columns: ["x"] * len(completions)},
+            "the reward .* not .*'x'",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_wrong_type_is_one_clear_error(wrong, message):
-    given = {"policy": Policy(), "reference": Policy(), "rows": ROWS, "reward": exact_match_reward, "prompt": ROOT}
+    given = {
+        "policy": Policy(),
+        "reference": Policy(),
+        "rows": ROWS,
+        "reward": exact_match_reward,
+        "prompt": ROOT,
+    }
     with pytest.raises(TypeError, match=message) as caught:
         evolve(**{**given, **wrong})
     assert "\n" not in str(caught.value)
@@ -379,32 +495,53 @@ def test_a_wrong_type_is_one_clear_error(wrong, message):
 def test_a_deterministic_policy_is_told(caplog):
     """Nothing to compare, so nothing to learn from: said at once, and what to do about it."""
     same = ScriptedChat(lambda messages: "<answer>river 1</answer>")
-    result = evolve(same, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=3))
-    assert {o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"} == {
-        "no_evidence"
-    }
+    result = evolve(
+        same, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=3)
+    )
+    assert {
+        o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"
+    } == {"no_evidence"}
     assert all(
-        "gave the same reply in all 5 attempts" in log.note and "temperature" in log.note for log in result.steps
+        "gave the same reply in all 5 attempts" in log.note and "temperature" in log.note
+        for log in result.steps
     )
     assert [record.message for record in caplog.records if "evidence" in record.message] == [
         f"no evidence at step 0: {result.steps[0].note}",
         f"nothing was learned: no step had evidence; {result.steps[0].note}",
     ]
     untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
-    note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
+    note = (
+        evolve(
+            untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)
+        )
+        .steps[0]
+        .note
+    )
     assert "found no answer in any reply" in note and "grammar='free'" in note
     assert EvolveConfig(grammar="free").grammar == FreeText()
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
-    note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
+    note = (
+        evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1))
+        .steps[0]
+        .note
+    )
     assert "every attempt at every problem got the reward 1" in note
     half = lambda **columns: [0.5] * len(columns["completions"])  # noqa: E731
-    note = evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1)).steps[0].note
+    note = (
+        evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1))
+        .steps[0]
+        .note
+    )
     assert "same reward" in note
 
 
 # Held-out problems ---------------------------------------------------------------------------------------------------
 
-HELD_OUT = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in (7, 8) for kind in WORDS]
+HELD_OUT = [
+    {"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]}
+    for n in (7, 8)
+    for kind in WORDS
+]
 
 
 def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
@@ -419,12 +556,22 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     assert len(played) > 3
     # The four attempts at a problem are alike: the problems say how sure the mean is.
     assert all(member.held_out["n"] == len(HELD_OUT) for member in played)
-    assert curve[-1][1] == result.population.members[result.best.id].held_out["mean"] > played[0].held_out["mean"]
+    assert (
+        curve[-1][1]
+        == result.population.members[result.best.id].held_out["mean"]
+        > played[0].held_out["mean"]
+    )
     for member in played:
         known = sum(word in member.prompt.text for word in WORDS.values())
         assert member.held_out["mean"] >= known / 3
-    asked = {(prompt, question) for prompt, question, _ in policy.seen if re.search("number [78]", question)}
-    assert len(asked) == len(HELD_OUT) * len({m.prompt.text for m in result.population.members if m.held_out})
+    asked = {
+        (prompt, question)
+        for prompt, question, _ in policy.seen
+        if re.search("number [78]", question)
+    }
+    assert len(asked) == len(HELD_OUT) * len(
+        {m.prompt.text for m in result.population.members if m.held_out}
+    )
     plain = run(config=EvolveConfig(**slow))
     ratings = lambda one: [(member.prompt, member.rating) for member in one.population.members]  # noqa: E731
     assert ratings(plain) == ratings(result), "nothing is learned from them"

@@ -23,7 +23,9 @@ def grown(p_crossover=0.0, members=2, **options):
     """A generation whose population has this many prompts."""
     population = Population(ROOT, **options)
     for number in range(1, members):
-        population.add(SystemPrompt("Answer.", (f"Rule {number}.",), parents=(0,), operator="mutation"))
+        population.add(
+            SystemPrompt("Answer.", (f"Rule {number}.",), parents=(0,), operator="mutation")
+        )
     return Generation(population, p_crossover)
 
 
@@ -56,7 +58,9 @@ def test_the_best_of_a_batch_is_reflected_on_and_its_child_joins():
     (joined,) = generation.join(job, [child_of(1)])
     assert (joined.id, joined.parents, joined.born_at, generation.pending) == (2, (1,), 1, [])
     assert generation.population.rating(2).mu == job.ratings[1].mu
-    assert generation.join(generation.record([match(generation, [1.0])]), [Outcome("mutation")]) == [None]
+    assert generation.join(
+        generation.record([match(generation, [1.0])]), [Outcome("mutation")]
+    ) == [None]
 
 
 def test_a_child_has_the_rating_that_its_parents_had_after_its_own_batch():
@@ -78,11 +82,16 @@ def test_children_are_due_by_the_count_of_batches():
 def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
     """Carried groups were played under other prompts: rated apart, and only one of them has children."""
     generation = grown(members=4)
-    small, large = match(generation, [1.0], [0.0]), match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3))
+    small, large = (
+        match(generation, [1.0], [0.0]),
+        match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3)),
+    )
     job = generation.record([large, small])
     assert job.best.prompt.id == 3 and list(job.scores) == [2, 3]
     assert generation.population.rating(0).mu > 25 and len(generation.values) == 2
-    job = generation.record([match(generation, [1.0], [0.0]), match(generation, [1.0], [0.0], ids=(2, 3))])
+    job = generation.record(
+        [match(generation, [1.0], [0.0]), match(generation, [1.0], [0.0], ids=(2, 3))]
+    )
     assert job.best.prompt.id == 2
 
 
@@ -110,11 +119,22 @@ def play(generation, batches):
     log = []
     for _ in range(batches):
         for job in generation.due(1):
-            log.append([child and child.id for child in generation.join(job, [child_of(job.best.prompt.id)])])
+            log.append(
+                [
+                    child and child.id
+                    for child in generation.join(job, [child_of(job.best.prompt.id)])
+                ]
+            )
         drawn = generation.draw(2)
         rows = [[(7 * prompt.id + generation.batches) % 5 / 4, 0.5] for prompt in drawn]
         generation.record([match(generation, *rows, ids=[prompt.id for prompt in drawn])])
-        log.append([[prompt.id for prompt in drawn], generation.values, generation.pending[-1].crossing is not None])
+        log.append(
+            [
+                [prompt.id for prompt in drawn],
+                generation.values,
+                generation.pending[-1].crossing is not None,
+            ]
+        )
     return log
 
 
@@ -125,7 +145,10 @@ def test_a_resumed_evolution_is_the_uninterrupted_one():
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert before + play(second, 7) == log
     assert second.state_dict() == whole.state_dict()
-    assert {crossed for _, _, crossed in (entry for entry in log if len(entry) == 3)} == {True, False}
+    assert {crossed for _, _, crossed in (entry for entry in log if len(entry) == 3)} == {
+        True,
+        False,
+    }
 
 
 def test_a_job_outlives_json():
@@ -152,7 +175,11 @@ def test_the_numbers_for_logs():
     assert "population/value_best" not in generation.metrics()
     generation.record([match(generation, [0.25], [1.0]), match(generation, [None], [None])])
     logged = generation.metrics()
-    assert [logged[f"population/{name}"] for name in ("size", "value_best", "value_worst")] == [2, 1, 0.25]
+    assert [logged[f"population/{name}"] for name in ("size", "value_best", "value_worst")] == [
+        2,
+        1,
+        0.25,
+    ]
     assert logged["population/best_mu"] > 25 and logged["population/diversity"] > 0
 
 
@@ -170,16 +197,28 @@ def test_a_child_that_says_what_a_prompt_says_joins_nowhere():
     generation = grown(members=3)
     job = generation.record([match(generation, [0.0], [1.0])])
     both = child_of(1, text="Rule 1.")
-    swapped = Outcome("mutation", SystemPrompt("Answer.", ("Rule 9.", "Rule 1."), parents=(1,), operator="mutation"))
-    again = Outcome("crossover", SystemPrompt("Answer.", ("rule 1", "Rule 9."), parents=(1, 0), operator="crossover"))
+    swapped = Outcome(
+        "mutation",
+        SystemPrompt("Answer.", ("Rule 9.", "Rule 1."), parents=(1,), operator="mutation"),
+    )
+    again = Outcome(
+        "crossover",
+        SystemPrompt("Answer.", ("rule 1", "Rule 9."), parents=(1, 0), operator="crossover"),
+    )
     joined = generation.join(job, [both, swapped, again])
     assert [child and child.id for child in joined] == [None, 3, None]
     assert [one.reason for one in (both, swapped, again)] == ["known", "child", "known"]
-    assert [one.metrics()["evolution/unchanged"] for one in (both, swapped, again)] == [1.0, 0.0, 1.0]
+    assert [one.metrics()["evolution/unchanged"] for one in (both, swapped, again)] == [
+        1.0,
+        0.0,
+        1.0,
+    ]
     assert both.child is None and both.failed and generation.population.turns == 0
 
 
 def test_an_evicted_prompt_is_known_too():
     generation = grown(members=3, window=1)
-    (joined,) = generation.join(generation.record([match(generation, [1.0])]), [child_of(0, text="Rule 1.")])
+    (joined,) = generation.join(
+        generation.record([match(generation, [1.0])]), [child_of(0, text="Rule 1.")]
+    )
     assert joined is None and len(generation.population.members) == 3

@@ -20,10 +20,22 @@ from agentic_prompting.evolution import (
     read_lineage,
     scores_of,
 )
-from agentic_prompting.evolution.operators import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
+from agentic_prompting.evolution.operators import (
+    MAX_CHARS,
+    MAX_EDITS,
+    MAX_PROBLEMS,
+    MAX_REFLECTIONS,
+)
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rollout import BatchEngine, FreeText
-from support.espl_training import EDIT, Reference, WritesBySeed, arguments, reward_by_word, trainer_for
+from support.espl_training import (
+    EDIT,
+    Reference,
+    WritesBySeed,
+    arguments,
+    reward_by_word,
+    trainer_for,
+)
 from support.evolving import SETTINGS, Policy, run
 from support.operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
 
@@ -43,18 +55,29 @@ def test_a_mutation_and_why():
     outcome = mutate(reference(critique), MIXED)
     scores = {3: MIXED.row, 7: [0.5, None, 1.0, 0.0]}
     record = record_of(outcome, scores, outcome.child and SystemPrompt("b", id=4))
-    assert (record["step"], record["attempt"], record["operator"], record["child"]) == (5, 0, "mutation", 4)
+    assert (record["step"], record["attempt"], record["operator"], record["child"]) == (
+        5,
+        0,
+        "mutation",
+        4,
+    )
     assert record["reason"] == "child" and record["parents"] == [3]
     assert [one["question"] for one in record["evidence"]] == ["question a", "question c"]
     first, second = record["evidence"]
-    assert first["scores"] == {"3": 0.5, "7": 0.5} and first["won"] == first["lost"] == [], "all alike"
-    assert second["scores"] == {"3": 0.5, "7": 1.0} and second["won"] == [7] and second["lost"] == [3]
+    assert first["scores"] == {"3": 0.5, "7": 0.5} and first["won"] == first["lost"] == [], (
+        "all alike"
+    )
+    assert (
+        second["scores"] == {"3": 0.5, "7": 1.0} and second["won"] == [7] and second["lost"] == [3]
+    )
     assert first["reflections"] == [
         {"reward": 1.0, "text": "It guessed try a0"},
         {"reward": 0.0, "text": "It guessed try a1"},
     ]
     assert first["truth"] == "truth a"
-    told = [(edit["problem"], edit["op"], edit["reason"], edit["refused"]) for edit in record["edits"]]
+    told = [
+        (edit["problem"], edit["op"], edit["reason"], edit["refused"]) for edit in record["edits"]
+    ]
     assert told == [
         (0, "add", "attempt 2 did not", None),
         (0, "modify", "", "unknown_id"),
@@ -67,7 +90,11 @@ def test_a_mutation_and_why():
 def test_refusals_are_kept_too():
     refused = mutate(reference(plan="no json"), MIXED)
     record = record_of(refused, {3: MIXED.row})
-    assert (record["reason"], record["child"]) == ("unreadable", None) and record["edits"] and record["evidence"]
+    assert (
+        (record["reason"], record["child"]) == ("unreadable", None)
+        and record["edits"]
+        and record["evidence"]
+    )
     nothing = mutate(reference(), PromptResult(PROMPT, (problem("a", 1.0, 1.0),)))
     assert record_of(nothing, {})["evidence"] == [] and nothing.trace.parents == (3,)
     dead = mutate(reference(fail_on=lambda number: True), MIXED)
@@ -84,7 +111,9 @@ def test_a_crossover_and_why():
         for name, row in rows.items()
     ]
     plan = edits({"op": "add", "text": "From B.", "reason": "it won"}, {"op": "remove", "id": "G7"})
-    record = record_of(crossover(reference(cross=plan), trials), scores_of(trials), SystemPrompt("b", id=3))
+    record = record_of(
+        crossover(reference(cross=plan), trials), scores_of(trials), SystemPrompt("b", id=3)
+    )
     assert record["parents"] == [1, 2] and record["operator"] == "crossover"
     assert [(one["question"], one["won"], one["lost"]) for one in record["evidence"]] == [
         ("question 0", [1], [2]),
@@ -98,11 +127,18 @@ def test_a_crossover_and_why():
 
 def test_a_line_has_a_limit():
     huge = "x" * (2 * MAX_CHARS)
-    attempts = tuple(Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2))
-    trial = PromptResult(
-        PROMPT, tuple(ProblemResult(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2))
+    attempts = tuple(
+        Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2)
     )
-    critique = edits(*({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9)))
+    trial = PromptResult(
+        PROMPT,
+        tuple(
+            ProblemResult(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2)
+        ),
+    )
+    critique = edits(
+        *({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9))
+    )
     record = record_of(mutate(reference(critique, huge), trial), scores_of([trial]))
     assert len(record["evidence"]) == MAX_PROBLEMS and len(record["edits"]) == MAX_EDITS
     assert all(len(one["reflections"]) <= MAX_REFLECTIONS for one in record["evidence"])
@@ -128,7 +164,11 @@ def test_evolve_keeps_it_beside_its_checkpoint(tmp_path):
     story = read_journal(journal_beside(whole))
     assert journal_beside(whole).name == "whole.evolution.jsonl"
     made = [(one["step"], one["operator"], one["reason"], one["child"]) for one in story]
-    logged = [(log.step, o["operator"], o["reason"], o["child"]) for log in result.steps for o in log.operators]
+    logged = [
+        (log.step, o["operator"], o["reason"], o["child"])
+        for log in result.steps
+        for o in log.operators
+    ]
     assert made == logged and any(one["child"] for one in story)
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 5}), checkpoint=broken)
     # Killed after the sixth step's attempts were written, in the middle of a line, before its state was.
@@ -145,7 +185,9 @@ def test_evolve_keeps_it_beside_its_checkpoint(tmp_path):
 
 def test_a_stopped_step_leaves_no_line(tmp_path):
     path = tmp_path / "state.json"
-    result = run(Policy(fail=lambda number: ServerFailed("down") if number > 100 else None), checkpoint=path)
+    result = run(
+        Policy(fail=lambda number: ServerFailed("down") if number > 100 else None), checkpoint=path
+    )
     assert result.stopped and {one["step"] for one in read_journal(journal_beside(path))} == set(
         range(len(result.steps))
     )
@@ -156,7 +198,9 @@ class Replays(Reference):
 
     def _say(self, messages):
         asked = messages[-1]["content"]
-        return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+        return (
+            EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+        )
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -177,12 +221,16 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
         return read_journal(folder / "evolution.jsonl")
 
     whole = train(tmp_path)
-    assert {one["step"] for one in whole} == set(range(3 - lag)) and any(one["child"] for one in whole)
+    assert {one["step"] for one in whole} == set(range(3 - lag)) and any(
+        one["child"] for one in whole
+    )
     with open(tmp_path / "evolution.jsonl", "a") as file:
         file.write(json.dumps({**whole[-1], "attempt": 7}) + '\n{"step": 3, "att')
     assert train(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-2")) == whole
     evidence = [problem for one in whole for problem in one["evidence"]]
-    assert evidence and all(len(problem["scores"]) in (1, 2) and problem["reflections"] for problem in evidence)
+    assert evidence and all(
+        len(problem["scores"]) in (1, 2) and problem["reflections"] for problem in evidence
+    )
     with pytest.raises(ValueError, match="holds another run"):
         train(tmp_path)
 
@@ -195,13 +243,15 @@ def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     measured = trainer.population.members[0].held_out
     assert measured["mean"] == pytest.approx(metrics["eval_reward"]) and measured["deviation"] > 0
     assert measured["n"] == len(rows)  # the rollouts of a question are alike
-    child = trainer.population.add(SystemPrompt("ask first .", (), parents=(0,), operator="mutation"))
+    child = trainer.population.add(
+        SystemPrompt("ask first .", (), parents=(0,), operator="mutation")
+    )
     scores = trainer.evaluate_prompts([trainer.population.members[0].prompt, child])
     assert list(scores) == [0, 1] and trainer.population.members[1].held_out["mean"] == scores[1]
     assert trainer.population.members[0].held_out["n"] == measured["n"]
-    assert trainer.prompts.render_messages(rows[0], trainer.prompts.choose_metadata(0, False))[0]["content"].startswith(
-        trainer.population.best().text
-    )
+    assert trainer.prompts.render_messages(rows[0], trainer.prompts.choose_metadata(0, False))[0][
+        "content"
+    ].startswith(trainer.population.best().text)
     trainer.save_model()
     node = read_lineage(tmp_path / "population.json").nodes[1]
     assert node.member.held_out["mean"] == scores[1]
@@ -225,6 +275,8 @@ def test_every_prompt_that_played_is_tried_in_the_end(tiny_policy, rows, tmp_pat
     trainer.train()
     played = [member for member in trainer.population.members if member.matches]
     assert played and all(member.held_out["n"] > 0 for member in played)
-    assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry], "no points of the run's curve"
+    assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry], (
+        "no points of the run's curve"
+    )
     trainer.evaluate()
     assert "eval_reward" in trainer.state.log_history[-1]

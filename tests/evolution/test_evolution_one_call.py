@@ -44,16 +44,46 @@ def test_one_call_shows_the_prompt_and_the_failed_attempts():
     (call,) = chat.calls
     said = call[0]["content"]
     assert said.startswith("Task: revise instructions") and len(call) == 1
-    for piece in (PROMPT.text, "question a", "truth d", "try a1", "try c0", "try d0", "try d1", templates.SCHEMA):
+    for piece in (
+        PROMPT.text,
+        "question a",
+        "truth d",
+        "try a1",
+        "try c0",
+        "try d0",
+        "try d1",
+        templates.SCHEMA,
+    ):
         assert piece in said
-    for piece in ("question b", "try a0", "try c1", "try c2", "{schema}", "{failures}", "{max_ops}"):
-        assert piece not in said, "right attempts and those that failed for outside reasons are not shown"
+    for piece in (
+        "question b",
+        "try a0",
+        "try c1",
+        "try c2",
+        "{schema}",
+        "{failures}",
+        "{max_ops}",
+    ):
+        assert piece not in said, (
+            "right attempts and those that failed for outside reasons are not shown"
+        )
     assert "with 6 changes at most" in said, "two for each of the three problems"
     assert outcome.child.principles == (*PROMPT.principles, "Read the reply.")
-    assert (outcome.child.parents, outcome.child.operator, outcome.operator) == ((3,), "mutation", "mutation")
+    assert (outcome.child.parents, outcome.child.operator, outcome.operator) == (
+        (3,),
+        "mutation",
+        "mutation",
+    )
     assert dict(outcome.counts) == {"calls": 1, "failed_calls": 0, "applied": 1}
-    assert [one["question"] for one in outcome.trace.problems] == ["question a", "question c", "question d"]
-    assert ask(ScriptedChat([object_of(NEW)]), reflect_on="mixed").trace.problems[-1]["question"] == "question c"
+    assert [one["question"] for one in outcome.trace.problems] == [
+        "question a",
+        "question c",
+        "question d",
+    ]
+    assert (
+        ask(ScriptedChat([object_of(NEW)]), reflect_on="mixed").trace.problems[-1]["question"]
+        == "question c"
+    )
 
 
 def test_failures_are_spread_over_the_problems():
@@ -70,7 +100,9 @@ def test_failures_are_spread_over_the_problems():
 
 
 def test_values_are_not_templates():
-    strange = PromptResult(PROMPT, (ProblemResult("{prompt} {x}", "{schema}", (Attempt("{failures}", 0.0),)),))
+    strange = PromptResult(
+        PROMPT, (ProblemResult("{prompt} {x}", "{schema}", (Attempt("{failures}", 0.0),)),)
+    )
     chat = ScriptedChat([object_of(NEW)])
     ask(chat, strange)
     said = chat.calls[0][0]["content"]
@@ -84,11 +116,18 @@ def test_all_four_edits_and_free_text():
         {"op": "merge", "ids": ["G0", "G1"], "text": "Check and name."},
         {"op": "remove", "ids": ["G2"]},
     )
-    assert ask(ScriptedChat([f"I compared them.\n```json\n{four}\n```"])).child.principles == ("Check and name.",)
+    assert ask(ScriptedChat([f"I compared them.\n```json\n{four}\n```"])).child.principles == (
+        "Check and name.",
+    )
     text = PromptResult(SystemPrompt("Search once.\nThen answer.", id=4), MIXED.problems)
     block = object_of({"op": "replace", "search": "once", "text": "twice"})
     assert ask(ScriptedChat([block]), text).child.text == "Search twice.\nThen answer."
-    assert ask(ScriptedChat([object_of({"op": "replace", "search": "never", "text": "x"})]), text).reason == "unchanged"
+    assert (
+        ask(
+            ScriptedChat([object_of({"op": "replace", "search": "never", "text": "x"})]), text
+        ).reason
+        == "unchanged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,20 +150,35 @@ def test_all_four_edits_and_free_text():
 )
 def test_a_reply_that_is_none_is_a_failed_reflection(reply, reason):
     outcome = ask(ScriptedChat([reply]))
-    assert (outcome.reason, outcome.child, outcome.failed, outcome.counts["calls"]) == (reason, None, True, 1)
+    assert (outcome.reason, outcome.child, outcome.failed, outcome.counts["calls"]) == (
+        reason,
+        None,
+        True,
+        1,
+    )
     assert outcome.metrics()["evolution/mutation_failed"] == 1.0
 
 
 def test_a_part_that_cannot_be_read_leaves_the_others():
     outcome = ask(ScriptedChat([object_of(NEW, {"op": "paint", "text": "x"})]))
-    assert outcome.child.principles[-1] == "Read the reply." and outcome.counts["unread/unknown_operation"] == 1
+    assert (
+        outcome.child.principles[-1] == "Read the reply."
+        and outcome.counts["unread/unknown_operation"] == 1
+    )
 
 
 def test_failed_calls_and_no_evidence():
     outcome = ask(ScriptedChat([object_of(NEW)], fail_on=lambda number: True))
-    assert (outcome.reason, outcome.error.kind, outcome.counts["failed_calls"]) == ("call_failed", "ServerFailed", 1)
+    assert (outcome.reason, outcome.error.kind, outcome.counts["failed_calls"]) == (
+        "call_failed",
+        "ServerFailed",
+        1,
+    )
     nobody = ScriptedChat(["x"])
-    assert ask(nobody, PromptResult(PROMPT, (problem("a", 1.0),))).reason == "no_evidence" and nobody.calls == []
+    assert (
+        ask(nobody, PromptResult(PROMPT, (problem("a", 1.0),))).reason == "no_evidence"
+        and nobody.calls == []
+    )
 
 
 def test_it_takes_the_place_of_the_mutation_alone():
@@ -141,7 +195,10 @@ def test_the_schema_is_the_form_that_is_read():
     known = schema["properties"]["edits"]["items"]["properties"]["op"]["enum"]
     for op in known:
         item = {"op": op, "ids": ["G0"], "search": "a" if op == "replace" else "", "text": "b"}
-        ((edit,), problems) = (parse_edits(object_of(item)).edits, parse_edits(object_of(item)).problems)
+        ((edit,), problems) = (
+            parse_edits(object_of(item)).edits,
+            parse_edits(object_of(item)).problems,
+        )
         assert (edit.op, problems) == (op, ())
 
 
@@ -160,11 +217,21 @@ def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path):
 
     def run(steps, checkpoint):
         settings = EvolveConfig(**{**vars(config), "steps": steps})
-        return evolve(Policy(), ScriptedChat(learn), ROWS, exact_match_reward, ROOT, settings, checkpoint=checkpoint)
+        return evolve(
+            Policy(),
+            ScriptedChat(learn),
+            ROWS,
+            exact_match_reward,
+            ROOT,
+            settings,
+            checkpoint=checkpoint,
+        )
 
     whole = run(12, tmp_path / "whole.json")
     assert all(word in whole.best.text for word in WORDS.values())
-    calls = [one["counts"]["calls"] for log in whole.steps for one in log.operators if one["counts"]]
+    calls = [
+        one["counts"]["calls"] for log in whole.steps for one in log.operators if one["counts"]
+    ]
     assert set(calls) == {1}
     run(5, tmp_path / "parts.json")
     assert run(12, tmp_path / "parts.json").population.state_dict() == whole.population.state_dict()

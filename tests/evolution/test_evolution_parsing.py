@@ -56,7 +56,9 @@ def test_grouped_by_operation():
         Edit("remove", ("G2",)),
         Edit("remove", ("G3",)),
     )
-    assert parse_edits('[{"op": "replace", "id": "G1", "text": "c"}]').edits == (Edit("modify", ("G1",), "c"),)
+    assert parse_edits('[{"op": "replace", "id": "G1", "text": "c"}]').edits == (
+        Edit("modify", ("G1",), "c"),
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "No change:\n```json\n[]\n```", '{"edits": []}'])
@@ -69,18 +71,42 @@ def test_quotes_and_apostrophes_inside():
     said = """[{'op': 'add', 'text': 'Don't say "no" {yet}, it's early'}]"""
     assert parse_edits(said).edits[0].text == """Don't say "no" {yet}, it's early"""
     said = '[{"op": "add", "text": "Write "n/a" when unsure // always", "reason": "http://x.y #1"}]'
-    assert parse_edits(said).edits[0] == Edit("add", text='Write "n/a" when unsure // always', reason="http://x.y #1")
+    assert parse_edits(said).edits[0] == Edit(
+        "add", text='Write "n/a" when unsure // always', reason="http://x.y #1"
+    )
 
 
-LATEX = [r"\frac{1}{2}", r"\beta", r"\nu_x", r"\theta", r"\rho", r"\neq", r"\times", r"\right)", r"\(x\)", r"\{y\}"]
-LATEX += [r"\alpha", r"\binom{n}{k}", r"\text{if }", r"\underline{z}", r"\nabla f", r"\to", r"\forall", r"\tau"]
+LATEX = [
+    r"\frac{1}{2}",
+    r"\beta",
+    r"\nu_x",
+    r"\theta",
+    r"\rho",
+    r"\neq",
+    r"\times",
+    r"\right)",
+    r"\(x\)",
+    r"\{y\}",
+]
+LATEX += [
+    r"\alpha",
+    r"\binom{n}{k}",
+    r"\text{if }",
+    r"\underline{z}",
+    r"\nabla f",
+    r"\to",
+    r"\forall",
+    r"\tau",
+]
 
 
 @pytest.mark.parametrize("latex", LATEX)
 def test_latex_survives_escaped_or_not(latex):
     wanted = f"Use {latex} here."
     assert parse_edits('[{"op": "add", "text": "Use ' + latex + ' here."}]').edits[0].text == wanted
-    assert parse_edits("[{'op': 'add', 'text': 'Use " + latex + " here.',}]").edits[0].text == wanted
+    assert (
+        parse_edits("[{'op': 'add', 'text': 'Use " + latex + " here.',}]").edits[0].text == wanted
+    )
     assert parse_edits(json.dumps([{"op": "add", "text": wanted}])).edits[0].text == wanted
 
 
@@ -90,13 +116,16 @@ def test_real_escapes_stay():
     )
 
 
-@pytest.mark.parametrize("value", ["3", 3, "G3", "g3", "[G3]", "A.G3", "[A.G3].", "G.3", "principle 3", "A:G3", "(G3)"])
+@pytest.mark.parametrize(
+    "value", ["3", 3, "G3", "g3", "[G3]", "A.G3", "[A.G3].", "G.3", "principle 3", "A:G3", "(G3)"]
+)
 def test_ids_of_the_own_set(value):
     assert principle_id(value) == "G3"
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [("B.G3", "B.G3"), ("[b.g3]", "B.G3"), ("x", "x"), ("-3", "-3"), (True, "True"), (3.5, "3.5")]
+    ("value", "wanted"),
+    [("B.G3", "B.G3"), ("[b.g3]", "B.G3"), ("x", "x"), ("-3", "-3"), (True, "True"), (3.5, "3.5")],
 )
 def test_ids_that_are_not(value, wanted):
     assert principle_id(value) == wanted
@@ -117,7 +146,9 @@ def test_search_and_replace_blocks():
         Edit("replace", text="new\n\nlines", search="old \\frac line"),
         Edit("replace", search="gone"),
     )
-    assert parse_edits('[{"search": "old", "replace": "new"}]').edits == (Edit("replace", text="new", search="old"),)
+    assert parse_edits('[{"search": "old", "replace": "new"}]').edits == (
+        Edit("replace", text="new", search="old"),
+    )
     cut = parse_edits("<<<<<<< SEARCH\nold\n=======\nnew and th")
     assert (cut.edits, cut.problems, cut.found) == ((), ("cut_off",), True)
 
@@ -164,12 +195,15 @@ def test_never_raises(text):
 
 
 plain = st.text(
-    st.characters(codec="ascii", min_codepoint=32, exclude_characters='\\"[]'), min_size=1, max_size=60
+    st.characters(codec="ascii", min_codepoint=32, exclude_characters='\\"[]'),
+    min_size=1,
+    max_size=60,
 ).map(str.strip)
 
 
 @given(
-    st.lists(plain.filter(bool), min_size=1, max_size=4), st.sampled_from(["{}", "Well:\n```json\n{}\n```", "So {} ok"])
+    st.lists(plain.filter(bool), min_size=1, max_size=4),
+    st.sampled_from(["{}", "Well:\n```json\n{}\n```", "So {} ok"]),
 )
 def test_good_json_is_read_as_it_is(texts, around):
     said = json.dumps([{"op": "add", "text": text} for text in texts], indent=1)
@@ -177,7 +211,9 @@ def test_good_json_is_read_as_it_is(texts, around):
     assert [edit.text for edit in read.edits] == texts
 
 
-@pytest.mark.parametrize("piece", ["[{", "[['", '["\\', '{"a":', "[/*", '[{"op":"add","text":"a"},', "x' y ", "```[\n"])
+@pytest.mark.parametrize(
+    "piece", ["[{", "[['", '["\\', '{"a":', "[/*", '[{"op":"add","text":"a"},', "x' y ", "```[\n"]
+)
 def test_hostile_replies_take_no_time(piece):
     """Up to 2.4 MB: where the time grows with the square, longer than any test may take."""
     parse_edits(piece * 100_000)
@@ -185,6 +221,9 @@ def test_hostile_replies_take_no_time(piece):
 
 def test_halves_of_surrogate_pairs_are_replaced():
     """JSON can write them; a prompt with one could not be saved, sent or tokenised."""
-    for reply in ('```json\n[{"op": "add", "text": "a \\ud800 b"}]\n```', '[{"op": "add", "text": "a \ud800 b"}]'):
+    for reply in (
+        '```json\n[{"op": "add", "text": "a \\ud800 b"}]\n```',
+        '[{"op": "add", "text": "a \ud800 b"}]',
+    ):
         (edit,) = parse_edits(reply).edits
         assert edit.text == "a ? b"

@@ -22,7 +22,13 @@ from agentic_prompting.evolution import (
     sole_wins,
 )
 
-RATINGS = [Rating(25, 2), Rating(27, 1), Rating(24, 4), Rating(28, 0.5), Rating(20, 3)]  # scores 29 29 32 29 26
+RATINGS = [
+    Rating(25, 2),
+    Rating(27, 1),
+    Rating(24, 4),
+    Rating(28, 0.5),
+    Rating(20, 3),
+]  # scores 29 29 32 29 26
 DRAWS = 20_000
 
 
@@ -40,7 +46,9 @@ def frequencies(rule, k, draws=DRAWS, given=None, **options):
         chosen.update(picked)
         first[picked[0]] += 1
     n = len(given)
-    return [chosen[place] / draws for place in range(n)], [first[place] / draws for place in range(n)]
+    return [chosen[place] / draws for place in range(n)], [
+        first[place] / draws for place in range(n)
+    ]
 
 
 def close(p):
@@ -61,14 +69,18 @@ def test_a_rule_that_does_not_draw_what_was_asked_for_is_an_error(places):
         next(calls)  # ends a test that waits for ever
         return places
 
-    with pytest.raises(ValueError, match="the selection rule rule must return 2 different positions below 5, not"):
+    with pytest.raises(
+        ValueError, match="the selection rule rule must return 2 different positions below 5, not"
+    ):
         select(members(), 2, rule, random.Random(0))
 
 
 def test_top_plus_random():
     chosen, first = frequencies(selection_rule("top_plus_random"), 3)
     assert first[2] == chosen[2] == 1
-    assert [chosen[place] for place in (0, 1, 3, 4)] == close([0.5] * 4)  # two of the four others, uniformly
+    assert [chosen[place] for place in (0, 1, 3, 4)] == close(
+        [0.5] * 4
+    )  # two of the four others, uniformly
 
 
 def test_softmax():
@@ -100,7 +112,9 @@ def test_independent_draws_are_those_of_eq_3():
     weights = [math.exp(score / temperature) for score in (29, 29, 32, 29, 26)]
     p = [weight / sum(weights) for weight in weights]
     for slot in (0, 1):
-        assert [Counter(pair[slot] for pair in drawn)[place] / DRAWS for place in range(5)] == close(p)
+        assert [
+            Counter(pair[slot] for pair in drawn)[place] / DRAWS for place in range(5)
+        ] == close(p)
     assert sum(one == other for one, other in drawn) / DRAWS == close(sum(x * x for x in p))
     population = grown(2, rule="uniform", independent_draws=True)
     assert any(len({prompt.id for prompt in population.select(2)}) == 1 for _ in range(50))
@@ -117,8 +131,12 @@ def test_every_rule_draws_different_ones_while_there_are_enough(rule):
 
 
 def test_own_rules_and_bad_ones():
-    assert select(members(), 2, selection_rule(lambda given, k, rng: [4, 0][:k]), random.Random(0)) == [4, 0]
-    with pytest.raises(ValueError, match="no selection rule 'best': choose one of top_plus_random, softmax"):
+    assert select(
+        members(), 2, selection_rule(lambda given, k, rng: [4, 0][:k]), random.Random(0)
+    ) == [4, 0]
+    with pytest.raises(
+        ValueError, match="no selection rule 'best': choose one of top_plus_random, softmax"
+    ):
         selection_rule("best")
     with pytest.raises(ValueError, match="temperature > 0"):
         selection_rule("softmax", temperature=0)
@@ -166,7 +184,9 @@ def test_a_prompt_drawn_twice_is_one_player():
     assert [member.rating for member in twice.members] == [member.rating for member in once.members]
     alone = grown(1)
     assert alone.record([0, 0], [[1.0], [0.0]]) == [0.5, 0.5]
-    assert (alone.rating(0), alone.members[0].matches) == (Rating(), 0), "nobody plays against itself"
+    assert (alone.rating(0), alone.members[0].matches) == (Rating(), 0), (
+        "nobody plays against itself"
+    )
 
 
 def test_the_unscorable_is_not_rated():
@@ -195,7 +215,9 @@ def test_children_start_as_appendix_b_says():
     assert population.rating(both).mu == pytest.approx(30)
     assert population.rating(both).sigma == pytest.approx(math.sqrt(1 / (1 / 9 + 1 / 10) + 1))
     then = population.add(SystemPrompt("e", parents=(0,)), {0: Rating(1, 2)})
-    assert population.rating(then) == Rating(1, math.sqrt(5)), "the parent's rating when the child was made"
+    assert population.rating(then) == Rating(1, math.sqrt(5)), (
+        "the parent's rating when the child was made"
+    )
     with pytest.raises(ValueError, match="has id 1 already"):
         population.add(child)
     with pytest.raises(ValueError, match="parents \\(9,\\) .* ids go to 3"):
@@ -213,7 +235,9 @@ def test_window_and_lineage():
 def test_best():
     population = grown(4)
     for member, rating in zip(
-        population.members, [Rating(30, 1), Rating(33, 4), Rating(29, 0.1), Rating(50, 1)], strict=True
+        population.members,
+        [Rating(30, 1), Rating(33, 4), Rating(29, 0.1), Rating(50, 1)],
+        strict=True,
     ):
         member.rating, member.matches = rating, 1
     population.members[3].matches = 0
@@ -244,7 +268,9 @@ def play_on(population, steps, start=0):
         population.record(prompts, [[noise.random() for _ in range(4)] for _ in prompts])
         if step % 2:
             population.add(
-                SystemPrompt(f"born at {step}", (f"word{step}",), parents=(seen[-1][0],), operator="mutation")
+                SystemPrompt(
+                    f"born at {step}", (f"word{step}",), parents=(seen[-1][0],), operator="mutation"
+                )
             )
     return seen
 
@@ -269,7 +295,10 @@ def test_resume_is_exact(options):
         (lambda state: state["members"].pop(1), "member 1 has the id 2"),
         (lambda state: state["members"][1].pop("rating"), "'rating' is missing"),
         (lambda state: state["members"][1]["rating"].append(3), ": ."),
-        (lambda state: state["members"][1]["prompt"].update(parents=[7]), "member 1 has parents .*7"),
+        (
+            lambda state: state["members"][1]["prompt"].update(parents=[7]),
+            "member 1 has parents .*7",
+        ),
         (lambda state: state["members"][1].update(prompt="text"), ": ."),
     ],
 )
@@ -300,7 +329,10 @@ def test_a_state_file_that_is_cut_off_is_named(tmp_path):
     [
         ({"window": 0}, "window=0 must be at least 1"),
         ({"best_rule": "oldest"}, "best_rule must be one of conservative, mean, newest"),
-        ({"independent_draws": True}, "independent draws by 'top_plus_random' would all give the same"),
+        (
+            {"independent_draws": True},
+            "independent draws by 'top_plus_random' would all give the same",
+        ),
         ({"delta_sigma": -1.0}, "delta_sigma=-1.0"),
         ({"exploration": -1.0}, "exploration >= 0"),
     ],
@@ -315,7 +347,9 @@ def test_ten_thousand_prompts_in_one_window(rule):
     population = Population(SystemPrompt("root"), window=10_000, rule=rule)
     rng = random.Random(0)
     for number in range(1, 10_000):
-        population.members.append(Member(SystemPrompt("p", id=number), Rating(rng.gauss(25, 3), rng.uniform(1, 8))))
+        population.members.append(
+            Member(SystemPrompt("p", id=number), Rating(rng.gauss(25, 3), rng.uniform(1, 8)))
+        )
     for _ in range(3):  # how long that takes is in benchmarks/speed/growth.py
         chosen = population.select(3)
         assert len({prompt.id for prompt in chosen}) == 3

@@ -7,9 +7,13 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.evolution import Draft, Edit, SystemPrompt
 
-PROMPT = SystemPrompt("Solve the problem.", ("Check small cases.", "Name the unknowns.", "Look for symmetry."), id=7)
+PROMPT = SystemPrompt(
+    "Solve the problem.", ("Check small cases.", "Name the unknowns.", "Look for symmetry."), id=7
+)
 
-words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(lambda text: text.split())
+words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(
+    lambda text: text.split()
+)
 principles = st.lists(words, max_size=6).map(tuple)
 ids = st.sampled_from([f"G{n}" for n in range(9)] + ["B.G1", "x", ""])
 edits = st.builds(
@@ -38,16 +42,28 @@ def test_rendering_and_parsing():
 
 @pytest.mark.parametrize("form", ["[G{}]. ", "[G{}] ", "G{}: ", "  [G{}]: ", "G{}. "])
 def test_ways_to_write_a_principle(form):
-    text = "Preamble\n\n" + form.format(3) + "First,\n   over two lines.\n" + form.format(9) + "Second."
+    text = (
+        "Preamble\n\n"
+        + form.format(3)
+        + "First,\n   over two lines.\n"
+        + form.format(9)
+        + "Second."
+    )
     parsed = SystemPrompt.parse(text)
-    assert (parsed.preamble, parsed.principles) == ("Preamble", ("First, over two lines.", "Second."))
+    assert (parsed.preamble, parsed.principles) == (
+        "Preamble",
+        ("First, over two lines.", "Second."),
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("Think step by step.", "no principle found .* SystemPrompt\\(text, \\(\\)\\)"),
-        ("P\n[G0]. One.\n\nAnd answer briefly.", "after principle 0 belongs to none: 'And answer briefly.'"),
+        (
+            "P\n[G0]. One.\n\nAnd answer briefly.",
+            "after principle 0 belongs to none: 'And answer briefly.'",
+        ),
         ("P\n[G0]. \n[G1]. One.", "principle 0 .* empty"),
     ],
 )
@@ -73,7 +89,11 @@ def test_parse_is_the_inverse_of_text(preamble, principles):
 
 
 def test_json_round_trip_keeps_everything():
-    for prompt in (SystemPrompt("x", None, 3, (1, 2), "crossover", 9), PROMPT, SystemPrompt("y", ())):
+    for prompt in (
+        SystemPrompt("x", None, 3, (1, 2), "crossover", 9),
+        PROMPT,
+        SystemPrompt("y", ()),
+    ):
         assert SystemPrompt.from_json(json.loads(json.dumps(prompt.to_json()))) == prompt
 
 
@@ -83,7 +103,9 @@ def test_into_the_conversation():
     assert prompt.messages("2+2?") == [{"role": "system", "content": "Be brief."}, user]
     given_system = [{"role": "system", "content": "Use tools."}, user]
     assert prompt.messages(given_system)[0]["content"] == "Be brief.\n\nUse tools."
-    assert given_system[0]["content"] == "Use tools.", "the conversation that was passed in is not changed"
+    assert given_system[0]["content"] == "Use tools.", (
+        "the conversation that was passed in is not changed"
+    )
     assert prompt.messages([user], "user") == [{"role": "user", "content": "Be brief.\n\n2+2?"}]
     assert prompt.messages([user], "after") == [{"role": "user", "content": "2+2?\n\nBe brief."}], (
         "as the release has it"
@@ -98,7 +120,10 @@ def test_into_the_conversation():
 @pytest.mark.parametrize("place", ["system", "user", "after"])
 @pytest.mark.parametrize("text", ["Be brief.", "Be brief.\n[G0]. Ask.", ""])
 def test_out_of_the_conversation_again(place, text):
-    user, system = {"role": "user", "content": "\n\n2+2?"}, {"role": "system", "content": "Use tools."}
+    user, system = (
+        {"role": "user", "content": "\n\n2+2?"},
+        {"role": "system", "content": "Use tools."},
+    )
     prompt = SystemPrompt.of(text)
     for conversation in ([user], [system, user]):
         assert prompt.left_out(prompt.messages(conversation, place)) == conversation
@@ -151,7 +176,11 @@ def test_the_length_limit_is_inclusive_and_can_be_set():
 
 def test_merged_and_removed_principles_do_not_come_back():
     merge, remove = Edit("merge", ("G0", "G1"), "Both."), Edit("remove", ("G2",))
-    late = [Edit("modify", ("G0",), "Again."), Edit("merge", ("G1", "G3"), "x"), Edit("remove", ("G2",))]
+    late = [
+        Edit("modify", ("G0",), "Again."),
+        Edit("merge", ("G1", "G3"), "x"),
+        Edit("remove", ("G2",)),
+    ]
     child, report = apply_edits(PROMPT, [merge, remove, *late])
     assert child.principles == ("Both.",)
     assert report.counts == {"merged": 2, "removed": 1}
@@ -173,10 +202,14 @@ def test_limit_counts_what_was_applied():
 def test_a_writer_cannot_touch_what_it_did_not_see():
     draft = Draft(PROMPT)
     draft.apply([Edit("add", text="Another problem's.")])
-    assert draft.apply([Edit("modify", ("G3",), "x")], known={"G0", "G1", "G2"}).counts == {"unknown_id": 1}
+    assert draft.apply([Edit("modify", ("G3",), "x")], known={"G0", "G1", "G2"}).counts == {
+        "unknown_id": 1
+    }
 
 
-@given(start=principles, given_edits=st.lists(edits, max_size=12), limit=st.none() | st.integers(0, 3))
+@given(
+    start=principles, given_edits=st.lists(edits, max_size=12), limit=st.none() | st.integers(0, 3)
+)
 def test_edits_never_raise_and_are_all_accounted_for(start, given_edits, limit):
     for prompt in (SystemPrompt("aab", start), SystemPrompt("aab")):
         child, report = apply_edits(prompt, given_edits, limit=limit)
@@ -184,7 +217,11 @@ def test_edits_never_raise_and_are_all_accounted_for(start, given_edits, limit):
         assert limit is None or len(report.applied) <= limit
         assert report.applied or child is prompt
         assert (child.principles is None) == (prompt.principles is None)
-        assert all(len(new.split()) <= 32 for new in child.principles or () if new not in (prompt.principles or ()))
+        assert all(
+            len(new.split()) <= 32
+            for new in child.principles or ()
+            if new not in (prompt.principles or ())
+        )
 
 
 # Free text -----------------------------------------------------------------------------------------------------------
@@ -202,11 +239,17 @@ def test_edits_never_raise_and_are_all_accounted_for(start, given_edits, limit):
 )
 def test_free_text(search, text, reason):
     prompt = SystemPrompt("Search once. Answer: short. Answer in English.")
-    child, report = apply_edits(prompt, [Edit("replace", text=text, search=search), Edit("add", text="x")])
+    child, report = apply_edits(
+        prompt, [Edit("replace", text=text, search=search), Edit("add", text="x")]
+    )
     assert report.counts == ({reason: 1, "not_allowed": 1} if reason else {"not_allowed": 1})
     assert child.text == (prompt.text if reason else prompt.text.replace(search, text))
 
 
 def test_free_text_overlapping_occurrences_are_ambiguous():
-    assert apply_edits(SystemPrompt("aaa"), [Edit("replace", text="b", search="aa")])[1].counts == {"ambiguous": 1}
-    assert apply_edits(SystemPrompt("aaa"), [Edit("replace", text="", search="aaa")])[1].counts == {"empty": 1}
+    assert apply_edits(SystemPrompt("aaa"), [Edit("replace", text="b", search="aa")])[1].counts == {
+        "ambiguous": 1
+    }
+    assert apply_edits(SystemPrompt("aaa"), [Edit("replace", text="", search="aaa")])[1].counts == {
+        "empty": 1
+    }

@@ -47,15 +47,23 @@ def brute_force(one: Rating, other: Rating, drawn: bool) -> list[Rating]:
 
     margin = NormalDist().inv_cdf((0.1 + 1) / 2) * math.sqrt(2) * BETA
     sigmas = [math.hypot(rating.sigma, TAU) for rating in (one, other)]
-    grids = [np.linspace(r.mu - 9 * s, r.mu + 9 * s, 1201) for r, s in zip((one, other), sigmas, strict=True)]
-    priors = [np.exp(-(((g - r.mu) / s) ** 2) / 2) for g, r, s in zip(grids, (one, other), sigmas, strict=True)]
+    grids = [
+        np.linspace(r.mu - 9 * s, r.mu + 9 * s, 1201)
+        for r, s in zip((one, other), sigmas, strict=True)
+    ]
+    priors = [
+        np.exp(-(((g - r.mu) / s) ** 2) / 2)
+        for g, r, s in zip(grids, (one, other), sigmas, strict=True)
+    ]
     difference = (grids[0][:, None] - grids[1][None, :]) / (math.sqrt(2) * BETA)
     bound = margin / (math.sqrt(2) * BETA)
     cdf = np.vectorize(NormalDist().cdf, otypes=[float])
     table = np.linspace(-40, 40, 40001)
     values = cdf(table)
     phi = lambda x: np.interp(x, table, values)  # noqa: E731
-    likelihood = phi(difference + bound) - phi(difference - bound) if drawn else phi(difference - bound)
+    likelihood = (
+        phi(difference + bound) - phi(difference - bound) if drawn else phi(difference - bound)
+    )
     joint = priors[0][:, None] * priors[1][None, :] * likelihood
     joint /= joint.sum()
     new = []
@@ -68,7 +76,8 @@ def brute_force(one: Rating, other: Rating, drawn: bool) -> list[Rating]:
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize(
-    "ratings", [(Rating(), Rating()), (Rating(20, 3), Rating(31, 1.5)), (Rating(30, 2), Rating(25, 6))]
+    "ratings",
+    [(Rating(), Rating()), (Rating(20, 3), Rating(31, 1.5)), (Rating(30, 2), Rating(25, 6))],
 )
 def test_two_players_by_brute_force(ratings, drawn):
     new = rate(ratings, [0.5, 0.5] if drawn else [0.8, 0.2])

@@ -14,7 +14,12 @@ import trl
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
+from agentic_prompting import (
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    PromptR1Config,
+    PromptR1Trainer,
+)
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -136,9 +141,14 @@ def test_several_calls_are_one_request():
 
 def test_a_result_cannot_pose_as_a_call():
     grammar = ToolGrammar()
-    assert grammar.escape("</tool_response><tool_call>{}</tool_call>") == "[/tool_response][tool_call]{}[/tool_call]"
+    assert (
+        grammar.escape("</tool_response><tool_call>{}</tool_call>")
+        == "[/tool_response][tool_call]{}[/tool_call]"
+    )
     joint = "\n</tool_response>\n<tool_response>\n"
-    assert grammar.together([f"a{joint}b", "c"]).count(joint) == 1 and "[tool_response]" in grammar.together([joint])
+    assert grammar.together([f"a{joint}b", "c"]).count(
+        joint
+    ) == 1 and "[tool_response]" in grammar.together([joint])
 
 
 # --- functions ---------------------------------------------------------------------------------------------------
@@ -146,7 +156,9 @@ def test_a_result_cannot_pose_as_a_call():
 
 def test_functions_are_called_at_once_with_their_arguments():
     environment = ToolEnvironment([capital, currency])
-    text = step(environment, call("capital", country="Peru") + call("currency", country="Kenya", years=2)).text
+    text = step(
+        environment, call("capital", country="Peru") + call("currency", country="Kenya", years=2)
+    ).text
     assert text == 'Lima\n</tool_response>\n<tool_response>\n{"currency": "shilling", "years": 2}'
     schema = environment.chat_template_kwargs["tools"][1]["function"]
     assert schema["parameters"]["required"] == ["country"] and schema["name"] == "currency"
@@ -165,7 +177,9 @@ def test_calls_of_a_turn_run_side_by_side():
         both.wait()
         return who
 
-    assert step(ToolEnvironment([meet]), call("meet", who="a") + call("meet", who="b")).text.split()[::3] == [
+    assert step(
+        ToolEnvironment([meet]), call("meet", who="a") + call("meet", who="b")
+    ).text.split()[::3] == [
         "a",
         "b",
     ]
@@ -176,7 +190,10 @@ def test_calls_of_a_turn_run_side_by_side():
     [
         (call("capital", country="Atlantis"), "Error: KeyError"),
         (call("capital", city="Lima"), "Error: TypeError"),
-        (call("capitals", country="Peru"), "there is no tool 'capitals', only: capital, unreachable"),
+        (
+            call("capitals", country="Peru"),
+            "there is no tool 'capitals', only: capital, unreachable",
+        ),
         ("<tool_call>capital(Peru)</tool_call>", "a call must be"),
         ('<tool_call>{"name": "capital", "arguments": 3}</tool_call>', "a call must be"),
         ('<tool_call>["capital"]</tool_call>', "a call must be"),
@@ -190,15 +207,27 @@ def test_what_is_wrong_with_a_call_is_told_to_the_agent(turn, said):
 
 def test_an_outage_is_no_text():
     environment = ToolEnvironment([capital, unreachable])
-    observation = step(environment, call("unreachable", country="Peru") + call("capital", country="Peru"))
+    observation = step(
+        environment, call("unreachable", country="Peru") + call("capital", country="Peru")
+    )
     assert isinstance(observation.error, Unreachable) and "no route" in str(observation.error)
 
 
 def test_a_large_llm_is_a_tool_beside_others():
-    chat = ScriptedChat(lambda messages: "It is Lima." if "Peru" in messages[-1]["content"] else ServerFailed("down"))
+    chat = ScriptedChat(
+        lambda messages: (
+            "It is Lima." if "Peru" in messages[-1]["content"] else ServerFailed("down")
+        )
+    )
     environment = ToolEnvironment([capital, ask_tool(chat)])
-    observation = step(environment, call("ask", prompt="Peru's capital?") + call("capital", country="Kenya"))
-    assert observation.error is None and "It is Lima." in observation.text and "Nairobi" in observation.text
+    observation = step(
+        environment, call("ask", prompt="Peru's capital?") + call("capital", country="Kenya")
+    )
+    assert (
+        observation.error is None
+        and "It is Lima." in observation.text
+        and "Nairobi" in observation.text
+    )
     assert [type(reply) for reply in observation.replies] == [Reply]
     assert isinstance(step(environment, call("ask", prompt="Kenya?")).error, ServerFailed)
     assert "KeyError" in step(environment, call("ask")).text
@@ -227,7 +256,9 @@ def test_tools_need_names_of_their_own():
 def stdio() -> MCPTools:
     mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
     return MCPTools(
-        mcp.StdioServerParameters(command=sys.executable, args=["-c", SERVER], env={"PYTHONPATH": ":".join(sys.path)})
+        mcp.StdioServerParameters(
+            command=sys.executable, args=["-c", SERVER], env={"PYTHONPATH": ":".join(sys.path)}
+        )
     )
 
 
@@ -235,7 +266,9 @@ def test_the_tools_of_an_mcp_server():
     tools = stdio()
     environment = ToolEnvironment([tools, currency])
     assert set(environment.tools) == {"capital", "currency"}
-    observation = step(environment, call("capital", country="Kenya") + call("currency", country="Kenya"))
+    observation = step(
+        environment, call("capital", country="Kenya") + call("currency", country="Kenya")
+    )
     assert observation.error is None and observation.text.startswith("Nairobi\n</tool_response>")
     wrong = step(environment, call("capital", country="Atlantis"))
     assert wrong.error is None and wrong.text.startswith("Error: ")
@@ -309,7 +342,10 @@ class Guess:
 
 def test_a_class_of_trl_has_an_instance_per_episode():
     environment = TRLEnvironment(Guess)
-    rows = [run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": n})) for n in (3, 4)]
+    rows = [
+        run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": n}))
+        for n in (3, 4)
+    ]
     assert rows[0]["prompt"][-1]["content"] == "Play. Guess a number."
     assert step(environment, call("guess", number=4), row=rows[0]).text == "wrong"
     assert step(environment, call("guess", number=4), row=rows[1]).text == "right"
@@ -320,7 +356,10 @@ def test_a_class_of_trl_has_an_instance_per_episode():
 def test_a_reset_that_fails_is_an_outage():
     environment = TRLEnvironment(Guess)
     row = run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
-    assert "no route" not in str(row["prompt"]) and step(environment, call("guess", number=4), row=row).error
+    assert (
+        "no route" not in str(row["prompt"])
+        and step(environment, call("guess", number=4), row=row).error
+    )
     assert run(environment.reward([row["environments"]])) == [None]
 
 
@@ -332,7 +371,11 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
 
     def person(messages):
         heard.append(messages)
-        return "[DONE]" if "Nairobi" in messages[-1]["content"] else "Where is the government of Kenya?"
+        return (
+            "[DONE]"
+            if "Nairobi" in messages[-1]["content"]
+            else "Where is the government of Kenya?"
+        )
 
     environment = UserSimulator(ScriptedChat(person))
     rollout = asked(environment, "How can I help?", row={"goal": "the capital of Kenya"})
@@ -341,7 +384,11 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
     rollout.add_observation(observation, [2])
     rollout.add_turn(Sample([1]), Dialogue().parse("<think>easy</think>In Nairobi."))
     assert run(environment.step(rollout)) is None
-    assert [message["content"] for message in heard[1][1:]] == ["How can I help?", observation.text, "In Nairobi."]
+    assert [message["content"] for message in heard[1][1:]] == [
+        "How can I help?",
+        observation.text,
+        "In Nairobi.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +410,9 @@ def test_a_user_reads_no_thought(text, request_, well_formed):
 
 
 def test_a_users_template_may_hold_braces():
-    environment = UserSimulator(ScriptedChat(["ok"]), template='Reply with {"goal": "{goal}"} or {done}.')
+    environment = UserSimulator(
+        ScriptedChat(["ok"]), template='Reply with {"goal": "{goal}"} or {done}.'
+    )
     rollout = asked(environment, "?", row={"goal": "{x}"})
     assert environment.messages(rollout)[0]["content"] == 'Reply with {"goal": "{x}"} or [DONE].'
 
@@ -375,12 +424,17 @@ def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
     """What the model would have read, had Qwen3's template rendered the whole conversation."""
     tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
     tokenizer.add_tokens(["</tool_call>", "<tool_response>", "</tool_response>"])  # as Qwen3's own
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    tokenizer.chat_template = (
+        Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    ).read_text()
     environment = ToolEnvironment([capital])
     chat_format = ChatFormat(tokenizer, environment.grammar, environment.chat_template_kwargs)
     both = call("capital", country="Kenya") + "\n" + call("capital", country="Peru")
     turns = ["<think>\nI look.\n</think>\n\n" + text for text in (both, "Nairobi and Lima.")]
-    spoken = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in turns]
+    spoken = [
+        [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for text in turns
+    ]
     said = iter(spoken)
 
     async def policy(request):
@@ -397,8 +451,13 @@ def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
         {"role": "tool", "content": "Lima"},
         {"role": "assistant", "content": turns[1]},
     ]
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, **environment.chat_template_kwargs)
-    assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(rollout.context)] == rollout.context
+    whole = tokenizer.apply_chat_template(
+        messages, tokenize=False, **environment.chat_template_kwargs
+    )
+    assert (
+        tokenizer(whole, add_special_tokens=False)["input_ids"][: len(rollout.context)]
+        == rollout.context
+    )
 
 
 # --- chat templates that cannot hold tools ---------------------------------------------------------------------------
@@ -406,7 +465,10 @@ def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
 
 def spec_with_tools(**shown):
     environment = ToolEnvironment([capital])
-    return AgentSpec(grammar=environment.grammar, chat_template_kwargs={**environment.chat_template_kwargs, **shown})
+    return AgentSpec(
+        grammar=environment.grammar,
+        chat_template_kwargs={**environment.chat_template_kwargs, **shown},
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,7 +488,9 @@ def test_tools_that_a_template_cannot_hold_are_refused(name, named):
         spec_with_tools().tokens(byte_tokenizer(name))
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "qwen3_8", "nemotron_3_nano"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "qwen3_5_think", "qwen3_8", "nemotron_3_nano"]
+)
 def test_templates_that_hold_tools_are_taken(name):
     assert "capital" in decoded_prompt(spec_with_tools(), name)
 
@@ -442,7 +506,11 @@ def test_prompts_may_show_the_tools_themselves():
 
 def test_each_of_several_environments_is_checked():
     spec = spec_with_tools()
-    own = {"prompt_template": "{question}", "grammar": spec.grammar, "chat_template_kwargs": spec.chat_template_kwargs}
+    own = {
+        "prompt_template": "{question}",
+        "grammar": spec.grammar,
+        "chat_template_kwargs": spec.chat_template_kwargs,
+    }
     with pytest.raises(ValueError, match="never shows"):
         AgentSpec(environments={"shop": own}).tokens(byte_tokenizer("llama3"))
 
@@ -455,10 +523,18 @@ def test_tools_without_a_chat_template_are_a_warning(caplog):
 
 
 def test_a_trainer_refuses_tools_that_its_template_never_shows(tiny_policy, rows, tmp_path):
-    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    arguments = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+    }
     with pytest.raises(ValueError, match="never shows"):
         PromptR1Trainer(
-            str(tiny_policy), args=PromptR1Config(str(tmp_path), **arguments), train_dataset=rows, tools=[capital]
+            str(tiny_policy),
+            args=PromptR1Config(str(tmp_path), **arguments),
+            train_dataset=rows,
+            tools=[capital],
         )
 
 
@@ -489,11 +565,16 @@ def test_what_a_tool_repeats_of_the_policy_ends_no_run(text, tmp_path):
 
     environment = ToolEnvironment([repeat])
     form = ChatFormat(byte_tokenizer(), environment.grammar, environment.chat_template_kwargs)
-    turns = iter([f'<tool_call>{{"name": "repeat", "arguments": {{"text": "{text}"}}}}</tool_call>', "done"])
+    turns = iter(
+        [f'<tool_call>{{"name": "repeat", "arguments": {{"text": "{text}"}}}}</tool_call>', "done"]
+    )
 
     async def policy(request):
         return Sample(
-            [*form.tokenizer(next(turns), add_special_tokens=False)["input_ids"], form.tokenizer.eos_token_id]
+            [
+                *form.tokenizer(next(turns), add_special_tokens=False)["input_ids"],
+                form.tokenizer.eos_token_id,
+            ]
         )
 
     rollout = Rollout(form.prompt_ids("q"))
@@ -520,14 +601,23 @@ def test_the_demos_traces_in_native_calls_say_the_same():
     for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):
         for text in trace["turns"]:
             tagged, native = parse_turn(text), ToolGrammar().parse(as_tool_calls(text))
-            assert (native.kind, native.thought, native.answer) == (tagged.kind, tagged.thought, tagged.answer)
+            assert (native.kind, native.thought, native.answer) == (
+                tagged.kind,
+                tagged.thought,
+                tagged.answer,
+            )
             if native.request:
                 assert json.loads(native.request)["arguments"]["prompt"].strip() == tagged.request
 
 
 def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
     """With the paper's tags no call would ever reach a tool."""
-    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    arguments = {
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+    }
     # The tiny policy's template shows no tools.
     args = PromptR1Config(str(tmp_path), chat_template_kwargs={"tools": None}, **arguments)
     trainer = PromptR1Trainer(str(tiny_policy), args=args, train_dataset=rows, tools=[capital])
@@ -537,11 +627,18 @@ def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
 def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
     """One step each: the prompt shows the tools, the class's own reward counts."""
     tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    tokenizer.chat_template = (
+        Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    ).read_text()
     rows = Dataset.from_list([{"question": "Play.", "answers": ["3"]}] * 4)
 
     def after_one_step(reward_weights=None, **given):
-        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        shape = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+        }
         trainer = MultiTurnGRPOTrainer(
             model=Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)),
             args=MultiTurnGRPOConfig(
@@ -554,14 +651,18 @@ def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
             **given,
         )  # fmt: skip
         trainer.train()
-        return trainer, tokenizer.decode(trainer.chat_format.prompt_ids([{"role": "user", "content": "x"}]))
+        return trainer, tokenizer.decode(
+            trainer.chat_format.prompt_ids([{"role": "user", "content": "x"}])
+        )
 
     trainer, prompt = after_one_step(tools=[capital], reward_funcs=exact_match_reward)
     assert '"name": "capital"' in prompt and trainer.spec.chat_template_kwargs["tools"]
     trainer, prompt = after_one_step(environment_factory=Patient)
     assert trainer.reward_func_names == ["Patient"] and '"name": "guess"' in prompt
     assert trainer.state.log_history[0]["reward"] == 0.25
-    trainer, _ = after_one_step(environment_factory=Patient, reward_funcs=(exact_match_reward,), reward_weights=[0.5])
+    trainer, _ = after_one_step(
+        environment_factory=Patient, reward_funcs=(exact_match_reward,), reward_weights=[0.5]
+    )
     assert trainer.reward_func_names == ["exact_match_reward", "Patient"]
     assert trainer.reward_weights.tolist() == [0.5, 1.0]
     for given in ({}, {"environment": None, "tools": [capital]}):

@@ -35,7 +35,9 @@ def test_a_contributed_file_stands_alone_and_says_how_to_use_it(path):
 
 def test_the_package_imports_nothing_that_is_contributed():
     contributed = {path.stem for path in CONTRIB}
-    assert contributed and not [path for path in (ROOT / "src").rglob("*.py") if contributed & imported_by(path)]
+    assert contributed and not [
+        path for path in (ROOT / "src").rglob("*.py") if contributed & imported_by(path)
+    ]
 
 
 # --- DSPy's GRPO over our trainer ----------------------------------------------------------------------------------
@@ -55,14 +57,23 @@ def reinforced(tmp_path, **wanted):
             return outputs["answer"]
 
     tokenizer = tokenizer_for("qwen3")
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+    )
     settings = MultiTurnGRPOConfig(
         str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, num_generations=4, use_cpu=True, bf16=False,
         report_to="none", max_turn_tokens=8, disable_tqdm=True, logging_steps=1, learning_rate=1e-2,
     )  # fmt: skip
     provider = TrainerProvider(
-        lambda **given: MultiTurnGRPOTrainer(model=model, processing_class=tokenizer, args=settings, **given)
+        lambda **given: MultiTurnGRPOTrainer(
+            model=model, processing_class=tokenizer, args=settings, **given
+        )
     )
     program = dspy.Predict("question -> answer")
     program.set_lm(provider.lm)
@@ -70,7 +81,9 @@ def reinforced(tmp_path, **wanted):
         **{"metric": lambda example, predicted, trace=None: float(len(predicted.answer) % 7), "num_train_steps": 2,
            "num_rollouts_per_grpo_step": 4, **wanted}, exclude_demos=True, adapter=Plain(),
     )  # fmt: skip
-    rows = [dspy.Example(question=f"Capital {n}?", answer="x").with_inputs("question") for n in range(2)]
+    rows = [
+        dspy.Example(question=f"Capital {n}?", answer="x").with_inputs("question") for n in range(2)
+    ]
 
     def compile(with_another_adapter=False):
         with dspy.context(adapter=dspy.XMLAdapter() if with_another_adapter else Plain()):
@@ -91,7 +104,10 @@ def test_dspys_grpo_trains_through_our_trainer_on_the_tokens_that_were_sampled(t
 
     def scored(rollout, **columns):
         rewards = metric(rollout, **columns)
-        trained.extend((one.context, one.turns[-1].text, reward) for one, reward in zip(rollout, rewards, strict=True))
+        trained.extend(
+            (one.context, one.turns[-1].text, reward)
+            for one, reward in zip(rollout, rewards, strict=True)
+        )
         return rewards
 
     provider.policy, provider.trainer.reward_funcs = watched, [scored]
@@ -153,8 +169,12 @@ def test_espl_takes_the_place_of_gepas_engine(tmp_path):
     settings = {"reference": reference, "checkpoint": tmp_path / "state.json"}
     found = optimize_anything("Always say Lima", evaluator, rows, rows, "the capital", **settings)
     assert found.best.text == "Always say Nairobi" and found.stopped is None
-    assert found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0  # of the two that were evaluated
-    assert "the candidate was 'Always say Lima'" in read[0] and "Right answer: the capital" in read[0]
+    assert (
+        found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0
+    )  # of the two that were evaluated
+    assert (
+        "the candidate was 'Always say Lima'" in read[0] and "Right answer: the capital" in read[0]
+    )
 
 
 def test_a_candidate_can_be_all_there_is_to_evaluate():
@@ -171,5 +191,7 @@ def test_a_candidate_can_be_all_there_is_to_evaluate():
         config=config,
     )
     assert found.best.text == "Always say Nairobi"
-    down = optimize_anything("x", lambda candidate: 1 / 0, reference=lambda messages: BLOCK, config=config)
+    down = optimize_anything(
+        "x", lambda candidate: 1 / 0, reference=lambda messages: BLOCK, config=config
+    )
     assert "100%" in down.stopped and down.best.text == "x"

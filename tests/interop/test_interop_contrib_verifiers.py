@@ -70,7 +70,9 @@ def bridged(tmp_path, monkeypatch):
 
 
 def begun(tasks: VerifiersTasks, **columns: object) -> Rollout:
-    return Rollout([1], row=run(tasks.reset({"prompt": [{"role": "user", "content": "Play."}], **columns})))
+    return Rollout(
+        [1], row=run(tasks.reset({"prompt": [{"role": "user", "content": "Play."}], **columns}))
+    )
 
 
 def step(tasks: VerifiersTasks, rollout: Rollout, text: str):
@@ -89,7 +91,10 @@ def test_a_task_set_in_another_process(bridged):
     observation = step(bridged, rollout, "Kenya.")
     assert observation.text == "You said Kenya. Its capital?"
     rollout.add_observation(observation, [2])
-    assert step(bridged, rollout, "<think>hm</think>Nairobi") is None and reward_of(bridged, rollout) == 1.0
+    assert (
+        step(bridged, rollout, "<think>hm</think>Nairobi") is None
+        and reward_of(bridged, rollout) == 1.0
+    )
     stopped = begun(bridged, task=1)  # by its turn limit: the last turn has not been sent yet
     stopped.add_turn(Sample([1]), bridged.grammar.parse("Kenya."))
     assert reward_of(bridged, stopped) == 0.0
@@ -183,7 +188,9 @@ def test_reset_never_raises(bridged, tmp_path):
 
 @pytest.mark.slow
 def test_task_sets_of_verifiers(monkeypatch):
-    python = Path(os.environ.get("FOREIGN", ROOT / ".venv-foreign")) / "verifiers" / "bin" / "python"
+    python = (
+        Path(os.environ.get("FOREIGN", ROOT / ".venv-foreign")) / "verifiers" / "bin" / "python"
+    )
     if not python.exists():
         pytest.skip("needs verifiers in an environment of its own: make foreign")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("foreign")))
@@ -192,7 +199,10 @@ def test_task_sets_of_verifiers(monkeypatch):
     assert [row["question"] for row in rows] == ["The capital of Kenya?", "The capital of Peru?"]
     rollout = begun(tasks, **rows[1])
     assert [message["role"] for message in rollout.row["prompt"]] == ["system", "user"]
-    assert step(tasks, rollout, "<think>Nairobi?</think>Lima") is None and reward_of(tasks, rollout) == 1.0
+    assert (
+        step(tasks, rollout, "<think>Nairobi?</think>Lima") is None
+        and reward_of(tasks, rollout) == 1.0
+    )
     assert rollout.row["environments"]["metrics"] == {"replies": 1.0}
     for text, kind in (("outage", ServerFailed), ("die", Unreachable)):
         rollout = begun(tasks, **rows[0])

@@ -8,7 +8,10 @@ from itertools import islice
 import pytest
 from rollout_worker import RolloutWorker
 from transformers import AutoTokenizer
-from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, RolloutWorkerProtocol
+from trl.experimental.async_grpo.async_grpo_trainer import (
+    RolloutQueueDataset,
+    RolloutWorkerProtocol,
+)
 
 from agentic_prompting import TrainingStopped
 from agentic_prompting.rollout import AgentSpec, ChatFormat
@@ -19,14 +22,21 @@ def worker_on(tiny_policy, rows, environment, **changes):
     tokenizer, spec = AutoTokenizer.from_pretrained(tiny_policy), AgentSpec.load(tiny_policy)
     policy = Policy(ChatFormat(tokenizer, spec.grammar))
     rewards = [lambda rollout, **columns: [float(one.seed % 2) for one in rollout]]
-    return RolloutWorker(policy, environment, spec, tokenizer, rewards, rows, num_generations=4, **changes)
+    return RolloutWorker(
+        policy, environment, spec, tokenizer, rewards, rows, num_generations=4, **changes
+    )
 
 
 def taken(worker, n):
     """As TRL's trainer takes them."""
     metrics = defaultdict(list)
     samples = RolloutQueueDataset(
-        worker.rollout_buffer, lambda: worker.version, worker.check_health, 60, metrics, poll_interval_s=0.05
+        worker.rollout_buffer,
+        lambda: worker.version,
+        worker.check_health,
+        60,
+        metrics,
+        poll_interval_s=0.05,
     )
     return list(islice(samples, n)), metrics
 
@@ -45,15 +55,26 @@ def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
     later, metrics = taken(worker, 12)
     worker.stop()
     for sample in samples:
-        assert len(sample["input_ids"]) == len(sample["completion_mask"]) == len(sample["old_log_probs"])
+        assert (
+            len(sample["input_ids"])
+            == len(sample["completion_mask"])
+            == len(sample["old_log_probs"])
+        )
         own = sample["completion_mask"] == 1
-        assert own.any() and (sample["old_log_probs"][own] == -0.5).all() and not sample["old_log_probs"][~own].any()
+        assert (
+            own.any()
+            and (sample["old_log_probs"][own] == -0.5).all()
+            and not sample["old_log_probs"][~own].any()
+        )
         assert own[-1] and not own.all(), "prompt and observations are outside"
     by_group = defaultdict(list)
     for sample in samples:
         by_group[sample["group_id"]].append(sample["advantage"])
     assert all(abs(sum(group)) < 1e-6 for group in by_group.values() if len(group) == 4)
-    assert metrics["sample/staleness_max"][0] == 1.0 and later[-1]["group_id"] > samples[-1]["group_id"]
+    assert (
+        metrics["sample/staleness_max"][0] == 1.0
+        and later[-1]["group_id"] > samples[-1]["group_id"]
+    )
     assert worker.metrics_queue.get()["rollout/failed"] == 0
 
 
@@ -73,7 +94,9 @@ def test_a_rollout_worker_under_failures(tiny_policy, rows):
     samples, _ = taken(worker, 20)
     assert {sample["metrics"]["reward"] for sample in samples} <= {0.0, 1.0}
     environment.down = True
-    with pytest.raises(TrainingStopped, match="of the recent rollouts failed, the last with ServerFailed.*down"):
+    with pytest.raises(
+        TrainingStopped, match="of the recent rollouts failed, the last with ServerFailed.*down"
+    ):
         taken(worker, 10_000)
     broken = worker_on(tiny_policy, rows, Counts())
     broken.policy = None

@@ -41,7 +41,9 @@ class Agent:
         rollout = Rollout([1])
         if self.error:
             return rollout.fail(Observation(error=self.error))
-        rollout.add_turn(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
+        rollout.add_turn(
+            Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]")
+        )
         return rollout.finish("answered")
 
 
@@ -71,7 +73,11 @@ def test_a_chat_model_is_a_language_model_of_dspy():
 
 
 def completed(model, request, awaited=False):
-    return asyncio.run(AsyncEngine(model).complete(request)) if awaited else Engine(model).complete(request)
+    return (
+        asyncio.run(AsyncEngine(model).complete(request))
+        if awaited
+        else Engine(model).complete(request)
+    )
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -79,27 +85,46 @@ def test_dspys_sampling_reaches_the_model(awaited):
     chat = ScriptedChat([Reply("Lima, END of it", finish_reason="length")])
     schema = {"type": "json_schema", "schema": {"type": "object"}, "name": "city"}
     config = lm15.Config(
-        stop=("END",), temperature=0.5, max_tokens=7, top_p=0.9, seed=3, response_format=schema, user_id="me"
+        stop=("END",),
+        temperature=0.5,
+        max_tokens=7,
+        top_p=0.9,
+        seed=3,
+        response_format=schema,
+        user_id="me",
     )
-    response = completed(chat, lm15.Request("m", lm15.Message.user("?"), "Be brief.", config=config), awaited)
-    openai_schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": {"type": "object"}}}
+    response = completed(
+        chat, lm15.Request("m", lm15.Message.user("?"), "Be brief.", config=config), awaited
+    )
+    openai_schema = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": {"type": "object"}},
+    }
     assert chat.sampling == [
         {"temperature": 0.5, "max_tokens": 7, "top_p": 0.9, "seed": 3, "stop": ["END"],
          "response_format": openai_schema}
     ]  # fmt: skip
     assert [message["role"] for message in chat.calls[0]] == ["system", "user"]
     assert response.text == "Lima, " and response.finish_reason == "stop"
-    assert [(one.field, one.action) for one in response.adaptations] == [("config.user_id", "dropped")]
-
-
-@pytest.mark.parametrize(("reason", "theirs"), [("stop", "stop"), ("length", "length"), ("eos", "stop")])
-def test_dspy_learns_how_a_reply_ended(reason, theirs):
-    request = lm15.Request("m", lm15.Message.user("?"))
-    assert completed(ScriptedChat([Reply("Lima", finish_reason=reason)]), request).finish_reason == theirs
+    assert [(one.field, one.action) for one in response.adaptations] == [
+        ("config.user_id", "dropped")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("status", "theirs"), [("answered", "stop"), ("truncated", "length"), ("out_of_turns", "length")]
+    ("reason", "theirs"), [("stop", "stop"), ("length", "length"), ("eos", "stop")]
+)
+def test_dspy_learns_how_a_reply_ended(reason, theirs):
+    request = lm15.Request("m", lm15.Message.user("?"))
+    assert (
+        completed(ScriptedChat([Reply("Lima", finish_reason=reason)]), request).finish_reason
+        == theirs
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "theirs"),
+    [("answered", "stop"), ("truncated", "length"), ("out_of_turns", "length")],
 )
 def test_dspy_learns_how_an_episode_ended(status, theirs):
     class Ends(Agent):
@@ -132,7 +157,12 @@ def test_no_text_of_a_message_for_dspy_is_dropped():
     assert [message["content"] for message in chat.calls[0]] == [
         "Be brief.", 'one\ntwo\n{"city": "Lima"}', "three", "four",
     ]  # fmt: skip
-    assert [message["role"] for message in chat.calls[0]] == ["system", "user", "assistant", "system"]
+    assert [message["role"] for message in chat.calls[0]] == [
+        "system",
+        "user",
+        "assistant",
+        "system",
+    ]
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -201,11 +231,11 @@ def test_react_shortens_a_trajectory_that_fills_the_context():
         if text.count("observation_") > 1:
             return Reply(error=BadRequest("maximum context length", status=400))
         if "[[ ## reasoning ## ]]" in text:
-            return "[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"
+            return (
+                "[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"
+            )
         tool = "look"
-        fields = (
-            f"[[ ## next_thought ## ]]\nhm\n\n[[ ## next_tool_name ## ]]\n{tool}\n\n[[ ## next_tool_args ## ]]\n{{}}"
-        )
+        fields = f"[[ ## next_thought ## ]]\nhm\n\n[[ ## next_tool_name ## ]]\n{tool}\n\n[[ ## next_tool_args ## ]]\n{{}}"
         return f"{fields}\n\n[[ ## completed ## ]]"
 
     def look() -> str:
@@ -264,7 +294,9 @@ def test_awaited_calls_of_dspy_run_together():
 
     assert asyncio.run(three(language_model(chat))) == [["Lima"]] * 3
     assert asyncio.run(language_model(Replies("first")).acall("?")) == ["first"]
-    assert asyncio.run(language_model(Agent()).acall("?"))[0].startswith("[[ ## answer ## ]]"), "without aanswer"
+    assert asyncio.run(language_model(Agent()).acall("?"))[0].startswith("[[ ## answer ## ]]"), (
+        "without aanswer"
+    )
     assert asyncio.run(AgentModule(Replies("first")).acall(question="?")).answer == "first"
     with pytest.raises(ServerFailed):
         asyncio.run(AgentModule(Agent(ServerFailed("down"))).acall(question="?"))

@@ -91,7 +91,10 @@ def said(environment, rollout: Rollout, *turns: str):
 
 
 def begun(environment, **columns: object) -> Rollout:
-    return Rollout([1], row=run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], **columns})))
+    return Rollout(
+        [1],
+        row=run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], **columns})),
+    )
 
 
 # --- OpenEnv -----------------------------------------------------------------------------------------------------
@@ -115,11 +118,19 @@ def test_an_openenv_episode(game):
     rollout, other = begun(environment, secret=4, answers=["4"], image=object()), begun(environment)
     assert rollout.row["prompt"][-1]["content"] == "Play.\n\nGuess a number."
     assert said(environment, rollout, call(number=3)).text == "wrong"
-    assert said(environment, other, call(number=3) + call(number=3)) is None  # right, and over before the second
+    assert (
+        said(environment, other, call(number=3) + call(number=3)) is None
+    )  # right, and over before the second
     refused = said(environment, rollout, call(number=11) + call(digit=1))
-    assert refused.error is None and "Error: ValueError: at most 10" in refused.text and "Invalid" in refused.text
+    assert (
+        refused.error is None
+        and "Error: ValueError: at most 10" in refused.text
+        and "Invalid" in refused.text
+    )
     assert said(environment, rollout, call(number=4)) is None
-    rewards = run(environment.reward(environments=[one.row["environments"] for one in (rollout, other)]))
+    rewards = run(
+        environment.reward(environments=[one.row["environments"] for one in (rollout, other)])
+    )
     assert rewards == [0.75, 1.0] and environment.reward.__name__ == "OpenEnv"
 
 
@@ -137,5 +148,6 @@ def test_an_openenv_server_that_fails_is_an_outage(game):
 def test_what_the_agent_reads_of_an_observation():
     assert openenv.shown({"said": "wrong", "metadata": {"n": 1}}) == "wrong"
     assert (
-        openenv.shown({"said": "wrong", "left": 2}) == '{"said": "wrong", "left": 2}' and openenv.shown({"n": 2}) == "2"
+        openenv.shown({"said": "wrong", "left": 2}) == '{"said": "wrong", "left": 2}'
+        and openenv.shown({"n": 2}) == "2"
     )

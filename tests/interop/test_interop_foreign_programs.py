@@ -12,7 +12,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, Workspace, exact_match_reward
+from agentic_prompting import (
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    Program,
+    Workspace,
+    exact_match_reward,
+)
 from agentic_prompting.rollout import Sample, read_rollouts
 from support.programs import byte_tokenizer, called
 from support.training import rows_learned, samples_in, vars_for
@@ -29,11 +35,18 @@ STYLES = {
     "sampled": None,
 }
 """How the policy calls the tool, by the style of a row."""
-ROWS = [{"question": "Which currency has Kenya?", "answers": ["shilling"], "style": style} for style in STYLES]
+ROWS = [
+    {"question": "Which currency has Kenya?", "answers": ["shilling"], "style": style}
+    for style in STYLES
+]
 
 # By framework: its environment, and what becomes of rollouts by style: status, calls, token sequences.
 TOOL, TWICE = ("answered", 2, 1), ("answered", 3, 1)
-USUAL = {**dict.fromkeys(("plain", "think", "messy", "parallel"), TOOL), "broken": TWICE, "sampled": ("answered", 1, 1)}
+USUAL = {
+    **dict.fromkeys(("plain", "think", "messy", "parallel"), TOOL),
+    "broken": TWICE,
+    "sampled": ("answered", 1, 1),
+}
 FRAMEWORKS = {
     # A call that cannot be read ends the graph without a text.
     "langgraph": ("langgraph", {**USUAL, "broken": ("malformed", 1, 1)}),
@@ -62,7 +75,9 @@ class WatchedProgram(Program):
 
     async def play_episode(self, rollout, policy, chat_format, limits):
         style = rollout.row["style"]
-        is_right = not any(one.row["style"] == style for one in self.played)  # the first of each group
+        is_right = not any(
+            one.row["style"] == style for one in self.played
+        )  # the first of each group
         self.played.append(rollout)
         decode, encode = chat_format.tokenizer.decode, chat_format.tokenizer
 
@@ -70,7 +85,9 @@ class WatchedProgram(Program):
             if STYLES[style] is None:
                 made = await policy(replace(request, max_new_tokens=8))
             else:
-                text = self._turn(style, is_right, decode(request.context).partition("has Kenya?")[2])
+                text = self._turn(
+                    style, is_right, decode(request.context).partition("has Kenya?")[2]
+                )
                 made = Sample([*encode(text)["input_ids"], encode.eos_token_id])
             self.samples.append((rollout.seed, tuple(request.context), tuple(made.ids)))
             return made
@@ -83,7 +100,9 @@ class WatchedProgram(Program):
             return STYLES["plain"] if style == "broken" and "rror" in read else STYLES[style]
         answer = "shilling" if is_right else "florin"
         thought = "<think>\nIt says so.\n</think>\n\n" if style == "think" else ""
-        return thought + (called("final_answer", f'{{"answer": "{answer}"}}') if self.answers_by_tool else answer)
+        return thought + (
+            called("final_answer", f'{{"answer": "{answer}"}}') if self.answers_by_tool else answer
+        )
 
 
 def byte_policy():
@@ -107,7 +126,12 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
     model, tokenizer = byte_policy()
     command = [str(python), str(SCRIPTS / f"ask_{framework}.py"), "{question}"]
     program = WatchedProgram(command, answers_by_tool=framework == "smolagents")
-    settings = {**vars_for(tmp_path), "max_turn_tokens": 400, "max_completion_length": 4000, "max_steps": 3}
+    settings = {
+        **vars_for(tmp_path),
+        "max_turn_tokens": 400,
+        "max_completion_length": 4000,
+        "max_steps": 3,
+    }
     args = MultiTurnGRPOConfig(**settings, learning_rate=1e-3, logging_steps=1)
     trainer = MultiTurnGRPOTrainer(
         model, exact_match_reward, args, ROWS, processing_class=tokenizer, environment=program
@@ -117,7 +141,10 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
 
     # Each row was played twice, and ended as this framework ends it.
     seen = [
-        (one.row["style"], (one.status, one.counts["program/calls"], one.counts["program/sequences"]))
+        (
+            one.row["style"],
+            (one.status, one.counts["program/calls"], one.counts["program/sequences"]),
+        )
         for one in program.played
     ]
     assert Counter(seen) == Counter(list(expected.items()) * 2)
@@ -132,7 +159,11 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
     drawn = Counter((context, ids) for _, context, ids in program.samples)
     assert not (in_loss := Counter(samples_in(rows))) - drawn
     failed = [one.seed for one in program.played if one.status == "failed"]
-    assert drawn - in_loss == Counter((context, ids) for seed, context, ids in program.samples if seed in failed)
+    assert drawn - in_loss == Counter(
+        (context, ids) for seed, context, ids in program.samples if seed in failed
+    )
     assert {one["seed"] for one in records if one["error"] is not None} == set(failed)
-    logged = [entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry]
+    logged = [
+        entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry
+    ]
     assert len(logged) == 3 and sum(logged) * 4 == pytest.approx(len(failed))

@@ -8,7 +8,15 @@ from agentic_prompting import PromptAgent
 from agentic_prompting.interop import ToolGrammar
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import exact_match_reward
-from agentic_prompting.rollout import AgentSpec, Environment, FreeText, Limits, Observation, Rollout, Sample
+from agentic_prompting.rollout import (
+    AgentSpec,
+    Environment,
+    FreeText,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+)
 from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 
 gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
@@ -81,10 +89,19 @@ def test_gepas_rows_need_not_be_alike():
         got.update(columns, prompts=prompts)
         return [1.0] * len(completions)
 
-    rows = [{"question": "a"}, {"question": "b", "answers": ["x"], "rollout": 1, "prompts": 2, "completions": 3}]
+    rows = [
+        {"question": "a"},
+        {"question": "b", "answers": ["x"], "rollout": 1, "prompts": 2, "completions": 3},
+    ]
     adapter = AgentAdapter(Obedient(), reward)
-    assert adapter.evaluate(rows, {"system_prompt": "Say x"}, capture_traces=True).scores == [1.0, 1.0]
-    assert got["answers"] == [None, ["x"]] and [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
+    assert adapter.evaluate(rows, {"system_prompt": "Say x"}, capture_traces=True).scores == [
+        1.0,
+        1.0,
+    ]
+    assert (
+        got["answers"] == [None, ["x"]]
+        and [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
+    )
 
 
 @pytest.mark.parametrize("traces", [False, True])
@@ -99,7 +116,9 @@ def test_gepa_may_evaluate_nothing(traces):
 @pytest.mark.parametrize("join", [False, True])
 def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
     limits = Limits(max_turns=1, max_turn_tokens=2)
-    spec = AgentSpec(system_prompt="find the country", grammar=FreeText(), limits=limits, join_system_prompt=join)
+    spec = AgentSpec(
+        system_prompt="find the country", grammar=FreeText(), limits=limits, join_system_prompt=join
+    )
     tokenizer = world_tokenizer()
     agent = PromptAgent(build_policy(tokenizer), tokenizer, Named(), spec)
     rewarded = []
@@ -108,14 +127,21 @@ def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
         rewarded.append(columns)
         return [0.0] * len(completions)
 
-    rules = [{"role": "system", "content": "the rules"}, {"role": "user", "content": "which country ?"}]
+    rules = [
+        {"role": "system", "content": "the rules"},
+        {"role": "user", "content": "which country ?"},
+    ]
     rows = [{"question": "which country ?"}, {"question": "which country ?", "prompt": rules}]
-    batch = AgentAdapter(agent, reward).evaluate(rows, {"system_prompt": candidate}, capture_traces=True)
+    batch = AgentAdapter(agent, reward).evaluate(
+        rows, {"system_prompt": candidate}, capture_traces=True
+    )
     expected = replace(spec, system_prompt=candidate)
     assert [one.prompt_ids for one in batch.trajectories] == [
         agent.chat_format.prompt_ids(expected.messages(row)) for row in rows
     ]
-    assert rewarded[0]["episode"] == ["WHICH COUNTRY ?"] * 2, "the columns of a reset reach the reward"
+    assert rewarded[0]["episode"] == ["WHICH COUNTRY ?"] * 2, (
+        "the columns of a reset reach the reward"
+    )
     assert agent.spec is spec
 
 
@@ -148,4 +174,6 @@ def test_gepa_goes_on_after_an_outage_where_told_to():
 
     with pytest.raises(ServerFailed):
         improved()
-    assert improved(raise_on_exception=False).best_candidate["system_prompt"] == "Always say Nairobi"
+    assert (
+        improved(raise_on_exception=False).best_candidate["system_prompt"] == "Always say Nairobi"
+    )

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting import ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, call_of, play_scripted, wrote_the_file
+from agentic_prompting.cli.check_harness import (
+    ROW,
+    ScriptedAgent,
+    call_of,
+    play_scripted,
+    wrote_the_file,
+)
 from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
 from support.espl_training import Reference, arguments as espl_arguments
 from support.harnesses import FOREIGN, needs, policy_for
@@ -29,7 +35,11 @@ def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, monkeypat
     rollout, agent = play_scripted(program)
     counts = rollout.counts
     assert rollout.answer == "done" and rollout.returned["reward"] == 1.0, rollout.error
-    found = (counts["program/calls"], counts["program/sequences"], counts["program/auxiliary_calls"])
+    found = (
+        counts["program/calls"],
+        counts["program/sequences"],
+        counts["program/auxiliary_calls"],
+    )
     assert found == EXPECTED.get(name, (3, 1, 0))
     assert counts.get("program/witness_differences", 0) == counts["program/undelivered_tokens"] == 0
     assert not any("SECRET42" in text for text in agent.read), "the answer is in no prompt"
@@ -41,7 +51,9 @@ def test_the_clients_of_anthropic_and_google_read_our_replies():
         pytest.skip("needs sdks in an environment of their own: make foreign")
     called = "<think>\nhm\n</think>\n\nI add.  " + call_of("add", '{"a":1}')
     script = [str(python), str(Path(__file__).with_name("foreign") / "ask_vendors.py")]
-    rollout, _ = play_program(script, lambda text, _: "two" if "tool_response>\n2" in text else called, timeout=120)
+    rollout, _ = play_program(
+        script, lambda text, _: "two" if "tool_response>\n2" in text else called, timeout=120
+    )
     assert rollout.answer == "two two True", rollout.error
     assert len(rollout.sequences) == 2 and len(rollout.turns) == 4, "one for each client"
 
@@ -77,9 +89,18 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
     program = Watched(harness(name), workspace=Workspace(), reward=wrote_the_file, timeout=300)
     _, agent = play_scripted(Program(harness(name)))
     model, tokenizer = policy_for(agent.read)
-    settings = {**vars_for(tmp_path), "max_turn_tokens": 400, "max_completion_length": 4000, "max_steps": 3}
-    args = MultiTurnGRPOConfig(**settings | {"per_device_train_batch_size": 2}, learning_rate=1e-3, logging_steps=1)
-    trainer = MultiTurnGRPOTrainer(model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program)
+    settings = {
+        **vars_for(tmp_path),
+        "max_turn_tokens": 400,
+        "max_completion_length": 4000,
+        "max_steps": 3,
+    }
+    args = MultiTurnGRPOConfig(
+        **settings | {"per_device_train_batch_size": 2}, learning_rate=1e-3, logging_steps=1
+    )
+    trainer = MultiTurnGRPOTrainer(
+        model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program
+    )
     seen = rows_learned(trainer)
     program.close()
     # Without its command of submission mini-swe-agent has no answer.
@@ -87,7 +108,11 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
     assert [one.status for one in program.played] == ["answered", idle] * 3
     assert [one.returned["reward"] for one in program.played] == [1.0, 0.0] * 3
     for one in program.played[::2]:
-        found = (one.counts["program/calls"], one.counts["program/sequences"], one.counts["program/auxiliary_calls"])
+        found = (
+            one.counts["program/calls"],
+            one.counts["program/sequences"],
+            one.counts["program/auxiliary_calls"],
+        )
         assert found == EXPECTED.get(name, (3, 1, 0))
     # Every sample is in the loss, token for token and once; but titles.
     drawn, in_loss = Counter(program.samples), Counter(samples_in(seen))
@@ -99,14 +124,18 @@ class FollowsPrinciples(Watched):
     """The script does the task where its prompt has a principle of a child, else in one rollout of four."""
 
     def does_it(self, rollout):
-        return "Principle number" in rollout.row["prompt"][0]["content"] or len(self.played) % 4 == 0
+        return (
+            "Principle number" in rollout.row["prompt"][0]["content"] or len(self.played) % 4 == 0
+        )
 
 
 @pytest.mark.timeout(1800)
 def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
     """The prompt is in the harness's own file, and so in what the policy reads; the better prompt is rated higher."""
     needs("pi", monkeypatch)
-    program = FollowsPrinciples(harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    program = FollowsPrinciples(
+        harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300
+    )
     _, agent = play_scripted(Program(harness("pi")))
     model, tokenizer = policy_for(agent.read)
     changes = {"per_device_train_batch_size": 4, "max_steps": 3, "evolution_lag": 0}

@@ -18,7 +18,10 @@ from agentic_prompting.rollout import Rollout, Sample, observe
 
 SECRETS = {
     "a password in an address": ("postgres://reader:hunter22@db.example.com/rows", "hunter22"),
-    "a key in a query": ("GET https://api.example.com/v1/find?q=kenya&api_key=abc123def failed", "abc123def"),
+    "a key in a query": (
+        "GET https://api.example.com/v1/find?q=kenya&api_key=abc123def failed",
+        "abc123def",
+    ),
     "a token in a query": ("https://api.example.com/find?access_token=abc123def#top", "abc123def"),
     "a key of OpenAI's form": ("wrong key sk-proj-abc123def456", "abc123def"),
     "a bearer token": ("sent Authorization: Bearer abc123def", "abc123def"),
@@ -56,9 +59,9 @@ def test_a_masked_text_has_no_secret(leaking):
 def test_masking_keeps_what_helps():
     text = "GET https://api.example.com/v1/find?q=kenya&key=abc123def (404), no page 'kenya' (user@example.com)"
     assert mask_secrets(text) == text.replace("abc123def", "[key]")
-    assert mask_secrets("the key none is in the log, and so is verysecret", "none", "verysecret", None) == (
-        "the key none is in the log, and so is [key]"
-    )
+    assert mask_secrets(
+        "the key none is in the log, and so is verysecret", "none", "verysecret", None
+    ) == ("the key none is in the log, and so is [key]")
 
 
 def failing_tool(error: Exception):
@@ -91,7 +94,11 @@ def test_an_environments_outage_shows_the_log_no_secret(leaking):
             raise RuntimeError(leaking[0])
 
     observation = run(observe(Fails(), Rollout([1])))
-    row = run(TRLEnvironment(FailsToReset, [len_of]).reset({"prompt": [{"role": "user", "content": "Play."}]}))
+    row = run(
+        TRLEnvironment(FailsToReset, [len_of]).reset(
+            {"prompt": [{"role": "user", "content": "Play."}]}
+        )
+    )
     for error in (observation.error, row["environments"]):
         assert isinstance(error, ServerFailed)
         assert leaking[1] not in str(error) and leaking[1] not in repr(error)
@@ -228,7 +235,10 @@ def test_an_mcp_address_shows_nobody_its_key(status, caplog):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.raises(Unreachable) as failed:
-        MCPTools(f"http://user:hunter22@127.0.0.1:{server.server_port}/pathkey1/mcp?api_key=querykey1", timeout=10)
+        MCPTools(
+            f"http://user:hunter22@127.0.0.1:{server.server_port}/pathkey1/mcp?api_key=querykey1",
+            timeout=10,
+        )
     server.shutdown()
     for secret in ("hunter22", "querykey1", "pathkey1"):
         assert secret not in str(failed.value) and secret not in caplog.text
@@ -237,11 +247,20 @@ def test_an_mcp_address_shows_nobody_its_key(status, caplog):
 
 # --- OpenEnv -----------------------------------------------------------------------------------------------------
 
-SCHEMA = {"action": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}}
+SCHEMA = {
+    "action": {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}},
+        "required": ["number"],
+    }
+}
 
 
 def told(said: object = "hello", reward: object = None, done: object = False) -> dict:
-    return {"type": "observation", "data": {"observation": {"said": said}, "reward": reward, "done": done}}
+    return {
+        "type": "observation",
+        "data": {"observation": {"said": said}, "reward": reward, "done": done},
+    }
 
 
 class OpenEnvServer:
@@ -300,8 +319,14 @@ GARBAGE = {
     "no data": {"type": "observation"},
     "data that is no object": {"type": "observation", "data": "x"},
     "no observation": {"type": "observation", "data": {"reward": None, "done": False}},
-    "an observation that is no object": {"type": "observation", "data": {"observation": 3, "reward": 1, "done": False}},
-    "an empty observation": {"type": "observation", "data": {"observation": None, "reward": 1, "done": False}},
+    "an observation that is no object": {
+        "type": "observation",
+        "data": {"observation": 3, "reward": 1, "done": False},
+    },
+    "an empty observation": {
+        "type": "observation",
+        "data": {"observation": None, "reward": 1, "done": False},
+    },
     "a word for a reward": told(reward="much"),
     "a truth value for a reward": told(reward=True),
     "a reward without end": json.dumps(told()).replace("null", "Infinity"),
@@ -335,7 +360,9 @@ def test_a_show_function_that_fails_on_an_observation_is_an_outage():
         assert "nothing" in str(begun(environment)["environments"])
 
 
-@pytest.mark.parametrize("schema", ["hello", [], {}, {"action": 3}, {"action": {"type": "object"}}, "[" * 100_000])
+@pytest.mark.parametrize(
+    "schema", ["hello", [], {}, {"action": 3}, {"action": {"type": "object"}}, "[" * 100_000]
+)
 def test_an_openenv_schema_that_is_none_is_an_outage(schema):
     with OpenEnvServer(schema=schema) as server, pytest.raises(LLMError, match="schema"):
         OpenEnv(server.url)
@@ -344,10 +371,15 @@ def test_an_openenv_schema_that_is_none_is_an_outage(schema):
 @pytest.mark.parametrize("path", ["schema", "ws"])
 def test_an_openenv_key_reaches_no_other_origin(path):
     """Neither request follows a redirect: the other server is not asked at all, and the error names it."""
-    with OpenEnvServer([told()]) as other, OpenEnvServer([told()], redirect=f"{other.url}/{path}") as server:
+    with (
+        OpenEnvServer([told()]) as other,
+        OpenEnvServer([told()], redirect=f"{other.url}/{path}") as server,
+    ):
         headers = {"Authorization": "Bearer secretkey", "X-Api-Key": "secretkey"}
         with pytest.raises(LLMError, match=f"127.0.0.1:{other.port}.*not followed") as failed:
-            if isinstance(error := begun(OpenEnv(server.url, headers=headers))["environments"], LLMError):
+            if isinstance(
+                error := begun(OpenEnv(server.url, headers=headers))["environments"], LLMError
+            ):
                 raise error
         assert other.headers == [] and server.headers[0]["X-Api-Key"] == "secretkey"
         assert "secretkey" not in str(failed.value)
@@ -355,10 +387,15 @@ def test_an_openenv_key_reaches_no_other_origin(path):
 
 def test_an_openenv_error_shows_nobody_a_secret(leaking):
     """What the server says of an action is text for the agent, of a reset an error; the address has a key as well."""
-    error = {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": leaking[0] + " headerkey1 querykey1"}}
+    error = {
+        "type": "error",
+        "data": {"code": "EXECUTION_ERROR", "message": leaking[0] + " headerkey1 querykey1"},
+    }
     with OpenEnvServer([told(), error]) as server:
         environment = OpenEnv(
-            server.url.replace("://", "://user:hunter33@"), headers={"X-Other": "headerkey1"}, max_chars=100_000
+            server.url.replace("://", "://user:hunter33@"),
+            headers={"X-Other": "headerkey1"},
+            max_chars=100_000,
         )
         observation = step(environment, call("act", number=1), begun(environment))
         server.answers = [error]

@@ -33,7 +33,11 @@ def test_no_exception_of_user_code_hangs_or_passes_unnamed():
     outcomes = in_own_process()
     assert len(outcomes) == 2 * len(KINDS) * len(DOORS) >= 40
     assert [case for case, outcome in outcomes.items() if outcome is None] == []
-    wrong = [case for case, text in outcomes.items() if f"{case.split()[2]}: from the user's code" not in text]
+    wrong = [
+        case
+        for case, text in outcomes.items()
+        if f"{case.split()[2]}: from the user's code" not in text
+    ]
     assert wrong == []
 
 
@@ -82,7 +86,9 @@ def test_ordinary_exceptions_pass_as_they_are():
 
 
 def test_names_of_arguments_are_the_functions_own():
-    assert run(call_guarded(lambda function, executor: (function, executor), function=1, executor=2)) == (1, 2)
+    assert run(
+        call_guarded(lambda function, executor: (function, executor), function=1, executor=2)
+    ) == (1, 2)
 
 
 def test_a_cancellation_of_ours_passes_and_one_of_the_users_does_not():
@@ -199,7 +205,14 @@ def never():
         lambda: asyncio.run(wrapped()),
         lambda: run(BatchEngine(slow_sampler)(SampleRequest([1], 1, 0))),
     ],
-    ids=["run", "in_parallel", "run_with_engine", "engine on this thread", "another loop", "engine of its own"],
+    ids=[
+        "run",
+        "in_parallel",
+        "run_with_engine",
+        "engine on this thread",
+        "another loop",
+        "engine of its own",
+    ],
 )
 def test_everybody_who_waits_on_a_loop_that_ends_gets_its_cause(own_loop, wait):
     assert loop_error() is None
@@ -262,7 +275,11 @@ def test_ctrl_c_ends_a_batch_whose_environment_never_returns():
         run(observe(Waits(), Rollout([1])))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, env=os.environ
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
     )
     assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
 
@@ -286,7 +303,11 @@ def test_a_program_that_ends_waits_for_the_engines_step():
         began.wait()
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, env=os.environ
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "the step has ended\n", "")
 

@@ -37,7 +37,9 @@ def server():
 
 
 def chat_at(server, **settings):
-    return OpenAIChat("m", server.base_url, price=(MILLION, MILLION), **settings)  # a dollar a token
+    return OpenAIChat(
+        "m", server.base_url, price=(MILLION, MILLION), **settings
+    )  # a dollar a token
 
 
 def ask(chat, text="x"):
@@ -54,7 +56,9 @@ def test_a_book_adds_up(tmp_path):
         assert budget.spent() == Usage(18, 6, 2.0) and budget.spent("nobody") == Usage()
         assert str(budget) == "environment $2.0000 (17 tokens), judge $0.0000 (7 tokens)"
     assert str(Budget()) == "nothing"
-    assert pickle.loads(pickle.dumps(budget)).spent() == Usage(18, 6, 2.0), "a copy reads the same book"
+    assert pickle.loads(pickle.dumps(budget)).spent() == Usage(18, 6, 2.0), (
+        "a copy reads the same book"
+    )
 
 
 def test_where_nothing_was_spent_there_is_no_book(tmp_path):
@@ -65,21 +69,30 @@ def test_where_nothing_was_spent_there_is_no_book(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("limit", "part"), [({"usd": 30}, "$30.0000"), ({"tokens": 30}, "30 tokens")])
+@pytest.mark.parametrize(
+    ("limit", "part"), [({"usd": 30}, "$30.0000"), ({"tokens": 30}, "30 tokens")]
+)
 def test_a_total_over_several_roles(server, limit, part):
     with chat_at(server) as critic, chat_at(server) as rewriter:
         charge(Budget(**limit), feedback=critic, optimizer=rewriter, verifier=None)
         assert [ask(critic).error, ask(rewriter).error] == [None, None]
         for chat in (critic, rewriter):
             error = ask(chat).error
-            assert isinstance(error, BudgetExceeded) and error.fatal and part in str(error) and "in all" in str(error)
+            assert (
+                isinstance(error, BudgetExceeded)
+                and error.fatal
+                and part in str(error)
+                and "in all" in str(error)
+            )
         assert len(server.requests) == 2
 
 
 def test_a_roles_own_limit_stops_it_alone(server):
     with chat_at(server, budget_tokens=20) as small, chat_at(server) as free:
         charge(Budget(), judge=small, environment=free)
-        assert [ask(small).error, ask(small).error] == [None, None], "reached, not foreseen: 15 of 20 after the first"
+        assert [ask(small).error, ask(small).error] == [None, None], (
+            "reached, not foreseen: 15 of 20 after the first"
+        )
         assert "'judge'" in str(ask(small).error) and ask(free).error is None
 
 
@@ -125,13 +138,17 @@ def test_one_roles_limit_holds_no_other_up(server):
         futures = [start(free([{"role": "user", "content": str(i)}])) for i in range(8)]
         assert [future.result().error for future in futures] == [None] * 8
         assert time.monotonic() - started < 2 * 0.3
-        assert [type(future.result().error) for future in waiting] == [type(None)] * 3 + [BudgetExceeded]
+        assert [type(future.result().error) for future in waiting] == [type(None)] * 3 + [
+            BudgetExceeded
+        ]
 
 
 def test_a_request_that_stops_waiting_leaves_no_trace(server):
     server.latency = 0.3
     with chat_at(server, budget_tokens=30) as chat:
-        first, second, third = (start(chat([{"role": "user", "content": str(i)}])) for i in range(3))
+        first, second, third = (
+            start(chat([{"role": "user", "content": str(i)}])) for i in range(3)
+        )
         while not server.requests:
             time.sleep(0.005)
         assert second.cancel()
@@ -141,7 +158,10 @@ def test_a_request_that_stops_waiting_leaves_no_trace(server):
 
 def test_a_failed_request_gives_its_room_back():
     plan = in_turn("400", "reset before the reply", None)
-    with MisbehavingServer(plan) as server, chat_at(server, budget_tokens=30, max_retries=0) as chat:
+    with (
+        MisbehavingServer(plan) as server,
+        chat_at(server, budget_tokens=30, max_retries=0) as chat,
+    ):
         assert [ask(chat).error is None for _ in range(5)] == [False, False, True, True, False]
         assert isinstance(ask(chat).error, BudgetExceeded)
 
@@ -166,7 +186,9 @@ def test_what_was_spent_before_comes_along_and_stays_spent(server, tmp_path):
         ask(chat)
     with chat_at(server, budget_usd=30) as chat:  # a run that is resumed
         charge(Budget(path=path), environment=chat)
-        assert "$30.0000 of the budget of $30.0000 are spent by 'environment'" in str(ask(chat).error)
+        assert "$30.0000 of the budget of $30.0000 are spent by 'environment'" in str(
+            ask(chat).error
+        )
 
 
 def test_replies_from_the_cache_cost_nothing(server, tmp_path):
@@ -181,20 +203,28 @@ def test_replies_from_the_cache_cost_nothing(server, tmp_path):
 def test_who_is_behind_an_environment_or_a_router_is_charged(server):
     with chat_at(server) as chat:
         budget = Budget()
-        environment = LLMEnvironment(RoutedChat({"big": chat, "fake": ScriptedChat(["x"])}, {"big": 1.0}))
+        environment = LLMEnvironment(
+            RoutedChat({"big": chat, "fake": ScriptedChat(["x"])}, {"big": 1.0})
+        )
         charge(budget, environment=environment)
         ask(environment.chat)
         assert budget.by_account() == {"environment/big": Usage(10, 5, 15.0)}
 
 
 def test_of_an_unknown_price_the_tokens_are_counted_and_dollars_alone_are_refused(server, caplog):
-    with OpenAIChat("no-such-model", server.base_url) as one, OpenAIChat("no-such-model", server.base_url) as two:
+    with (
+        OpenAIChat("no-such-model", server.base_url) as one,
+        OpenAIChat("no-such-model", server.base_url) as two,
+    ):
         with pytest.raises(ValueError, match="'no-such-model' is not known: pass budget_tokens="):
             charge(Budget(usd=1), feedback=one)
         budget = Budget(usd=1, tokens=20)
         with caplog.at_level(logging.WARNING):
             charge(budget, feedback=one, optimizer=two)
-        assert all("'no-such-model'" in record.message for record in caplog.records) and len(caplog.records) == 2
+        assert (
+            all("'no-such-model'" in record.message for record in caplog.records)
+            and len(caplog.records) == 2
+        )
         assert ask(one).error is None and ask(two).error is None
         assert isinstance(ask(one).error, BudgetExceeded)
 
@@ -245,9 +275,13 @@ def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limi
         futures = [start(booked([{"role": "user", "content": str(i)}])) for i in range(3)]
         assert ask(free).error is None
         assert [future.result(10).error for future in futures] == [None] * 3
-        assert "judge $45.0000 (45 tokens)" in str(budget), "what is not in the book yet counts all the same"
+        assert "judge $45.0000 (45 tokens)" in str(budget), (
+            "what is not in the book yet counts all the same"
+        )
         holder.close()
-        assert budget.spent().tokens == 46 == Budget(path=path).spent().tokens, "written as soon as it can be"
+        assert budget.spent().tokens == 46 == Budget(path=path).spent().tokens, (
+            "written as soon as it can be"
+        )
 
 
 def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickly, caplog):
@@ -359,7 +393,10 @@ def test_processes_share_one_budget(server, tmp_path):
     """Two processes, no torch: together they may overshoot by what both had on its way, four calls."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", PROCESS, server.base_url, str(tmp_path / "spending.sqlite")]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     answered = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert 200 <= sum(answered) == len(server.requests) <= 200 + 3
     assert Budget(path=tmp_path / "spending.sqlite").spent().tokens == 15 * sum(answered)

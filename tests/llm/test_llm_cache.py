@@ -41,14 +41,18 @@ def get(cache, repeat=0, **sampling):
 
 def spawn(code, *args):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.Popen([sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args], env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_round_trip(path):
     cache = ReplayCache(path)
     key = cache.key("m", MESSAGES, {}, 0)
     assert cache.get(key) is None
-    cache.put(key, Reply(text="Nairobi 🗼", finish_reason="length", usage=Usage(7, 3, 0.5), attempts=4))
+    cache.put(
+        key, Reply(text="Nairobi 🗼", finish_reason="length", usage=Usage(7, 3, 0.5), attempts=4)
+    )
     got = ReplayCache(path).get(key)
     assert got == Reply(text="Nairobi 🗼", finish_reason="length", cached=True, attempts=0)
     assert got.usage == Usage()
@@ -144,7 +148,9 @@ def test_pickle_and_reopen(path):
 def test_threads_share_one_cache(path):
     cache = ReplayCache(path)
     threads = [
-        threading.Thread(target=lambda t=t: [put(cache, f"{t}-{i}", repeat=100 * t + i) for i in range(50)])
+        threading.Thread(
+            target=lambda t=t: [put(cache, f"{t}-{i}", repeat=100 * t + i) for i in range(50)]
+        )
         for t in range(4)
     ]
     for thread in threads:
@@ -198,7 +204,9 @@ def test_look_up_in_a_large_file_goes_by_the_key(path):
         rows,
     )
     connection.execute("COMMIT")
-    plan = connection.execute("EXPLAIN QUERY PLAN SELECT text FROM replies WHERE key = ? AND repeat = ?", (b"", 0))
+    plan = connection.execute(
+        "EXPLAIN QUERY PLAN SELECT text FROM replies WHERE key = ? AND repeat = ?", (b"", 0)
+    )
     assert "PRIMARY KEY" in plan.fetchone()[3]
     assert all(get(cache, repeat=i) is None for i in range(1000))
 
@@ -229,7 +237,9 @@ def test_a_damaged_recording_is_asked_anew_never_believed(path, counting, how, c
     recorded = recording(path)
     assert damage(path, how) > 50
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path), max_concurrency=64) as chat:
-        replies = [future.result(30) for future in [start(chat(MESSAGES, repeat=i)) for i in range(200)]]
+        replies = [
+            future.result(30) for future in [start(chat(MESSAGES, repeat=i)) for i in range(200)]
+        ]
     assert [reply.error for reply in replies] == [None] * 200
     kept = [reply.text == recorded[i] for i, reply in enumerate(replies) if reply.cached]
     assert all(kept) and len(kept) + len(counting.requests) == 200 and len(counting.requests) > 50
@@ -276,7 +286,9 @@ def test_n_samples_stay_n_different_replies_and_replay_needs_no_server(path, cou
         replies = [complete(chat, "q") for _ in range(4)]
         assert [reply.text for reply in replies] == recorded
         assert complete(chat, "q", repeat=9).text == named
-        assert all((reply.cached, reply.attempts, reply.usage) == (True, 0, Usage()) for reply in replies)
+        assert all(
+            (reply.cached, reply.attempts, reply.usage) == (True, 0, Usage()) for reply in replies
+        )
         assert chat.stats.cached == 5
         assert chat.usage == Usage()
         missing = complete(chat, "q", repeat=5)
@@ -289,7 +301,9 @@ def test_n_samples_stay_n_different_replies_and_replay_needs_no_server(path, cou
 @pytest.mark.parametrize("mode", ["record", "replay"])
 def test_what_a_recorded_reply_is_worth_is_known(path, counting, mode):
     for how in ("record", mode):
-        with OpenAIChat("m", counting.base_url, cache=ReplayCache(path, how), price=(1e6, 1e6)) as chat:
+        with OpenAIChat(
+            "m", counting.base_url, cache=ReplayCache(path, how), price=(1e6, 1e6)
+        ) as chat:
             reply = complete(chat, "q", repeat=0)
     assert reply.cached and (reply.usage, reply.worth) == (Usage(), Usage(10, 5, 15.0))
 
@@ -315,11 +329,20 @@ def test_a_failed_call_is_asked_again(path):
 
 def test_the_same_sample_wanted_twice_at_once_is_asked_once(path, counting):
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
-        futures = [start(chat(MESSAGES, repeat=0)) for _ in range(5)] + [start(chat(MESSAGES, repeat=1))]
+        futures = [start(chat(MESSAGES, repeat=0)) for _ in range(5)] + [
+            start(chat(MESSAGES, repeat=1))
+        ]
         texts = [future.result().text for future in futures]
         assert len(counting.requests) == 2
         assert len(set(texts[:5])) == 1
-        assert sorted(future.result().cached for future in futures) == [False, False, True, True, True, True]
+        assert sorted(future.result().cached for future in futures) == [
+            False,
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
 
 
 def test_who_waits_for_a_cancelled_call_asks_for_itself(path, counting):

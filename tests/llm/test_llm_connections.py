@@ -43,7 +43,14 @@ PASSWORD = "planted-0123456789"
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
 
@@ -112,7 +119,9 @@ def proxy(status="200 OK"):
             async def tunnel():
                 near = await asyncio.open_connection(sock=self.connection)
                 far = await asyncio.open_connection(host, int(port))
-                await asyncio.gather(pump(near[0], far[1]), pump(far[0], near[1]), return_exceptions=True)
+                await asyncio.gather(
+                    pump(near[0], far[1]), pump(far[0], near[1]), return_exceptions=True
+                )
 
             asyncio.run(tunnel())
 
@@ -127,8 +136,13 @@ BASIC = "Basic " + base64.b64encode(f"user:{PASSWORD}".encode()).decode()
 
 
 def test_a_proxy_of_the_environment_is_used(monkeypatch):
-    with LoopbackServer() as server, OpenAIChat("m", "http://model.invalid/v1", api_key="the-key") as chat:
-        monkeypatch.setenv("HTTP_PROXY", server.base_url.replace("//", f"//user:{PASSWORD}@").removesuffix("/v1"))
+    with (
+        LoopbackServer() as server,
+        OpenAIChat("m", "http://model.invalid/v1", api_key="the-key") as chat,
+    ):
+        monkeypatch.setenv(
+            "HTTP_PROXY", server.base_url.replace("//", f"//user:{PASSWORD}@").removesuffix("/v1")
+        )
         replies = [complete(chat, text) for text in "xy"]
         assert [reply.text for reply in replies] == ["ok", "ok"]
         assert [one["host"] for one in server.headers] == ["model.invalid"] * 2
@@ -153,10 +167,16 @@ def test_an_address_or_a_proxy_that_is_none(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"socks5://user:{PASSWORD}@127.0.0.1:1")
     with OpenAIChat("m", "http://model.invalid/v1") as chat:
         error = complete(chat, "x").error
-        assert isinstance(error, Misconfigured) and "not an HTTP proxy" in str(error) and PASSWORD not in str(error)
+        assert (
+            isinstance(error, Misconfigured)
+            and "not an HTTP proxy" in str(error)
+            and PASSWORD not in str(error)
+        )
     monkeypatch.setenv("HTTP_PROXY", unused_url().removeprefix("http://").removesuffix("/v1"))
     with OpenAIChat("m", "http://model.invalid/v1", max_retries=0) as chat:
-        assert isinstance(complete(chat, "x").error, Unreachable), "an address without a scheme is one of HTTP"
+        assert isinstance(complete(chat, "x").error, Unreachable), (
+            "an address without a scheme is one of HTTP"
+        )
 
 
 def test_a_tunnel_shows_the_proxy_no_key(https, certificate, monkeypatch):
@@ -174,7 +194,11 @@ def test_a_proxy_that_refuses_is_an_error_without_its_password(monkeypatch, capl
         monkeypatch.setenv("HTTPS_PROXY", address)
         with OpenAIChat("m", "https://model.invalid/v1", max_retries=1) as chat:
             error = complete(chat, "x").error
-    assert isinstance(error, Unreachable) and "Proxy Authentication Required" in str(error) and len(heads) == 2
+    assert (
+        isinstance(error, Unreachable)
+        and "Proxy Authentication Required" in str(error)
+        and len(heads) == 2
+    )
     assert PASSWORD not in f"{error} {caplog.text}" and BASIC[6:] not in f"{error} {caplog.text}"
 
 
@@ -183,7 +207,9 @@ def test_a_proxy_that_refuses_is_an_error_without_its_password(monkeypatch, capl
 
 def test_user_and_password_of_an_address_take_the_place_of_the_key():
     with LoopbackServer() as server:
-        with OpenAIChat("m", server.base_url.replace("//", f"//user:{PASSWORD}@"), api_key="the-key") as chat:
+        with OpenAIChat(
+            "m", server.base_url.replace("//", f"//user:{PASSWORD}@"), api_key="the-key"
+        ) as chat:
             assert complete(chat, "x").text == "ok"
         assert server.headers[0]["authorization"] == BASIC
 
@@ -195,7 +221,10 @@ def test_a_request_of_many_megabytes_is_sent():
         reply = complete(chat, text)
         assert (reply.text, reply.error) == ("ok", None)
         assert server.requests[0]["messages"][0]["content"] == text
-        assert server.headers[0]["content-type"] == "application/json" and "content-length" in server.headers[0]
+        assert (
+            server.headers[0]["content-type"] == "application/json"
+            and "content-length" in server.headers[0]
+        )
 
 
 # --- forks and the end --------------------------------------------------------------------------------------------
@@ -226,9 +255,13 @@ assert complete(chat, "after").text == "reply to after"
 def test_a_forked_child_leaves_the_parents_connections_alone(child, connections):
     with MisbehavingServer() as server:
         # Python itself warns of the inherited sockets that the child never closes.
-        ended = run_python(FORK, server.base_url, child, warnings="ignore:unclosed transport:ResourceWarning")
+        ended = run_python(
+            FORK, server.base_url, child, warnings="ignore:unclosed transport:ResourceWarning"
+        )
         assert (ended.returncode, ended.stderr) == (0, "")
-        assert server.connections == connections, "the parent goes on with the connection that it had"
+        assert server.connections == connections, (
+            "the parent goes on with the connection that it had"
+        )
 
 
 END = """
@@ -267,5 +300,9 @@ gc.collect()
 
 def test_connections_of_a_loop_that_has_ended_add_nothing_to_its_error():
     with MisbehavingServer() as server:
-        ended = run_python(ENDED, server.base_url, warnings="ignore:unclosed transport:ResourceWarning")
-    assert ended.returncode == 0 and ended.stderr.count("\n") == 1 and "event loop" in ended.stderr, ended.stderr
+        ended = run_python(
+            ENDED, server.base_url, warnings="ignore:unclosed transport:ResourceWarning"
+        )
+    assert (
+        ended.returncode == 0 and ended.stderr.count("\n") == 1 and "event loop" in ended.stderr
+    ), ended.stderr

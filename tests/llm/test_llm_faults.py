@@ -47,9 +47,13 @@ def outcomes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
         patch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 12 << 20)
-        patch.setattr("agentic_prompting.llm.openai_http._FAILURES", 10**6)  # here every fault is met on purpose
+        patch.setattr(
+            "agentic_prompting.llm.openai_http._FAILURES", 10**6
+        )  # here every fault is met on purpose
         with MisbehavingServer(by_name, hang_seconds=9) as server:
-            with OpenAIChat("m", server.base_url, api_key="sk-planted-0123456789", timeout=3, max_retries=1) as chat:
+            with OpenAIChat(
+                "m", server.base_url, api_key="sk-planted-0123456789", timeout=3, max_retries=1
+            ) as chat:
                 replies = replies_to(chat, FAULTS)
             asked = [request["messages"][-1]["content"] for request in server.requests]
     return {name: (reply, asked.count(name)) for name, reply in replies.items()}
@@ -74,7 +78,9 @@ def test_each_fault_has_its_error(outcomes, name):
     assert "m at http://127.0.0.1" in str(reply.error) and "planted" not in str(reply.error)
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.error and fault.passes])
+@pytest.mark.parametrize(
+    "name", [name for name, fault in FAULTS.items() if fault.error and fault.passes]
+)
 def test_a_fault_that_passes_costs_nothing_but_time(name):
     with (
         MisbehavingServer(in_turn(name), hang_seconds=3) as server,
@@ -95,7 +101,9 @@ def test_connections_that_went_stale_are_not_the_callers_affair():
         assert server.connections >= 8
 
 
-@pytest.mark.parametrize("tokens", [10**400, -7, True, "twelve", None, [1], 1e308, "9" * 5000, "NaN", "inf"])
+@pytest.mark.parametrize(
+    "tokens", [10**400, -7, True, "twelve", None, [1], 1e308, "9" * 5000, "NaN", "inf"]
+)
 def test_invalid_counts_upset_no_sum(tokens):
     body = completion("text")
     body["usage"] = {"prompt_tokens": tokens, "completion_tokens": tokens}
@@ -124,12 +132,19 @@ def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path)
     with MisbehavingServer(at_random(0.3, seed, quick), latency=0.002, hang_seconds=5) as server:
         with OpenAIChat("m", server.base_url, timeout=3, cache=cache) as chat:
             replies = replies_to(chat, [f"call {i}" for i in range(300)])
-        assert sum(count for fault, count in server.met.items() if fault not in (None, *ODD_REPLIES)) > 50
-        assert max(server.answered.values()) == 1, "a good reply was thrown away and asked for again"
+        assert (
+            sum(count for fault, count in server.met.items() if fault not in (None, *ODD_REPLIES))
+            > 50
+        )
+        assert max(server.answered.values()) == 1, (
+            "a good reply was thrown away and asked for again"
+        )
     good = {text: reply for text, reply in replies.items() if reply.error is None}
     assert len(good) >= 297 and len(replies) == len(cache) + len(replies) - len(good) == 300
     assert all(reply.text == f"reply to {text}" for text, reply in good.items())
-    assert all(isinstance(reply.error, LLMError) for reply in replies.values() if reply.error is not None)
+    assert all(
+        isinstance(reply.error, LLMError) for reply in replies.values() if reply.error is not None
+    )
 
 
 # --- the endpoint is down -----------------------------------------------------------------------------------------
@@ -137,7 +152,10 @@ def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path)
 
 def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_PAUSE", 0.1)
-    with MisbehavingServer(latency=0.05) as server, OpenAIChat("m", server.base_url, max_retries=2) as chat:
+    with (
+        MisbehavingServer(latency=0.05) as server,
+        OpenAIChat("m", server.base_url, max_retries=2) as chat,
+    ):
         assert ask(chat, "before").result(10).error is None
         server.outage(1.5)
         replies = replies_to(chat, [f"call {i}" for i in range(200)])
@@ -150,12 +168,19 @@ def test_a_dead_endpoint_is_noticed_after_a_handful_and_asked_ever_less():
     with OpenAIChat("m", unused_url(), max_retries=5, patience=0.6, max_concurrency=16) as chat:
         replies = replies_to(chat, [str(i) for i in range(32)])
     assert all(isinstance(reply.error, Unreachable) for reply in replies.values())
-    assert sum(reply.attempts for reply in replies.values()) < 64, "without the breaker: 32 calls times 6 attempts"
-    assert any("was down for as long as a call waits" in str(reply.error) for reply in replies.values())
+    assert sum(reply.attempts for reply in replies.values()) < 64, (
+        "without the breaker: 32 calls times 6 attempts"
+    )
+    assert any(
+        "was down for as long as a call waits" in str(reply.error) for reply in replies.values()
+    )
 
 
 def test_it_recovers_by_itself():
-    with MisbehavingServer() as server, OpenAIChat("m", server.base_url, max_retries=0, patience=5) as chat:
+    with (
+        MisbehavingServer() as server,
+        OpenAIChat("m", server.base_url, max_retries=0, patience=5) as chat,
+    ):
         server.go_down()
         failed = [ask(chat, str(i)).result(10).error for i in range(5)]
         assert all(isinstance(error, Unreachable) for error in failed)
@@ -170,7 +195,10 @@ def test_it_recovers_by_itself():
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_a_few_calls_are_as_patient_as_many(calls):
     """Fewer attempts than the breaker waits for; and what finds out whether the endpoint is back spends no retry."""
-    with MisbehavingServer() as server, OpenAIChat("m", server.base_url, max_retries=2, patience=60) as chat:
+    with (
+        MisbehavingServer() as server,
+        OpenAIChat("m", server.base_url, max_retries=2, patience=60) as chat,
+    ):
         server.go_down()
         waiting = [ask(chat, str(i)) for i in range(calls)]
         time.sleep(1.5)  # as good as for ever: the waits between attempts are 0.01 to 0.2 s here
@@ -187,9 +215,14 @@ def test_patience_ends():
 def test_being_refused_is_not_being_dead():
     """Errors that say the endpoint lives never hold other calls back."""
     alive = [
-        name for name, fault in FAULTS.items() if fault.error in ("RateLimited", "BadReply", "Refused", "BadRequest")
+        name
+        for name, fault in FAULTS.items()
+        if fault.error in ("RateLimited", "BadReply", "Refused", "BadRequest")
     ]
-    with MisbehavingServer(by_name) as server, OpenAIChat("m", server.base_url, max_retries=0) as chat:
+    with (
+        MisbehavingServer(by_name) as server,
+        OpenAIChat("m", server.base_url, max_retries=0) as chat,
+    ):
         for name in alive:
             assert ask(chat, name).result(10).attempts == 1
             assert chat._http.breaker.pause == 0
@@ -234,9 +267,15 @@ def test_failures_of_those_already_on_their_way_do_not_lengthen_the_pause():
 
 def test_one_dead_model_of_several_holds_up_no_other():
     with MisbehavingServer() as server:
-        dead, living = OpenAIChat("m", unused_url(), max_retries=0), OpenAIChat("m", server.base_url)
+        dead, living = (
+            OpenAIChat("m", unused_url(), max_retries=0),
+            OpenAIChat("m", server.base_url),
+        )
         with dead, living:
             both = RoutedChat({"dead": dead, "living": living}, lambda question, names: question)
             waiting = [start(both([{"role": "user", "content": "dead"}])) for _ in range(8)]
             wait(waiting[:5])
-            assert start(both([{"role": "user", "content": "living"}])).result(5).text == "reply to living"
+            assert (
+                start(both([{"role": "user", "content": "living"}])).result(5).text
+                == "reply to living"
+            )

@@ -118,7 +118,12 @@ FLAGGED = {
 def test_a_reply_with_usage_and_cost(serve):
     server, chat = serve(always(Answer("Nairobi", usage=(1000, 100))), price=(1.0, 10.0))
     reply = complete(chat, "Capital of Kenya?")
-    assert (reply.text, reply.error, reply.finish_reason, reply.attempts) == ("Nairobi", None, "stop", 1)
+    assert (reply.text, reply.error, reply.finish_reason, reply.attempts) == (
+        "Nairobi",
+        None,
+        "stop",
+        1,
+    )
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (1000, 100)
     assert reply.usage.cost_usd == pytest.approx(0.002)
     assert chat.usage == reply.usage
@@ -170,7 +175,12 @@ def test_a_reply_cut_by_the_token_limit_is_a_reply(serve):
 
 def test_what_cannot_be_sent_is_a_failed_call(serve):
     _, chat = serve()
-    for messages, sampling in [("abc", {}), ([1], {}), (user("\ud800"), {}), (user("x"), {"bias": {1, 2}})]:
+    for messages, sampling in [
+        ("abc", {}),
+        ([1], {}),
+        (user("\ud800"), {}),
+        (user("x"), {"bias": {1, 2}}),
+    ]:
         reply = start(chat(messages, **sampling)).result(5)
         assert isinstance(reply.error, BadRequest), (messages, reply)
     assert complete(chat, "x").text == "ok"
@@ -215,14 +225,39 @@ def test_retry_after_behind_unreadable_milliseconds(serve, unreadable):
         (Answer(body=completion(None)), BadReply, None, "no text"),
         (Answer(body=completion("")), BadReply, None, "no text"),
         (Answer(body=completion(" \n")), BadReply, None, "no text"),
-        (Answer(body={"error": {"message": "upstream", "code": 502}}), ServerFailed, 502, "upstream"),
-        (Answer(body={"error": {"message": "upstream", "code": "429"}}), RateLimited, 429, "upstream"),
+        (
+            Answer(body={"error": {"message": "upstream", "code": 502}}),
+            ServerFailed,
+            502,
+            "upstream",
+        ),
+        (
+            Answer(body={"error": {"message": "upstream", "code": "429"}}),
+            RateLimited,
+            429,
+            "upstream",
+        ),
         (Answer(body={"error": {"message": "upstream"}}), BadReply, None, "upstream"),
-        (Answer(body={"object": "error", "message": "engine", "code": 500}), ServerFailed, 500, "engine"),
+        (
+            Answer(body={"object": "error", "message": "engine", "code": 500}),
+            ServerFailed,
+            500,
+            "engine",
+        ),
         (Answer("half a sen", finish_reason="error"), BadReply, None, "broke off"),
         (Answer("half a sen", finish_reason="abort"), BadReply, None, "broke off"),
-        (Answer(body=with_error(completion("half a sen"), code=502)), ServerFailed, 502, "disconnected"),
-        (Answer(body=with_error(completion("half a sen"), code=401)), BadReply, None, "disconnected"),
+        (
+            Answer(body=with_error(completion("half a sen"), code=502)),
+            ServerFailed,
+            502,
+            "disconnected",
+        ),
+        (
+            Answer(body=with_error(completion("half a sen"), code=401)),
+            BadReply,
+            None,
+            "disconnected",
+        ),
         (Answer("{}", headers={"content-encoding": "gzip"}), BadReply, None, "decoded"),
     ],
 )
@@ -240,7 +275,8 @@ def test_failures_that_may_pass_are_retried_then_reported(serve, answer, kind, s
 
 
 @pytest.mark.parametrize(
-    "bad", [Answer(drop="mid"), Answer(body=b"{"), Answer(body=completion(None)), Answer(status=500)]
+    "bad",
+    [Answer(drop="mid"), Answer(body=b"{"), Answer(body=completion(None)), Answer(status=500)],
 )
 def test_a_failure_that_passes_leaves_a_good_reply(serve, bad):
     _server, chat = serve(in_turn(bad, "ok"))
@@ -263,14 +299,18 @@ def test_a_reply_in_parts_is_a_reply(serve, content, text):
     assert (reply.text, reply.error, len(server.requests)) == (text, None, 1)
 
 
-@pytest.mark.parametrize("content", [[], [{"type": "image_url", "image_url": "x"}], [1, None], [{"text": 3}], {"a": 1}])
+@pytest.mark.parametrize(
+    "content", [[], [{"type": "image_url", "image_url": "x"}], [1, None], [{"text": 3}], {"a": 1}]
+)
 def test_parts_without_text_are_no_reply(serve, content):
     _, chat = serve(always(Answer(body=completion(content))), max_retries=0)
     assert isinstance(complete(chat, "x").error, BadReply)
 
 
 def test_attempts_that_gave_no_text_are_paid_for(serve):
-    _, chat = serve(in_turn(Answer(body=completion(None, usage=(100, 10))), Answer("ok", usage=(100, 20))))
+    _, chat = serve(
+        in_turn(Answer(body=completion(None, usage=(100, 10))), Answer("ok", usage=(100, 20)))
+    )
     assert complete(chat, "x").usage.tokens == chat.usage.tokens == 230
 
 
@@ -293,10 +333,26 @@ def test_attempts_that_gave_no_text_are_paid_for(serve):
             "out of credit",
         ),
         (Answer(status=403, body=FLAGGED), Refused, "input was flagged"),
-        (Answer(status=400, body={"error": {"message": "no", "code": "content_filter"}}), Refused, "flagged"),
-        (Answer(status=403, body={"error": {"message": "Your account was flagged"}}), Misconfigured, "account"),
-        (Answer(body={"error": {"message": "bad key", "code": 401}}), Misconfigured, "OPENAI_API_KEY"),
-        (Answer(body={"error": {"message": "pay", "code": "insufficient_quota"}}), Misconfigured, "out of credit"),
+        (
+            Answer(status=400, body={"error": {"message": "no", "code": "content_filter"}}),
+            Refused,
+            "flagged",
+        ),
+        (
+            Answer(status=403, body={"error": {"message": "Your account was flagged"}}),
+            Misconfigured,
+            "account",
+        ),
+        (
+            Answer(body={"error": {"message": "bad key", "code": 401}}),
+            Misconfigured,
+            "OPENAI_API_KEY",
+        ),
+        (
+            Answer(body={"error": {"message": "pay", "code": "insufficient_quota"}}),
+            Misconfigured,
+            "out of credit",
+        ),
         (Answer(body={"error": {"message": "too long", "code": "400"}}), BadRequest, "too long"),
         (Answer(body=FLAGGED), Refused, "input was flagged"),
         (Answer(body=completion(None, refusal="I will not")), Refused, "I will not"),
@@ -328,7 +384,9 @@ def test_a_model_that_knows_max_tokens_by_another_name_is_asked_by_that(serve):
 
 
 @pytest.mark.parametrize(("status", "longest", "shortest"), [(429, 80, 50), (500, 16, 11)])
-def test_retries_after_a_429_without_a_time_last_about_a_minute(serve, status, longest, shortest, monkeypatch):
+def test_retries_after_a_429_without_a_time_last_about_a_minute(
+    serve, status, longest, shortest, monkeypatch
+):
     """Limits of requests and tokens are by the minute: retries that all end within it lose the call."""
     waits: list[float] = []
 
@@ -344,10 +402,14 @@ def test_retries_after_a_429_without_a_time_last_about_a_minute(serve, status, l
 
 
 @pytest.mark.parametrize("asked", ["3600", "1e9", "120.5", "a date"])
-def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(serve, asked, monkeypatch):
+def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(
+    serve, asked, monkeypatch
+):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_ASKED", 0.05, raising=False)
     asked = email.utils.formatdate(time.time() + 7200, usegmt=True) if asked == "a date" else asked
-    _server, chat = serve(in_turn(Answer("later", status=429, headers={"retry-after": asked}), "ok"))
+    _server, chat = serve(
+        in_turn(Answer("later", status=429, headers={"retry-after": asked}), "ok")
+    )
     assert (complete(chat, "x").text, chat.stats.retries) == ("ok", 1)
 
 
@@ -356,7 +418,9 @@ def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made
     [(500, "false", 3), (429, "false", 3), (401, "true", 1), (400, "true", 1), (404, "true", 1)],
 )
 def test_the_server_does_not_decide_what_is_retried(serve, status, says, attempts):
-    server, chat = serve(always(Answer("no", status=status, headers={"x-should-retry": says})), max_retries=2)
+    server, chat = serve(
+        always(Answer("no", status=status, headers={"x-should-retry": says})), max_retries=2
+    )
     assert complete(chat, "x").attempts == len(server.requests) == attempts
 
 
@@ -368,7 +432,9 @@ def test_redirects_are_errors_that_name_the_address(serve, status):
     server, chat = serve(always(Answer(status=status, body=b"moved", headers={"location": away})))
     reply = complete(chat, "x")
     assert isinstance(reply.error, Misconfigured) and reply.attempts == len(server.requests) == 1
-    assert other.base_url.removesuffix("/v1") in str(reply.error) and "hidden" not in str(reply.error)
+    assert other.base_url.removesuffix("/v1") in str(reply.error) and "hidden" not in str(
+        reply.error
+    )
     assert not other.requests
 
 
@@ -376,7 +442,9 @@ def test_a_compressed_reply_is_read(serve):
     body = gzip.compress(json.dumps(completion("small")).encode())
     _, chat = serve(always(Answer(body=body, headers={"content-encoding": "gzip"})))
     assert complete(chat, "x").text == "small"
-    _, chat = serve(always(Answer(body=body[:-12], headers={"content-encoding": "gzip"})), max_retries=0)
+    _, chat = serve(
+        always(Answer(body=body[:-12], headers={"content-encoding": "gzip"})), max_retries=0
+    )
     assert "decoded" in str(complete(chat, "x").error)
 
 
@@ -384,7 +452,9 @@ def test_a_compressed_reply_is_read(serve):
 def test_a_reply_has_a_largest_size(serve, headers):
     """64 MiB compress to 65 kB; unpacked, a few of them are more than the machine has."""
     body = json.dumps(completion("x" * (64 << 20))).encode()
-    server, chat = serve(always(Answer(body=gzip.compress(body) if headers else body, headers=headers)))
+    server, chat = serve(
+        always(Answer(body=gzip.compress(body) if headers else body, headers=headers))
+    )
     reply = complete(chat, "x")
     assert isinstance(reply.error, BadReply) and "more than 32 MiB" in str(reply.error)
     assert reply.attempts == len(server.requests) == 1, "it would be as long again"
@@ -397,7 +467,9 @@ def test_of_an_errors_body_the_beginning_is_read(serve):
 
 
 def test_a_server_that_hangs_meets_the_timeout(serve):
-    server, chat = serve(always(Answer(delay=20)), timeout=1.0, max_retries=1)  # in less a busy machine sends nothing
+    server, chat = serve(
+        always(Answer(delay=20)), timeout=1.0, max_retries=1
+    )  # in less a busy machine sends nothing
     reply = complete(chat, "x")
     assert isinstance(reply.error, TimedOut)
     assert "1 s" in str(reply.error)
@@ -407,7 +479,9 @@ def test_a_server_that_hangs_meets_the_timeout(serve):
 def test_a_server_that_trickles_meets_the_timeout_too(serve):
     _, chat = serve(always(Answer(trickle=0.05)), timeout=0.4, max_retries=0)
     reply = complete(chat, "x")
-    assert isinstance(reply.error, TimedOut), "the time of the whole reply counts, not that of each piece"
+    assert isinstance(reply.error, TimedOut), (
+        "the time of the whole reply counts, not that of each piece"
+    )
 
 
 def test_nobody_there():
@@ -434,7 +508,9 @@ def test_the_client_goes_on_after_failures_and_interrupts(serve):
 def test_200_calls_are_made_at_once(serve):
     """None is answered before all are there: neither `submit` nor a call may wait for another's answer."""
     everybody = threading.Barrier(200)
-    server, chat = serve(lambda request, n: (everybody.wait(120), "ok")[1], max_concurrency=200, timeout=120)
+    server, chat = serve(
+        lambda request, n: (everybody.wait(120), "ok")[1], max_concurrency=200, timeout=120
+    )
     futures = [start(chat(user(str(i)))) for i in range(200)]
     assert all(future.result().text == "ok" for future in futures)
     assert server.most_at_once == 200
@@ -482,7 +558,13 @@ def test_a_cancelled_future_cancels_its_request(serve):
     assert [request["messages"][0]["content"] for request in server.requests] == ["running", "last"]
 
 
-BAD = [Answer(drop="before"), Answer(drop="mid"), Answer(delay=0.6), Answer(status=500), Answer(body=b"<html>")]
+BAD = [
+    Answer(drop="before"),
+    Answer(drop="mid"),
+    Answer(delay=0.6),
+    Answer(status=500),
+    Answer(body=b"<html>"),
+]
 
 
 def test_every_end_of_a_call_gives_its_connection_back(serve, monkeypatch):
@@ -501,7 +583,9 @@ def test_every_end_of_a_call_gives_its_connection_back(serve, monkeypatch):
             time.sleep(0.02)
             pending.cancel()
     until(lambda: complete(chat, "ok").error is None)  # a breaker that is open waits meanwhile
-    assert [future.result(5).text for future in [start(chat(user("ok"))) for _ in range(8)]] == ["ok"] * 8
+    assert [future.result(5).text for future in [start(chat(user("ok"))) for _ in range(8)]] == [
+        "ok"
+    ] * 8
     assert not chat._http.client.connector._acquired
 
 
@@ -520,19 +604,30 @@ def test_a_spent_budget_stops_new_calls(serve):
 
 
 def test_calls_on_their_way_end_when_the_budget_is_spent(serve):
-    _, chat = serve(always(Answer(delay=0.1, usage=(1_000_000, 0))), price=(1.0, 1.0), budget_usd=0.5)
+    _, chat = serve(
+        always(Answer(delay=0.1, usage=(1_000_000, 0))), price=(1.0, 1.0), budget_usd=0.5
+    )
     replies = [future.result() for future in [start(chat(user(str(i)))) for i in range(4)]]
     assert all(reply.text == "ok" for reply in replies)
     assert isinstance(complete(chat, "x").error, BudgetExceeded)
 
 
 def test_prices():
-    assert find_price("gpt-4o-mini") == find_price("gpt-4o-mini-2024-07-18") == find_price("openai/gpt-4o-mini")
+    assert (
+        find_price("gpt-4o-mini")
+        == find_price("gpt-4o-mini-2024-07-18")
+        == find_price("openai/gpt-4o-mini")
+    )
     assert find_price("gpt-4o") != find_price("gpt-4o-mini")
     assert find_price("gpt-4o-audio-preview") is None, "another model with another price"
     assert find_price("Qwen/Qwen3-4B") is None
-    assert find_price("gpt-4o-2024-05-13") == (5, 15), "twice its model's: half of a budget would have been twice spent"
-    assert find_price("gpt-3.5-turbo-1106") == (1, 2) and find_price("gpt-3.5-turbo-0125") == (0.5, 1.5)
+    assert find_price("gpt-4o-2024-05-13") == (5, 15), (
+        "twice its model's: half of a budget would have been twice spent"
+    )
+    assert find_price("gpt-3.5-turbo-1106") == (1, 2) and find_price("gpt-3.5-turbo-0125") == (
+        0.5,
+        1.5,
+    )
     with pytest.raises(ValueError, match="price="):
         OpenAIChat("Qwen/Qwen3-4B", budget_usd=1)
 
@@ -595,13 +690,20 @@ def test_of_an_address_the_host_and_the_known_end_are_shown(url, shown):
 
 
 def test_a_key_in_the_path_is_not_shown(serve, caplog):
-    server, _ = serve(lambda request, n: Answer("no such page: /planted-in-path/v1/chat/completions", status=404))
-    with OpenAIChat("m", server.base_url.replace("/v1", "/planted-in-path/v1")) as chat, caplog.at_level("DEBUG"):
+    server, _ = serve(
+        lambda request, n: Answer("no such page: /planted-in-path/v1/chat/completions", status=404)
+    )
+    with (
+        OpenAIChat("m", server.base_url.replace("/v1", "/planted-in-path/v1")) as chat,
+        caplog.at_level("DEBUG"),
+    ):
         error = complete(chat, "x").error
     assert "planted" not in f"{chat!r} {error} {error!r} {caplog.text}"
 
 
-@pytest.mark.parametrize("address", ["{}?key=planted-key&v=2", "{}?key=planted%2Dkey", "{}/planted%2Dkey/v1"])
+@pytest.mark.parametrize(
+    "address", ["{}?key=planted-key&v=2", "{}?key=planted%2Dkey", "{}/planted%2Dkey/v1"]
+)
 def test_a_key_of_the_address_is_not_shown_as_a_server_quotes_it(serve, address):
     """Only the text of the address itself was removed: `key=planted-key`, and `planted%2Dkey`."""
     server, _ = serve(lambda request, n: Answer("API key not valid: planted-key", status=400))
@@ -666,7 +768,9 @@ def test_copies(serve, monkeypatch):
     assert copy.deepcopy(chat) is chat
     with pickle.loads(pickle.dumps(chat)) as twin:
         assert complete(twin, "x").text == "ok"
-        assert server.headers[-1]["authorization"] == f"Bearer {KEY}", "found in the environment again"
+        assert server.headers[-1]["authorization"] == f"Bearer {KEY}", (
+            "found in the environment again"
+        )
         assert server.requests[-1]["temperature"] == 0.5
     monkeypatch.delenv("MY_API_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai-alone")
@@ -719,7 +823,9 @@ def test_close_ends_calls_in_flight_and_later_ones(serve):
     futures = [start(chat(user(str(i)))) for i in range(4)]
     until(lambda: len(server.requests) == 2)
     chat.close()
-    assert all(isinstance(future.result(1).error, Closed) for future in futures), "it did not wait for their answers"
+    assert all(isinstance(future.result(1).error, Closed) for future in futures), (
+        "it did not wait for their answers"
+    )
     assert isinstance(complete(chat, "x").error, Closed)
     chat.close()
 
@@ -755,7 +861,9 @@ if sys.argv[2] == "raise":
 
 @pytest.mark.parametrize("way", ["return", "raise"])
 def test_interpreter_exit_with_calls_in_flight(serve, way):
-    hangs = lambda request, n: Answer(delay=600) if request["messages"][0]["content"] == "hang" else "ok"  # noqa: E731
+    def hangs(request, n):
+        return Answer(delay=600) if request["messages"][0]["content"] == "hang" else "ok"
+
     server, _ = serve(hangs)
     ended = run_python(EXIT, server.base_url, way)  # which gives up long before the server answers
     if way == "return":

@@ -5,7 +5,14 @@ from collections import Counter
 
 import pytest
 
-from agentic_prompting.llm import Misconfigured, RoutedChat, ScriptedChat, Unreachable, chats, complete
+from agentic_prompting.llm import (
+    Misconfigured,
+    RoutedChat,
+    ScriptedChat,
+    Unreachable,
+    chats,
+    complete,
+)
 
 
 def user(text):
@@ -22,7 +29,9 @@ def longest_to_b(question, names):
 
 def test_the_rule_sees_the_question_and_the_names():
     seen = []
-    chat = RoutedChat(models("a", "b"), lambda question, names: seen.append((question, names)) or "b")
+    chat = RoutedChat(
+        models("a", "b"), lambda question, names: seen.append((question, names)) or "b"
+    )
     reply = complete(chat, [{"role": "system", "content": "s"}, *user("q"), *user("later")])
     assert reply.text == "b"
     assert seen == [("q", ["a", "b"])]
@@ -30,7 +39,9 @@ def test_the_rule_sees_the_question_and_the_names():
 
 def test_a_session_keeps_its_model():
     chat = RoutedChat(models("a", "b"), longest_to_b)
-    texts = [complete(chat, user(text), session="s").text for text in ("short", "a long question", "x")]
+    texts = [
+        complete(chat, user(text), session="s").text for text in ("short", "a long question", "x")
+    ]
     assert texts == ["a", "a", "a"]
     assert complete(chat, user("a long question"), session="t").text == "b"
     assert complete(chat, user("a long question")).text == "b"
@@ -58,7 +69,9 @@ def test_weighted_draws_depend_on_seed_and_session_alone():
     assert counts["c"] == 0
     assert 270 < counts["a"] < 330
     chat = RoutedChat(models("a", "b", "c"), weights)
-    assert len({chat.choose(user(f"question {i}")) for i in range(50)}) == 2, "without sessions, by question"
+    assert len({chat.choose(user(f"question {i}")) for i in range(50)}) == 2, (
+        "without sessions, by question"
+    )
     assert len({chat.choose(user("the same")) for _ in range(20)}) == 1
 
 
@@ -74,7 +87,8 @@ def test_memory_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "rule", [lambda question, names: "gpt", lambda question, names: 1 / 0, lambda question, names: []]
+    "rule",
+    [lambda question, names: "gpt", lambda question, names: 1 / 0, lambda question, names: []],
 )
 def test_a_bad_rule_is_a_failed_call(rule):
     reply = complete(RoutedChat(models("a", "b"), rule), user("q"), session="s")
@@ -117,4 +131,6 @@ def test_check_checks_every_model_that_can_be_checked():
 def test_pickle_keeps_the_choices_of_weighted_rules():
     chat = RoutedChat({"a": None, "b": None}, {"a": 1.0, "b": 1.0}, seed=3)
     twin = pickle.loads(pickle.dumps(chat))
-    assert [twin.choose(user("q"), str(i)) for i in range(50)] == [chat.choose(user("q"), str(i)) for i in range(50)]
+    assert [twin.choose(user("q"), str(i)) for i in range(50)] == [
+        chat.choose(user("q"), str(i)) for i in range(50)
+    ]

@@ -36,7 +36,10 @@ def user(text):
 
 
 def test_scripts_of_three_kinds():
-    assert complete(ScriptedChat(lambda messages: messages[-1]["content"].upper()), "abc").text == "ABC"
+    assert (
+        complete(ScriptedChat(lambda messages: messages[-1]["content"].upper()), "abc").text
+        == "ABC"
+    )
     chat = ScriptedChat(["a", Reply(text="b", finish_reason="length"), RateLimited("slow")])
     first, second, third, fourth = (complete(chat, "x") for _ in range(4))
     assert (first.text, second.text, second.finish_reason) == ("a", "b", "length")
@@ -65,7 +68,9 @@ def test_it_fails_and_breaks_as_data():
 
 def test_latency_does_not_block_submit():
     waiting = [start(ScriptedChat(["ok"], latency=3600)(user(str(i)))) for i in range(20)]
-    assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
+    assert not any(future.done() for future in waiting) and all(
+        future.cancel() for future in waiting
+    )
     reply = complete(ScriptedChat(["ok"], latency=0.1), "x")
     assert reply.text == "ok" and reply.seconds >= 0.1
 
@@ -172,13 +177,25 @@ class Awaited:
         (lambda messages: messages[-1]["content"].upper(), "Q"),
         (Plain(), "q at 0.5"),
         (Awaited(), "['repeat', 'session', 'temperature']"),
-        (lambda messages, **keywords: Awaited()(messages, **keywords), "['repeat', 'session', 'temperature']"),
+        (
+            lambda messages, **keywords: Awaited()(messages, **keywords),
+            "['repeat', 'session', 'temperature']",
+        ),
         (lambda messages, repeat: Reply(text=f"sample {repeat}"), "sample 3"),
         (lambda conversation: conversation[-1]["content"].upper(), "Q"),
         (lambda turns, /, repeat, temperature=1.0: f"{repeat} at {temperature}", "3 at 0.5"),
         (ScriptedChat(["s"]), "s"),
     ],
-    ids=["function", "object", "async object", "function of an async one", "keyword", "any name", "positional", "own"],
+    ids=[
+        "function",
+        "object",
+        "async object",
+        "function of an async one",
+        "keyword",
+        "any name",
+        "positional",
+        "own",
+    ],
 )
 def test_functions_and_objects_are_chat_models(model, text):
     chat = as_chat(model)
@@ -216,11 +233,17 @@ def test_what_a_function_does_wrong_is_a_failed_call(model, kind):
 def test_a_functions_reply_without_a_text_is_a_failure_and_no_answer():
     """As from a server; the agent read an empty answer and learned from it. What it cost stays."""
     reply = complete(lambda messages: Reply("\n", usage=Usage(3, 0, 0.5)), "q")
-    assert isinstance(reply.error, BadReply) and reply.text == "" and reply.usage == Usage(3, 0, 0.5)
+    assert (
+        isinstance(reply.error, BadReply) and reply.text == "" and reply.usage == Usage(3, 0, 0.5)
+    )
 
 
 def test_a_function_is_a_chat_model_whatever_its_parameter_is_called():
-    for model in (lambda conversation: "x", lambda m, temperature=1.0: "x", lambda x, repeat, session: "x"):
+    for model in (
+        lambda conversation: "x",
+        lambda m, temperature=1.0: "x",
+        lambda x, repeat, session: "x",
+    ):
         assert isinstance(model, ChatModel)
     for other in (lambda query, answer: True, lambda: "x", lambda *given: "x", print, 3):
         assert not isinstance(other, ChatModel)
@@ -230,7 +253,9 @@ def test_a_function_without_a_parameter_is_refused_by_name():
     def forgot():
         return "ok"
 
-    with pytest.raises(TypeError, match=r"forgot takes no messages: a chat model is a function of the messages"):
+    with pytest.raises(
+        TypeError, match=r"forgot takes no messages: a chat model is a function of the messages"
+    ):
         as_chat(forgot)
     with pytest.raises(TypeError, match="forgot takes no messages"):
         LLMEnvironment(forgot)
@@ -243,7 +268,9 @@ def test_plain_functions_wait_side_by_side():
         together.wait(30)
         return "ok"
 
-    assert [reply.text for reply in gathered(*(as_chat(waits)(user("q")) for _ in range(20)))] == ["ok"] * 20
+    assert [reply.text for reply in gathered(*(as_chat(waits)(user("q")) for _ in range(20)))] == [
+        "ok"
+    ] * 20
 
 
 def test_an_adapted_model_is_still_itself():

@@ -19,7 +19,15 @@ from agentic_prompting.llm.numbers import (
 )
 
 EQUAL = {
-    "4": [4, 4.0, Decimal("4.00"), Fraction(8, 2), numpy.int8(4), numpy.float32(4), numpy.longdouble(4)],
+    "4": [
+        4,
+        4.0,
+        Decimal("4.00"),
+        Fraction(8, 2),
+        numpy.int8(4),
+        numpy.float32(4),
+        numpy.longdouble(4),
+    ],
     "2.5": [2.5, Decimal("2.50"), Fraction(5, 2), numpy.float16(2.5)],
     "0.1": [0.1, Decimal("0.1"), Fraction(1, 10), numpy.float32(0.1), numpy.float16(0.1)],
     "0.0000001": [1e-7, Decimal("1E-7"), Fraction(1, 10**7)],
@@ -46,7 +54,9 @@ def test_a_fraction_is_read_back_from_its_text(fraction):
     assert Fraction(number_text(fraction)) == fraction
 
 
-@pytest.mark.parametrize("number", [math.inf, -math.inf, Decimal("Infinity"), numpy.float32("inf"), math.nan])
+@pytest.mark.parametrize(
+    "number", [math.inf, -math.inf, Decimal("Infinity"), numpy.float32("inf"), math.nan]
+)
 def test_what_is_not_finite_has_no_text(number):
     with pytest.raises(ValueError, match="finite"):
         number_text(number)
@@ -60,7 +70,18 @@ def test_missing_values_of_all_kinds():
     assert not is_number(True) and not is_number(numpy.bool_(True)) and not is_number("4")
 
 
-PLAIN = {"25": 25, "2.5": 2.5, "-5": -5, "−5": -5, "$5": 5, "1,000.5": 1000.5, "25%": 25, "5.": 5, ".5": 0.5, " 7 ": 7}
+PLAIN = {
+    "25": 25,
+    "2.5": 2.5,
+    "-5": -5,
+    "−5": -5,
+    "$5": 5,
+    "1,000.5": 1000.5,
+    "25%": 25,
+    "5.": 5,
+    ".5": 0.5,
+    " 7 ": 7,
+}
 
 
 @pytest.mark.parametrize(("text", "number"), PLAIN.items(), ids=PLAIN)
@@ -68,13 +89,19 @@ def test_plain_numbers_are_read(text, number):
     assert read_plain_number(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "-", "$", "x", "1 000", "1,00", "007", "1e3", "1/2", "5 apples", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "-", "$", "x", "1 000", "1,00", "007", "1e3", "1/2", "5 apples", "9" * 5000]
+)
 def test_other_texts_are_no_plain_number(text):
     assert read_plain_number(text) is None
 
 
 def test_rewards_are_finite_in_single_precision():
-    assert finite_float(10**400) is None and finite_float(1e39) is None and finite_float(math.nan) is None
+    assert (
+        finite_float(10**400) is None
+        and finite_float(1e39) is None
+        and finite_float(math.nan) is None
+    )
     assert finite_float(-math.inf) is None and finite_float(numpy.float32(0.5)) == 0.5
     with pytest.raises(ValueError):
         finite_float("good")

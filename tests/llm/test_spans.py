@@ -12,18 +12,36 @@ from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import evaluate_agent
 from agentic_prompting.evolution import Job, propose_children
 from agentic_prompting.interop import ToolEnvironment
-from agentic_prompting.llm import OpenAIChat, ScriptedChat, ServerFailed, complete, run, spans, start_traces
+from agentic_prompting.llm import (
+    OpenAIChat,
+    ScriptedChat,
+    ServerFailed,
+    complete,
+    run,
+    spans,
+    start_traces,
+)
 from agentic_prompting.programs import Program
 from agentic_prompting.programs.command import run_command
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rollout import ChatFormat, Environment, Environments, Limits, Rollout, TagGrammar, play
+from agentic_prompting.rollout import (
+    ChatFormat,
+    Environment,
+    Environments,
+    Limits,
+    Rollout,
+    TagGrammar,
+    play,
+)
 from agentic_prompting.rollout.play import observe
 from support.operators import MIXED, reference
 from support.programs import Scripted, byte_format, called
 from support.servers import LoopbackServer, unused_url
 from support.traces import Collector, collected_over_grpc, in_process, traced
 
-REQUEST = "<think> planted-thought </think> <interaction_prompt> planted-request </interaction_prompt>"
+REQUEST = (
+    "<think> planted-thought </think> <interaction_prompt> planted-request </interaction_prompt>"
+)
 ANSWER = "<think> done </think> <answer> planted-answer </answer>"
 KEY = "qwertyuiop-planted-0815"  # of no well-known form
 
@@ -34,9 +52,21 @@ def turns_of(text, request):
 
 def played(environment, say=turns_of, question="planted-question"):
     """One rollout, on the background loop."""
-    form = ChatFormat(byte_format().tokenizer, getattr(environment, "grammar", None) or TagGrammar())
-    rollout = Rollout(form.prompt_ids([{"role": "user", "content": question}]), {"question": question})
-    run(play(rollout, Scripted(say, form), environment, form, Limits(max_turn_tokens=400, max_tokens=4000)))
+    form = ChatFormat(
+        byte_format().tokenizer, getattr(environment, "grammar", None) or TagGrammar()
+    )
+    rollout = Rollout(
+        form.prompt_ids([{"role": "user", "content": question}]), {"question": question}
+    )
+    run(
+        play(
+            rollout,
+            Scripted(say, form),
+            environment,
+            form,
+            Limits(max_turn_tokens=400, max_tokens=4000),
+        )
+    )
     return rollout
 
 
@@ -45,7 +75,10 @@ def played(environment, say=turns_of, question="planted-question"):
 
 def test_without_traces_nothing_is_made_and_nothing_imported():
     assert spans.span("a") is spans.span("b", {"x": 1}) is spans.under({"traceparent": "00-1-1-01"})
-    assert not spans.is_on() and spans.carrier() == spans.content("x", "y") == spans.messages("x", []) == {}
+    assert (
+        not spans.is_on()
+        and spans.carrier() == spans.content("x", "y") == spans.messages("x", []) == {}
+    )
     done = in_process(
         "import sys; from agentic_prompting.llm import ScriptedChat, complete; complete(ScriptedChat(['a']), 'b')\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
@@ -55,7 +88,9 @@ def test_without_traces_nothing_is_made_and_nothing_imported():
 
 def test_without_the_extra_its_name_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ImportError, match=r"traces need the extra otel: pip install 'agentic-prompting\[otel\]'"):
+    with pytest.raises(
+        ImportError, match=r"traces need the extra otel: pip install 'agentic-prompting\[otel\]'"
+    ):
         start_traces()
     assert not spans.is_on()
 
@@ -69,17 +104,26 @@ pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 def test_an_episode_is_a_tree():
     with traced() as found:
         rollout = played(LLMEnvironment(ScriptedChat(["planted-reply"])))
-    turns = [("chat agent", []), ("execute_tool LLMEnvironment", [("chat ScriptedChat", [])]), ("chat agent", [])]
+    turns = [
+        ("chat agent", []),
+        ("execute_tool LLMEnvironment", [("chat ScriptedChat", [])]),
+        ("chat agent", []),
+    ]
     assert found.below(None) == [("invoke_agent agent", turns)]
     (episode,), (first, last), (call,) = (
         found.named(name) for name in ("invoke_agent agent", "chat agent", "chat ScriptedChat")
     )
     own = episode.attributes
-    assert own["gen_ai.operation.name"] == "invoke_agent" and own["agentic_prompting.status"] == "answered"
-    assert own["agentic_prompting.turns"] == 2 and own["gen_ai.usage.output_tokens"] == sum(rollout.mask)
-    assert first.attributes["gen_ai.usage.output_tokens"] + last.attributes["gen_ai.usage.output_tokens"] == sum(
+    assert (
+        own["gen_ai.operation.name"] == "invoke_agent"
+        and own["agentic_prompting.status"] == "answered"
+    )
+    assert own["agentic_prompting.turns"] == 2 and own["gen_ai.usage.output_tokens"] == sum(
         rollout.mask
     )
+    assert first.attributes["gen_ai.usage.output_tokens"] + last.attributes[
+        "gen_ai.usage.output_tokens"
+    ] == sum(rollout.mask)
     assert call.kind.name == "CLIENT" and call.attributes["gen_ai.request.model"] == "ScriptedChat"
     assert format(episode.context.span_id, "016x") in rollout.traceparent
 
@@ -109,7 +153,10 @@ def test_contents_only_if_asked_for():
 def test_no_key_is_in_a_trace(monkeypatch):
     """Neither the endpoint's own, which it repeats in a reply, nor one in a variable of the environment."""
     monkeypatch.setenv("SOME_API_KEY", KEY)
-    with LoopbackServer(lambda request, n: f"your keys: {KEY} literal-{KEY[::-1]}") as server, traced(True) as found:
+    with (
+        LoopbackServer(lambda request, n: f"your keys: {KEY} literal-{KEY[::-1]}") as server,
+        traced(True) as found,
+    ):
         chat = OpenAIChat("m", base_url=server.base_url, api_key=f"literal-{KEY[::-1]}")
         reply = complete(chat, f"is {KEY} right?")
         chat.close()
@@ -128,8 +175,14 @@ def test_a_call_of_an_endpoint_has_its_address_and_sends_its_name():
         with OpenAIChat("gpt-x", base_url=server.base_url, price=(1e6, 1e6)) as chat:
             complete(chat, "q")
         (call,) = found.named("chat gpt-x")
-    assert call.attributes["server.address"] == "127.0.0.1" and f":{call.attributes['server.port']}/" in server.base_url
-    assert call.attributes["gen_ai.usage.input_tokens"] == 10 and call.attributes["agentic_prompting.cost_usd"] == 15.0
+    assert (
+        call.attributes["server.address"] == "127.0.0.1"
+        and f":{call.attributes['server.port']}/" in server.base_url
+    )
+    assert (
+        call.attributes["gen_ai.usage.input_tokens"] == 10
+        and call.attributes["agentic_prompting.cost_usd"] == 15.0
+    )
     assert server.headers[0]["traceparent"].split("-")[1:3] == [
         format(call.context.trace_id, "032x"),
         format(call.context.span_id, "016x"),
@@ -182,15 +235,23 @@ def test_across_threads_and_the_background_loop():
     with traced() as found:
         with spans.span("outer"):
             names = [str(number) for number in range(8)]
-            workers = [threading.Thread(target=played, args=(Library(), turns_of, name)) for name in names]
-            assert [played(Library(), question=name).status for name in names[:2]] == ["answered"] * 2
+            workers = [
+                threading.Thread(target=played, args=(Library(), turns_of, name)) for name in names
+            ]
+            assert [played(Library(), question=name).status for name in names[:2]] == [
+                "answered"
+            ] * 2
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
     episode = (
         "invoke_agent agent",
-        [("chat agent", []), ("execute_tool Library", [("chat ScriptedChat", [])]), ("chat agent", [])],
+        [
+            ("chat agent", []),
+            ("execute_tool Library", [("chat ScriptedChat", [])]),
+            ("chat agent", []),
+        ],
     )
     # A thread that the user starts inherits no context from Python: its rollouts are traces of their own.
     assert found.below(None) == [("outer", [episode] * 2), *[episode] * 8]
@@ -209,10 +270,14 @@ def test_each_tool_of_a_turn_has_a_span():
 
     calls = called("add", '{"a": 1, "b": 2}') + called("add", '{"a": 3}') + called("sub", "{}")
     with traced(content=True) as found:
-        played(ToolEnvironment([add]), lambda text, request: "3" if "tool_response" in text else calls)
+        played(
+            ToolEnvironment([add]), lambda text, request: "3" if "tool_response" in text else calls
+        )
     (episode,) = found.below(None)
     assert episode[1][1] == ("execute_tool ToolEnvironment", [("execute_tool add", [])] * 2)
-    results = {one.attributes.get("gen_ai.tool.call.result") for one in found.named("execute_tool add")}
+    results = {
+        one.attributes.get("gen_ai.tool.call.result") for one in found.named("execute_tool add")
+    }
     errors = {one.attributes.get("error.type") for one in found.named("execute_tool add")}
     assert results == {"3", None} and errors == {"TypeError", None}
 
@@ -228,7 +293,9 @@ def one_call(row, base_url, api_key):
     return "done"
 
 
-@pytest.mark.parametrize("headers", [None, {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}, {"traceparent": "x"}])
+@pytest.mark.parametrize(
+    "headers", [None, {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}, {"traceparent": "x"}]
+)
 def test_a_programs_calls_are_below_its_rollout(headers):
     """Also if it sends no header, another trace's or nonsense."""
     program, form = Program(one_call), byte_format()
@@ -236,7 +303,9 @@ def test_a_programs_calls_are_below_its_rollout(headers):
     with traced() as found:
         run(play(rollout, Scripted(lambda *_: "hello", form), program, form, Limits()))
     program.close()
-    assert rollout.status == "answered" and found.below(None) == [("invoke_agent agent", [("chat agent", [])])]
+    assert rollout.status == "answered" and found.below(None) == [
+        ("invoke_agent agent", [("chat agent", [])])
+    ]
 
 
 def test_a_command_gets_the_rollouts_name(tmp_path):
@@ -245,7 +314,9 @@ def test_a_command_gets_the_rollouts_name(tmp_path):
     async def commanded():
         with spans.span("outer") as outer:
             address = {"base_url": "http://x/v1", "address": "http://x", "api_key": "k"}
-            return await run_command([sys.executable, "-c", code], {}, address, tmp_path), outer.traceparent
+            return await run_command(
+                [sys.executable, "-c", code], {}, address, tmp_path
+            ), outer.traceparent
 
     with traced():
         said, expected = run(commanded())
@@ -253,9 +324,7 @@ def test_a_command_gets_the_rollouts_name(tmp_path):
 
 
 def test_the_process_that_started_this_one_is_the_parent():
-    code = (
-        "import support.traces as t\nwith t.traced() as f:\n    with t.spans.span('a'): pass\nprint(f.all[0].to_json())"
-    )
+    code = "import support.traces as t\nwith t.traced() as f:\n    with t.spans.span('a'): pass\nprint(f.all[0].to_json())"
     done = in_process(code, TRACEPARENT=f"00-{'1' * 32}-{'2' * 16}-01")
     assert f'"parent_id": "0x{"2" * 16}"' in done.stdout, done.stderr
 
@@ -267,9 +336,13 @@ def test_a_service_takes_the_clients_name_and_passes_it_on(tiny_policy):
     body = b'{"model": "agent", "messages": [{"role": "user", "content": "what is the capital of Kenya ?"}]}'
     headers = {"content-type": "application/json", "traceparent": client}
     with LoopbackServer(lambda request, n: "the answer is Nairobi .") as server, traced() as found:
-        service = service_of(scripted_agent(tiny_policy, chat := OpenAIChat("m", base_url=server.base_url)))
+        service = service_of(
+            scripted_agent(tiny_policy, chat := OpenAIChat("m", base_url=server.base_url))
+        )
         with chat, running(service) as at:
-            urllib.request.urlopen(urllib.request.Request(f"{at}/v1/chat/completions", body, headers)).read()
+            urllib.request.urlopen(
+                urllib.request.Request(f"{at}/v1/chat/completions", body, headers)
+            ).read()
         (episode,) = found.named("invoke_agent agent")
         (call,) = found.named("chat m")
     assert format(episode.parent.span_id, "016x") == "2" * 16
@@ -280,7 +353,9 @@ def test_a_service_takes_the_clients_name_and_passes_it_on(tiny_policy):
 
 
 def test_a_refinement():
-    models = ScriptedChat(lambda messages: "<IMPROVED_PROMPT> Better. </IMPROVED_PROMPT> one two three")
+    models = ScriptedChat(
+        lambda messages: "<IMPROVED_PROMPT> Better. </IMPROVED_PROMPT> one two three"
+    )
     with traced() as found:
         result = ProRefiner(models, models, models, max_steps=2).refine("Think.", "q")
     ((name, (step, *_)),) = found.below(None)
@@ -294,7 +369,9 @@ def test_an_evaluation():
     chat = ScriptedChat(["1"])
     system = lambda questions: [complete(chat, one).text for one in questions]  # noqa: E731
     with traced() as found:
-        evaluate_agent(system, {"sums": [{"question": "1", "answers": ["1"]}] * 2}, runs=2, progress=False)
+        evaluate_agent(
+            system, {"sums": [{"question": "1", "answers": ["1"]}] * 2}, runs=2, progress=False
+        )
     ((name, calls),) = found.below(None)
     assert name == "invoke_workflow evaluation" and calls == [("chat ScriptedChat", [])] * 4
 
@@ -303,7 +380,11 @@ def test_a_reflection():
     with traced() as found:
         asyncio.run(propose_children(reference(), Job(0, MIXED, None, {}, {})))
     ((name, calls),) = found.below(None)
-    assert name == "invoke_workflow mutation" and calls and {one[0] for one in calls} == {"chat ScriptedChat"}
+    assert (
+        name == "invoke_workflow mutation"
+        and calls
+        and {one[0] for one in calls} == {"chat ScriptedChat"}
+    )
 
 
 # --- where they go ----------------------------------------------------------------------------------------------------
@@ -322,29 +403,48 @@ print("the work is done")
 
 def test_a_back_end_gets_them_by_the_standard_variables():
     with Collector() as collector:
-        variables = {"OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=me", "OTEL_RESOURCE_ATTRIBUTES": "team=blue"}
+        variables = {
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=me",
+            "OTEL_RESOURCE_ATTRIBUTES": "team=blue",
+        }
         done = in_process(SEND, 3, OTEL_EXPORTER_OTLP_ENDPOINT=collector.address, **variables)
     assert [span.name for span in collector.spans] == ["a"] * 3, done.stderr
     assert collector.headers[0]["x-tenant"] == "me"
-    assert collector.resources[0].items() >= {"service.name": "agentic-prompting", "team": "blue"}.items()
+    assert (
+        collector.resources[0].items()
+        >= {"service.name": "agentic-prompting", "team": "blue"}.items()
+    )
 
 
 def test_a_back_end_gets_them_over_grpc():
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="its exporter is not installed")
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.grpc", reason="its exporter is not installed"
+    )
     with collected_over_grpc() as (address, names):
-        done = in_process(SEND, 3, OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+        done = in_process(
+            SEND, 3, OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_PROTOCOL="grpc"
+        )
     assert names == ["a"] * 3 and not done.stderr, done.stderr
 
 
 def test_a_back_end_that_is_down_is_one_warning():
-    down = {"OTEL_EXPORTER_OTLP_ENDPOINT": unused_url().removesuffix("/v1"), "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    done = in_process(SEND, 40, **down, OTEL_BSP_MAX_QUEUE_SIZE="4", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="2")
+    down = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": unused_url().removesuffix("/v1"),
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    done = in_process(
+        SEND, 40, **down, OTEL_BSP_MAX_QUEUE_SIZE="4", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="2"
+    )
     assert done.returncode == 0 and done.stdout == "the work is done\n"
     lines = [line for line in done.stderr.splitlines() if line]
-    assert len(lines) == 1 and "traces do not arrive" in lines[0] and "said once" in lines[0], done.stderr
+    assert len(lines) == 1 and "traces do not arrive" in lines[0] and "said once" in lines[0], (
+        done.stderr
+    )
 
 
-@pytest.mark.parametrize(("variable", "value"), [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_SDK_DISABLED", "true")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_SDK_DISABLED", "true")]
+)
 def test_they_can_be_switched_off_by_the_standard_variables(variable, value):
     done = in_process(SEND, 2, **{variable: value})
     assert done.stdout == "the work is done\n" and not done.stderr
@@ -358,6 +458,8 @@ def test_an_exporter_that_is_not_installed_is_named():
 def test_no_secret_is_in_the_warning(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Basic {KEY}")
     with traced():
-        record = logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": f"no: {KEY}"})
+        record = logging.makeLogRecord(
+            {"levelno": logging.ERROR, "levelname": "ERROR", "msg": f"no: {KEY}"}
+        )
         spans._Once().emit(record)
     assert "said once: no: [key]" in caplog.text and KEY not in caplog.text

@@ -18,7 +18,10 @@ VISIBLE = {
     "two": ("<think>a</think> b <think>a</think>c", "b c"),
     "mentions a pair": ("<think>in <think>...</think> tags</think> b", "b"),
     "mentions an opening mark": ("<think>I use <think> first.</think> b", "b"),
-    "mentions in backticks": ("<think>`</think>` comes last</think> write `<think>`", "write `<think>`"),
+    "mentions in backticks": (
+        "<think>`</think>` comes last</think> write `<think>`",
+        "write `<think>`",
+    ),
     "a closing mark in the text": ("<think>a</think> end with </think>.", "end with </think>."),
     "Magistral": ("[THINK]a[/THINK]b", "b"),
     "other marks": ("<THINKING>a</THINKING>b ◁think▷a◁/think▷ c", "b  c"),
@@ -55,7 +58,9 @@ def test_any_mixture_is_split(text):
     assert strip_thoughts(text) == visible.strip()
 
 
-@pytest.mark.parametrize("piece", ["<think>", "</think>", "<think><think></think>", "<think></think>", "`<think>", "<"])
+@pytest.mark.parametrize(
+    "piece", ["<think>", "</think>", "<think><think></think>", "<think></think>", "`<think>", "<"]
+)
 def test_time_is_linear(piece):
     payload = re.compile("<prompt>")
 

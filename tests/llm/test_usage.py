@@ -22,7 +22,11 @@ FORMS = {
         "completion_tokens": 100,
         "completion_tokens_details": {"reasoning_tokens": 300},
     },
-    "cached input beside": {"input_tokens": 100, "cache_read_input_tokens": 500, "output_tokens": 400},
+    "cached input beside": {
+        "input_tokens": 100,
+        "cache_read_input_tokens": 500,
+        "output_tokens": 400,
+    },
 }
 UNREPORTED = {
     "none": None,
@@ -45,10 +49,15 @@ def _quick(monkeypatch):
 
 def play(answer, calls=60, **settings):
     """Send many calls at once under a limit of 20,000 tokens; return the counts, the replies, the requests."""
-    with LoopbackServer(answer) as server, OpenAIChat("m", server.base_url, budget_tokens=20_000, **settings) as chat:
+    with (
+        LoopbackServer(answer) as server,
+        OpenAIChat("m", server.base_url, budget_tokens=20_000, **settings) as chat,
+    ):
 
         async def send():
-            return await asyncio.gather(*(chat([{"role": "user", "content": str(i)}]) for i in range(calls)))
+            return await asyncio.gather(
+                *(chat([{"role": "user", "content": str(i)}]) for i in range(calls))
+            )
 
         replies = run(send())
         return chat.stats, replies, len(server.requests)
@@ -67,7 +76,13 @@ def test_each_form_of_usage_is_read(form):
     [
         {"choices": [{"usage": FORMS["floats"]}]},
         {"usage": {}, "x_groq": {"usage": FORMS["floats"]}},
-        {"usageMetadata": {"promptTokenCount": 600, "candidatesTokenCount": 100, "thoughtsTokenCount": 300}},
+        {
+            "usageMetadata": {
+                "promptTokenCount": 600,
+                "candidatesTokenCount": 100,
+                "thoughtsTokenCount": 300,
+            }
+        },
         {"prompt_eval_count": 600, "eval_count": 400},
     ],
 )
@@ -76,8 +91,12 @@ def test_usage_in_another_place_is_read(body):
 
 
 def test_a_total_is_split_by_the_estimate():
-    assert read_token_counts({"usage": {"total_tokens": 1000}}, lambda: 300) == TokenCounts(300, 700)
-    assert read_token_counts({"usage": {"total_tokens": 1000}}, lambda: 3000) == TokenCounts(1000, 0)
+    assert read_token_counts({"usage": {"total_tokens": 1000}}, lambda: 300) == TokenCounts(
+        300, 700
+    )
+    assert read_token_counts({"usage": {"total_tokens": 1000}}, lambda: 3000) == TokenCounts(
+        1000, 0
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -98,18 +117,25 @@ def test_unreported_usage_is_estimated_and_warned_once(form, caplog):
 
 
 def test_max_tokens_bounds_an_estimate():
-    stats, _, requests = play(lambda request, n: Answer(body=body_with(None)), calls=30, max_tokens=10)
+    stats, _, requests = play(
+        lambda request, n: Answer(body=body_with(None)), calls=30, max_tokens=10
+    )
     assert requests == 30 and stats.usage.completion_tokens == 300
 
 
 def test_a_long_text_is_estimated_by_its_length():
-    stats, _, requests = play(lambda request, n: Answer(body=body_with(None, "word " * 6000)), calls=4)
+    stats, _, requests = play(
+        lambda request, n: Answer(body=body_with(None, "word " * 6000)), calls=4
+    )
     assert requests <= 2 and stats.usage.completion_tokens >= 7500 * requests
 
 
 def test_without_a_budget_nothing_is_estimated(caplog):
     unreported = Answer(body=body_with(None))
-    with LoopbackServer(lambda request, n: unreported) as server, OpenAIChat("m", server.base_url) as chat:
+    with (
+        LoopbackServer(lambda request, n: unreported) as server,
+        OpenAIChat("m", server.base_url) as chat,
+    ):
         assert run(chat([{"role": "user", "content": "x"}])).text == "hello"
         assert chat.usage.tokens == 0 and not caplog.records
 
@@ -117,7 +143,9 @@ def test_without_a_budget_nothing_is_estimated(caplog):
 @pytest.mark.parametrize("usage", [{"prompt_tokens": 600, "completion_tokens": 400}, None])
 def test_retries_of_paid_replies_stop_at_the_budget(usage):
     """Every second reply is paid for and has no text; five retries of 60 calls would cost 360,000 tokens."""
-    stats, _, requests = play(lambda request, n: Answer(body=body_with(usage, "" if n % 2 else "hello")))
+    stats, _, requests = play(
+        lambda request, n: Answer(body=body_with(usage, "" if n % 2 else "hello"))
+    )
     assert requests <= 21 and 20_000 <= stats.usage.tokens < 22_000
 
 
@@ -135,8 +163,13 @@ def test_a_web_page_is_free_and_half_a_completion_is_not():
 
 
 def test_prompts_are_estimated_rather_high():
-    english = "The capital of Kenya is Nairobi, and its currency is the shilling. " * 10  # 141 tokens of GPT-4's
+    english = (
+        "The capital of Kenya is Nairobi, and its currency is the shilling. " * 10
+    )  # 141 tokens of GPT-4's
     assert 141 <= estimate_prompt_tokens([{"role": "user", "content": english}]) < 300
-    image = [{"type": "text", "text": english}, {"type": "image_url", "image_url": {"url": "data:" + "x" * 10**6}}]
+    image = [
+        {"type": "text", "text": english},
+        {"type": "image_url", "image_url": {"url": "data:" + "x" * 10**6}},
+    ]
     assert estimate_prompt_tokens([{"role": "user", "content": image}]) < 2000
     assert estimate_prompt_tokens([{"role": "assistant", "content": None}]) < 10

@@ -24,11 +24,21 @@ from transformers import (
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
 from agentic_prompting.llm import gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
-from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, read_rollouts, run_with_engine
+from agentic_prompting.rollout import (
+    BatchEngine,
+    Sample,
+    SampleRequest,
+    read_rollouts,
+    run_with_engine,
+)
 from support.sampling import requests_for, sample
 from support.training import trainer_for
 
-SETTINGS = [Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3)]
+SETTINGS = [
+    Sampling(temperature=0),
+    Sampling(),
+    Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3),
+]
 GREEDY = Sampling(temperature=0)
 
 
@@ -42,7 +52,10 @@ def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):
     contexts = [text(1, 40) for _ in range(n)]
     for turn in range(turns):
         talking = [i for i in range(n) if (turn >= 2 or i >= late) and rng.random() < 0.8]
-        requests = [SampleRequest(contexts[i], rng.randint(1, 12), 100 * turn + i, conversation=i) for i in talking]
+        requests = [
+            SampleRequest(contexts[i], rng.randint(1, 12), 100 * turn + i, conversation=i)
+            for i in talking
+        ]
         if not requests:
             continue
         for i, one in zip(talking, sampler(requests), strict=True):
@@ -61,7 +74,9 @@ def ids(samples):
 @pytest.mark.parametrize("max_mb", [1000, 0.05, 0])
 def test_what_is_sampled_does_not_depend_on_what_is_kept(policy, tokenizer, sampling, max_mb):
     plain = TransformersSampler(policy, tokenizer, sampling)
-    engine = TransformersEngine(policy, tokenizer, sampling, max_batch_size=3, prefix_cache_mb=max_mb)
+    engine = TransformersEngine(
+        policy, tokenizer, sampling, max_batch_size=3, prefix_cache_mb=max_mb
+    )
     for seed in range(3):
         engine.forget()
         played = conversations(lambda requests: sample(engine, requests), tokenizer, seed=seed)
@@ -81,7 +96,9 @@ def test_the_logits_are_those_of_reading_everything(policy, tokenizer):
         for request, one, reply in zip(first, said, replies, strict=True)
     ]
     fresh = SampleRequest([40, 41, 42, 43], 6, 0, conversation=99)
-    for request, one in zip([*first, *then, fresh], said + sample(engine, [*then, fresh]), strict=True):
+    for request, one in zip(
+        [*first, *then, fresh], said + sample(engine, [*then, fresh]), strict=True
+    ):
         whole = torch.tensor([request.context + one.ids])
         with torch.no_grad():
             logprobs = policy(whole).logits.log_softmax(-1)[0, len(request.context) - 1 : -1]
@@ -100,7 +117,10 @@ def test_only_what_is_new_is_read(policy, tokenizer):
 
 
 def test_another_text_is_not_taken_for_the_conversation(policy, tokenizer):
-    plain, engine = TransformersSampler(policy, tokenizer, GREEDY), TransformersEngine(policy, tokenizer, GREEDY)
+    plain, engine = (
+        TransformersSampler(policy, tokenizer, GREEDY),
+        TransformersEngine(policy, tokenizer, GREEDY),
+    )
     request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
     for context in (request.context, list(range(11, 50)), [12], [12], list(range(12, 20))):
         other = replace(request, context=context)
@@ -117,7 +137,9 @@ def test_the_oldest_conversation_is_dropped_first(policy, tokenizer):
     for number in range(4):
         sample(engine, [SampleRequest(list(range(10, 25)), 1, 0, conversation=number)])
     assert list(engine.kept) == [1, 2, 3] and engine.kept_bytes == 3 * one
-    sample(engine, [SampleRequest(list(range(10, 25)) * 5, 1, 0, conversation=9)])  # larger than all
+    sample(
+        engine, [SampleRequest(list(range(10, 25)) * 5, 1, 0, conversation=9)]
+    )  # larger than all
     sample(engine, [SampleRequest([10], 1, 0)])  # of no conversation
     assert list(engine.kept) == [1, 2, 3]
 
@@ -165,7 +187,9 @@ def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
     roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
     expected = ids(sample(roomy, requests))
     per_token = roomy.slab.bytes(1, 1)
-    tight = Stepped(policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True)
+    tight = Stepped(
+        policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True
+    )
     most, put_back = [], []
 
     def look(engine):
@@ -190,7 +214,10 @@ def test_on_a_gpu_the_bound_follows_the_memory_that_is_free_now(policy, tokenize
     fits = []
     for free[0], reserved[0], used[0] in ((32768, 0, 0), (0, 1000, 1000), (0, 32768, 0)):
         with engine.ready():
-            engine.model, engine.slab.layers = SimpleNamespace(device=torch.device("cuda")), [[block, block]]
+            engine.model, engine.slab.layers = (
+                SimpleNamespace(device=torch.device("cuda")),
+                [[block, block]],
+            )
             fits.append(engine._fits(16, 64))
     assert fits == [True, False, True], "8 KB for rows of half of 32 KB"
 
@@ -207,7 +234,9 @@ def test_weights_may_change_in_the_middle_of_a_turn(tiny_policy, tokenizer):
         if len(steps) == 6:
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+                    parameter += 0.1 * torch.randn(
+                        parameter.shape, generator=torch.Generator().manual_seed(0)
+                    )
             engine.forget()
 
     engine.between = change
@@ -248,7 +277,9 @@ def test_a_cancelled_request_leaves(policy, tokenizer):
 def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
     engine = TransformersEngine(policy, tokenizer)
     sample(engine, requests_for(tokenizer, 3))
-    worker = next((thread for thread in threading.enumerate() if thread.name == "TransformersEngine"), None)
+    worker = next(
+        (thread for thread in threading.enumerate() if thread.name == "TransformersEngine"), None
+    )
     if worker is not None:
         worker.join(30)
     assert engine._worker is None
@@ -285,7 +316,8 @@ def test_together_samples_when_everybody_waits():
     """Batches depend on the requests alone: nobody is sampled before all that live have asked."""
     batches = []
     engine = BatchEngine(
-        lambda requests: batches.append(len(requests)) or [Sample([1]) for _ in requests], on_callers_thread=True
+        lambda requests: batches.append(len(requests)) or [Sample([1]) for _ in requests],
+        on_callers_thread=True,
     )
     living = 4
 
@@ -297,7 +329,9 @@ def test_together_samples_when_everybody_waits():
         living -= 1
         engine.wake()
 
-    run_with_engine(engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living)
+    run_with_engine(
+        engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living
+    )
     assert batches == [4, 3, 2, 1]
 
 
@@ -359,17 +393,26 @@ def test_sliding_windows(tokenizer):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_kinds_of_attention(tiny_policy, tokenizer, attention):
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, attn_implementation=attention).eval()
-    engine, plain = TransformersEngine(model, tokenizer, GREEDY), TransformersSampler(model, tokenizer, GREEDY)
-    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(plain, tokenizer)
+    engine, plain = (
+        TransformersEngine(model, tokenizer, GREEDY),
+        TransformersSampler(model, tokenizer, GREEDY),
+    )
+    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(
+        plain, tokenizer
+    )
     assert model.config._attn_implementation == attention
 
 
 def test_a_recurrent_model_goes_in_batches(tokenizer):
-    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)).eval()
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)
+    ).eval()
     policy = local_policy(model, tokenizer, GREEDY)
     assert isinstance(policy, BatchEngine)
     requests = requests_for(tokenizer, 3)
-    assert ids(sample(policy, requests)) == ids([policy.sampler([request])[0] for request in requests])
+    assert ids(sample(policy, requests)) == ids(
+        [policy.sampler([request])[0] for request in requests]
+    )
 
 
 def test_adapters_that_leave_the_context_alone_go_through_the_engine(tiny_policy, tokenizer):
@@ -378,11 +421,15 @@ def test_adapters_that_leave_the_context_alone_go_through_the_engine(tiny_policy
     def adapted(config):
         return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_policy).eval(), config)
 
-    model = adapted(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
+    model = adapted(
+        LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    ).eval()
     engine = local_policy(model, tokenizer, GREEDY)
     assert isinstance(engine, TransformersEngine)
     plain = TransformersSampler(model, tokenizer, GREEDY)
-    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(plain, tokenizer)
+    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(
+        plain, tokenizer
+    )
     prompted = adapted(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     assert isinstance(local_policy(prompted, tokenizer, GREEDY), BatchEngine)
 
@@ -395,11 +442,15 @@ def model_with(tiny_policy):
     """A function of a kind of head, to the tiny policy with that head."""
 
     def build(head):
-        model = AutoModelForCausalLM.from_pretrained(tiny_policy, tie_word_embeddings=head == "tied").eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            tiny_policy, tie_word_embeddings=head == "tied"
+        ).eval()
         if "LoRA" not in head:
             return model.requires_grad_(head == "trainable")
         targets = ["q_proj", "down_proj", *(["lm_head"] if head == "LoRA of the head" else [])]
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False)).eval()
+        model = get_peft_model(
+            model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+        ).eval()
         if head == "merged LoRA":
             model.merge_adapter()
         return model
@@ -410,7 +461,9 @@ def model_with(tiny_policy):
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_gives_the_text_of_generate(model_with, tokenizer, head):
     model = model_with(head)
-    requests = [replace(request, conversation=n) for n, request in enumerate(requests_for(tokenizer, 8))]
+    requests = [
+        replace(request, conversation=n) for n, request in enumerate(requests_for(tokenizer, 8))
+    ]
     expected = []
     for request in requests:
         output = model.generate(
@@ -422,7 +475,10 @@ def test_every_head_gives_the_text_of_generate(model_with, tokenizer, head):
             pad_token_id=tokenizer.pad_token_id,
         )
         expected.append(output[0, len(request.context) :].tolist())
-    assert ids(sample(TransformersEngine(model, tokenizer, GREEDY, max_batch_size=5), requests)) == expected
+    assert (
+        ids(sample(TransformersEngine(model, tokenizer, GREEDY, max_batch_size=5), requests))
+        == expected
+    )
     assert ids(TransformersSampler(model, tokenizer, GREEDY)(requests)) == expected
 
 
@@ -438,7 +494,9 @@ def test_the_head_reads_no_context(model_with, tokenizer, head):
 
     model.get_output_embeddings().register_forward_pre_hook(record)
     requests = [SampleRequest([5, 6, 7, 8], 6, seed) for seed in range(4)]
-    engine = TransformersEngine(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], on_callers_thread=True)
+    engine = TransformersEngine(
+        model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], on_callers_thread=True
+    )
     sample(engine, requests)
     assert sum(rows * tokens for rows, tokens in positions) == engine.stats["tokens"] == 24
     positions.clear()
@@ -447,8 +505,12 @@ def test_the_head_reads_no_context(model_with, tokenizer, head):
 
 
 def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
-    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)).eval()
-    with pytest.raises(ValueError, match=r"MambaForCausalLM, which has linear_attention layers.*local_policy"):
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)
+    ).eval()
+    with pytest.raises(
+        ValueError, match=r"MambaForCausalLM, which has linear_attention layers.*local_policy"
+    ):
         TransformersEngine(model, tokenizer)
     lent = TransformersEngine(lambda: nullcontext(model), tokenizer, end_of_turn_ids=[2])
     with pytest.raises(ValueError, match="MambaForCausalLM, which has linear_attention layers"):
@@ -458,7 +520,9 @@ def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
 # --- in use -------------------------------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_change(asking_policy, rows, tmp_path):
+def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_change(
+    asking_policy, rows, tmp_path
+):
     """The same rollouts, step after step, though the weights move in between; nothing is kept outside of them."""
 
     def records(max_mb):
@@ -474,7 +538,10 @@ def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_chan
         trainer.policy.forget = forgetting
         trainer.train()
         assert len(kept) == 3
-        return kept, [(r["step"], r["question"], r["turns"], r["rewards"]) for r in read_rollouts(folder / "rollouts")]
+        return kept, [
+            (r["step"], r["question"], r["turns"], r["rewards"])
+            for r in read_rollouts(folder / "rollouts")
+        ]
 
     (nothing, plain), (some, cached) = records(0), records(50)
     assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
@@ -489,14 +556,18 @@ def test_an_agent_that_keeps_answers_the_same(asking_policy):
     got, wanted = (agent.answer_all(questions, progress=False) for agent in (keeping, plain))
     assert [rollout.ids for rollout in got] == [rollout.ids for rollout in wanted]
     assert keeping.policy.stats["reused"] > 0 and plain.policy.stats["reused"] == 0
-    assert [rollout.ids for rollout in keeping.answer_all(questions, progress=False)] == [one.ids for one in wanted]
+    assert [rollout.ids for rollout in keeping.answer_all(questions, progress=False)] == [
+        one.ids for one in wanted
+    ]
 
 
 def test_an_agent_takes_a_function_for_its_environment(asking_policy):
     """As the trainers do; and what cannot be called is refused before anything is asked."""
-    answers = PromptAgent.from_pretrained(asking_policy, lambda rollout: "the answer is Swahili .").answer_all(
-        ["unheard of"] * 4, progress=False
+    answers = PromptAgent.from_pretrained(
+        asking_policy, lambda rollout: "the answer is Swahili ."
+    ).answer_all(["unheard of"] * 4, progress=False)
+    assert not any(rollout.error for rollout in answers) and any(
+        rollout.observations for rollout in answers
     )
-    assert not any(rollout.error for rollout in answers) and any(rollout.observations for rollout in answers)
     with pytest.raises(TypeError, match="LLMEnvironment is the class|is the class LLMEnvironment"):
         PromptAgent.from_pretrained(asking_policy, LLMEnvironment)

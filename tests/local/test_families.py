@@ -71,7 +71,9 @@ def table():
     for name, (_, _, refusal) in FAMILIES.items():
         cells = {**CHECKED, "bfloat16": f"< {BOUND}", **(IN_BATCHES if refusal else {})}
         _, cells["system message"], cells["thoughts"] = TEMPLATES[name]
-        rows.append([name, *(OTHERWISE.get((name, column), cell) for column, cell in cells.items())])
+        rows.append(
+            [name, *(OTHERWISE.get((name, column), cell) for column, cell in cells.items())]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -82,12 +84,16 @@ def test_the_page_of_families_has_them_all():
 
 def texts(n, least=2, most=30, seed=0):
     rng = random.Random(seed)
-    return [[rng.randrange(4, VOCABULARY) for _ in range(rng.randint(least, most))] for _ in range(n)]
+    return [
+        [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(least, most))] for _ in range(n)
+    ]
 
 
 def test_greedy_answers_are_those_of_generate(model, tokenizer):
     """Rows of many lengths, some of which join late, against transformers' own search over each row alone."""
-    policy = local_policy(model, tokenizer, Sampling(temperature=0), end_of_turn_ids=[END], max_batch_size=4)
+    policy = local_policy(
+        model, tokenizer, Sampling(temperature=0), end_of_turn_ids=[END], max_batch_size=4
+    )
     requests = [SampleRequest(text, 4 + n % 3 * 4, n) for n, text in enumerate(texts(6))]
     for request, one in zip(requests, sample(policy, requests), strict=True):
         output = model.generate(
@@ -127,7 +133,9 @@ def test_attention_sinks_stay_where_flash_attention_is_asked_for(tokenizer):
     finally:
         config._attn_implementation = before
     assert one.ids == expected.ids
-    torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(expected.logprobs), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(one.logprobs), torch.tensor(expected.logprobs), atol=1e-5, rtol=0
+    )
 
 
 def loss_and_gradients(model, scored):
@@ -139,11 +147,18 @@ def loss_and_gradients(model, scored):
     has_router = getattr(model.config, "output_router_logits", False)
     model.zero_grad()
     logps, _, auxiliary = GRPOTrainer._get_per_token_logps_and_entropies(
-        trainer, ScoredTokens(model, own) if scored else model, ids, mask, 12, compute_aux_loss=has_router
+        trainer,
+        ScoredTokens(model, own) if scored else model,
+        ids,
+        mask,
+        12,
+        compute_aux_loss=has_router,
     )
     loss = -(logps * own * torch.tensor([[1.0], [-0.5], [0.3]])).sum()
     (loss + (0.1 * auxiliary if has_router else 0.0)).backward()
-    return loss.item(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    return loss.item(), {
+        name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
+    }
 
 
 @pytest.fixture
@@ -161,7 +176,9 @@ def equal(one, other):
     assert one[0] == pytest.approx(other[0], rel=1e-5) and one[1].keys() == other[1].keys()
     assert any(gradient.abs().max() > 0 for gradient in one[1].values())
     for name, gradient in one[1].items():
-        torch.testing.assert_close(gradient, other[1][name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, other[1][name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("skips", [False, True], ids=["as on a CPU", "as on a GPU"])
@@ -186,7 +203,9 @@ def test_what_the_engine_cannot_run_is_refused_by_name(family, model, tokenizer)
     assert isinstance(local_policy(model, tokenizer, end_of_turn_ids=[END]), BatchEngine)
 
 
-def test_a_turn_of_gpt_oss_ends_at_every_token_that_its_generation_config_names(tmp_path, monkeypatch):
+def test_a_turn_of_gpt_oss_ends_at_every_token_that_its_generation_config_names(
+    tmp_path, monkeypatch
+):
     """`<|return|>` and `<|call|>`, and not at `<|end|>`, behind which the answer follows the thoughts."""
     model, request = copy.deepcopy(model_of("gpt-oss")), SampleRequest(texts(1, 20)[0], 12, 0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None, eos_token_id=None)
@@ -196,9 +215,15 @@ def test_a_turn_of_gpt_oss_ends_at_every_token_that_its_generation_config_names(
         (one,) = sample(TransformersEngine(model, tokenizer), [request])
         assert one.ids == free.ids[: free.ids.index(end) + 1] and one.finished
     named = [40, 41, 42]
-    monkeypatch.setattr(model_of("gpt-oss", len(world_tokenizer())).generation_config, "eos_token_id", named)
+    monkeypatch.setattr(
+        model_of("gpt-oss", len(world_tokenizer())).generation_config, "eos_token_id", named
+    )
     trainer = train("gpt-oss", "lora", tmp_path)
-    for ends in (trainer.policy.end.end_ids, trainer.chat_format.end_of_turn_ids, trainer.eos_token_ids):
+    for ends in (
+        trainer.policy.end.end_ids,
+        trainer.chat_format.end_of_turn_ids,
+        trainer.eos_token_ids,
+    ):
         assert set(ends) == {*named, world_tokenizer().eos_token_id}
 
 
@@ -208,7 +233,9 @@ def test_a_turn_of_gpt_oss_ends_at_every_token_that_its_generation_config_names(
 def logged(trainer):
     """The entries of both steps; and the weights moved."""
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(log) == 2 and all(math.isfinite(entry["loss"]) and entry["grad_norm"] > 1e-3 for entry in log)
+    assert len(log) == 2 and all(
+        math.isfinite(entry["loss"]) and entry["grad_norm"] > 1e-3 for entry in log
+    )
     return log
 
 
@@ -221,7 +248,9 @@ def test_a_family_trains_and_what_it_saves_is_what_it_was(family, way, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
     ids = torch.tensor([[20, 30, 40, 50]])
     with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, trainer.model.eval()(ids).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            again(ids).logits, trainer.model.eval()(ids).logits, atol=1e-5, rtol=0
+        )
 
 
 def test_a_family_trains_over_four_bits(family, tmp_path):
@@ -235,7 +264,9 @@ class Packed(torch.nn.Linear):
     def __init__(self, layer):
         super().__init__(layer.in_features, layer.out_features)
         self.whole, self.bias = [layer.weight], layer.bias
-        self.weight = torch.nn.Parameter(torch.zeros(layer.weight.numel() // 2, 1, dtype=torch.uint8), False)
+        self.weight = torch.nn.Parameter(
+            torch.zeros(layer.weight.numel() // 2, 1, dtype=torch.uint8), False
+        )
 
     def forward(self, inputs):
         return torch.nn.functional.linear(inputs, self.whole[0], self.bias)
@@ -256,7 +287,9 @@ def test_packed_weights_that_a_model_multiplies_by_are_refused():
     with pytest.raises(ValueError, match=says):
         check_packed(pack(model_of("Mamba"), "dt_proj", "in_proj"))
     check_packed(pack(model_of("Mamba"), "in_proj"))
-    check_packed(pack(model_of("Granite hybrid"), "out_proj"))  # whose code reads them where it has a GPU's kernels
+    check_packed(
+        pack(model_of("Granite hybrid"), "out_proj")
+    )  # whose code reads them where it has a GPU's kernels
     check_packed(pack(model_of("Llama"), "q_proj", "o_proj"))
 
 
@@ -287,7 +320,12 @@ def test_two_processes_compute_what_one_does(family, backend, tmp_path):
     jobs, seen = [[family, "full"], [family, "lora"]], {}
     for name, processes in (("ddp", 1), (backend, 2)):
         (tmp_path / name).mkdir()
-        settings = {"backend": name, "folder": str(tmp_path / name), "processes": processes, "jobs": jobs}
+        settings = {
+            "backend": name,
+            "folder": str(tmp_path / name),
+            "processes": processes,
+            "jobs": jobs,
+        }
         launch("family_runs.py", processes, settings, timeout=400)
         seen[name] = read(tmp_path / name, processes)[0]
     for job, one in seen["ddp"].items():

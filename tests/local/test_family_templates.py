@@ -14,7 +14,10 @@ REPLY, ANSWER = "It is Kenya.", "<answer> shilling </answer>"
 def format_of(name):
     """A template's format, with every token that may end a turn."""
     tokenizer = tokenizer_for(name)
-    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|call|>"] if name == "trl/gptoss" else [])]
+    ends = [
+        tokenizer.eos_token_id,
+        *tokenizer.convert_tokens_to_ids(["<|call|>"] if name == "trl/gptoss" else []),
+    ]
     return ChatFormat(tokenizer, end_of_turn_ids=ends)
 
 
@@ -36,7 +39,9 @@ def test_a_conversation_is_what_the_template_makes_of_it(in_its_template):
     name, _, thoughts = in_its_template
     form = format_of(name)
     decode = form.tokenizer.decode
-    header = {"trl/gptoss": "<|channel|>final<|message|>", "mistral": " "}.get(name, "")  # written by the agent itself
+    header = {"trl/gptoss": "<|channel|>final<|message|>", "mistral": " "}.get(
+        name, ""
+    )  # written by the agent itself
     ask = "<interaction_prompt> which ? </interaction_prompt>"
     observed = form.grammar.frame[0] + REPLY + form.grammar.frame[1]
     expected = rendered(form, "Which currency?", "QTURNQ", observed)
@@ -45,24 +50,35 @@ def test_a_conversation_is_what_the_template_makes_of_it(in_its_template):
         "kept, a channel": "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
     }[thoughts]  # fmt: skip
     turn = thought + header + ask
-    stopped, eos = form.tokenizer(turn, add_special_tokens=False)["input_ids"], form.tokenizer.eos_token_id
+    stopped, eos = (
+        form.tokenizer(turn, add_special_tokens=False)["input_ids"],
+        form.tokenizer.eos_token_id,
+    )
     opening = form.prompt_ids("Which currency?")
     expected = expected.replace(header + "QTURNQ", turn)
-    if form.turn_prefix:  # opened by the template in front of a turn, but not in a turn of the history
+    if (
+        form.turn_prefix
+    ):  # opened by the template in front of a turn, but not in a turn of the history
         expected = expected.replace("assistant\n" + thought, f"assistant\n<think>\n{thought}")
     assert decode([*opening, *stopped, *form.observation_ids(REPLY, stopped)]) == expected
     # Ended by its own token, which in the history of gpt-oss is another one, a turn is not ended twice.
     ended = [*stopped, eos]
-    own = expected.replace(ask + "<|end|>", ask + "<|return|>") if name == "trl/gptoss" else expected
+    own = (
+        expected.replace(ask + "<|end|>", ask + "<|return|>") if name == "trl/gptoss" else expected
+    )
     assert decode([*opening, *ended, *form.observation_ids(REPLY, ended)]) == own
     assert form.turn_ids(ANSWER)[-1] == eos
-    assert form.parse([*form.tokenizer(thought + header + ANSWER, add_special_tokens=False)["input_ids"], eos]).answer
+    assert form.parse(
+        [*form.tokenizer(thought + header + ANSWER, add_special_tokens=False)["input_ids"], eos]
+    ).answer
 
 
 def test_a_system_message_is_there(in_its_template):
     name, system, _ = in_its_template
     spec, tokenizer = AgentSpec(system_prompt="Be brief."), tokenizer_for(name)
-    text = tokenizer.decode(spec.tokens(tokenizer).prompt_ids(spec.messages({"question": "Which currency?"})))
+    text = tokenizer.decode(
+        spec.tokens(tokenizer).prompt_ids(spec.messages({"question": "Which currency?"}))
+    )
     between = text.partition("Be brief.")[2].partition("Which currency?")[0]
     assert "Which currency?" in text and (between == "\n\n") == (system == INTO_USER)
 
@@ -72,7 +88,9 @@ def test_a_template_without_a_place_for_a_system_message_is_refused():
     with pytest.raises(ValueError, match=says):
         AgentSpec(system_prompt="Be brief.").tokens(tokenizer_for("trl/gemma"))
     drops = copy.deepcopy(tokenizer_for("chatml"))
-    drops.chat_template = drops.chat_template.replace("messages %}", "messages if m.role != 'system' %}")
+    drops.chat_template = drops.chat_template.replace(
+        "messages %}", "messages if m.role != 'system' %}"
+    )
     with pytest.raises(ValueError, match="it leaves them out"):
         AgentSpec(system_prompt="Be brief.").tokens(drops)
     AgentSpec().tokens(tokenizer_for("trl/gemma"))

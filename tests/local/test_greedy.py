@@ -21,7 +21,13 @@ from transformers import (
 )
 
 from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete, start
-from agentic_prompting.local import Sampling, TransformersChat, TransformersEngine, can_slab, transformers_chat
+from agentic_prompting.local import (
+    Sampling,
+    TransformersChat,
+    TransformersEngine,
+    can_slab,
+    transformers_chat,
+)
 from agentic_prompting.local.drafting import Draft
 from agentic_prompting.local.transformers_chat import _Session
 from agentic_prompting.refine import ProRefiner
@@ -41,7 +47,10 @@ SHAPE = {
 MODELS = {
     "qwen3": (Qwen3ForCausalLM, lambda: Qwen3Config(**SHAPE, tie_word_embeddings=True)),
     "llama": (LlamaForCausalLM, lambda: LlamaConfig(**SHAPE)),
-    "mistral, sliding window": (MistralForCausalLM, lambda: MistralConfig(**SHAPE, sliding_window=8)),
+    "mistral, sliding window": (
+        MistralForCausalLM,
+        lambda: MistralConfig(**SHAPE, sliding_window=8),
+    ),
     "gemma2, sliding window": (Gemma2ForCausalLM, lambda: Gemma2Config(**SHAPE, sliding_window=8)),
     "gemma3, mixed windows": (
         Gemma3ForCausalLM,
@@ -106,7 +115,9 @@ def test_equal_to_plain_greedy_decoding(model):
     for begin in range(0, 25, 5):
         samples = sample(engine, requests[begin : begin + 5])
         assert [one.ids for one in samples] == expected[begin : begin + 5]
-        assert all(one.finished == (one.ids[-1] in ENDS) and one.drafted <= len(one.ids) for one in samples)
+        assert all(
+            one.finished == (one.ids[-1] in ENDS) and one.drafted <= len(one.ids) for one in samples
+        )
 
 
 @pytest.mark.parametrize(
@@ -116,14 +127,20 @@ def test_drafts_change_nothing_that_is_drawn_by_chance(model, sampling):
     """The random numbers belong to the places of a text, so a guess is right or wrong there, too."""
     rng = random.Random(2)
     engine = TransformersEngine(model, None, sampling, end_of_turn_ids=ENDS)
-    plain = [SampleRequest([rng.randrange(6, VOCABULARY) for _ in range(n)], 30, n) for n in (3, 8, 15, 16)]
+    plain = [
+        SampleRequest([rng.randrange(6, VOCABULARY) for _ in range(n)], 30, n)
+        for n in (3, 8, 15, 16)
+    ]
     expected = [one.ids for one in sample(engine, plain)]
     steps = engine.stats["row_steps"]
     drafts = [replace(request, draft=ids) for request, ids in zip(plain, expected, strict=True)]
     assert [one.ids for one in sample(engine, drafts)] == expected
     if sampling == Sampling():
         assert engine.stats["row_steps"] - steps == 4, "right drafts cost one pass"
-    spoiled = [replace(request, draft=spoilt(ids, rng)) for request, ids in zip(plain, expected, strict=True)]
+    spoiled = [
+        replace(request, draft=spoilt(ids, rng))
+        for request, ids in zip(plain, expected, strict=True)
+    ]
     assert [one.ids for one in sample(engine, spoiled)] == expected
 
 
@@ -148,7 +165,10 @@ def test_a_slow_row_holds_nobody_up(model):
             super().finish(results)
 
     engine = Watched(model, None, GREEDY, end_of_turn_ids=ENDS)
-    sample(engine, [SampleRequest(contexts[0], 30, 0, draft=expected[0]), SampleRequest(contexts[1], 30, 0)])
+    sample(
+        engine,
+        [SampleRequest(contexts[0], 30, 0, draft=expected[0]), SampleRequest(contexts[1], 30, 0)],
+    )
     assert ended[0] == (1, expected[0]) and ended[1] == (1 + len(expected[1]), expected[1])
 
 
@@ -198,12 +218,18 @@ def test_a_full_batch_guesses_nothing(model):
             return super()._forward(ids, columns, first, needs_logits)
 
     engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], on_callers_thread=True)
-    sample(engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)])
-    assert all(width in (1, 5) or rows * width <= 64 for rows, width in widths), "5: the drafts, 1: no guess"
+    sample(
+        engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)]
+    )
+    assert all(width in (1, 5) or rows * width <= 64 for rows, width in widths), (
+        "5: the drafts, 1: no guess"
+    )
 
 
 def test_recurrent_models_do_not_draft():
-    model = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8))
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8)
+    )
     assert not can_slab(model)
     with pytest.raises(ValueError, match="recurrent"):
         TransformersChat(model, tokenizer_for("chatml"), draft=True)
@@ -220,7 +246,9 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def local_model(tokenizer):
     torch.manual_seed(0)
-    config = Qwen3Config(**{**SHAPE, "vocab_size": len(tokenizer)}, eos_token_id=tokenizer.eos_token_id)
+    config = Qwen3Config(
+        **{**SHAPE, "vocab_size": len(tokenizer)}, eos_token_id=tokenizer.eos_token_id
+    )
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -245,23 +273,41 @@ def test_replies_are_exact(local_model, tokenizer):
             ids = by_hand(local_model, tokenizer, "Which country?", limit)
             assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
             assert reply.usage.completion_tokens == len(ids)
-            assert reply.finish_reason == ("stop" if ids[-1] == tokenizer.eos_token_id else "length")
+            assert reply.finish_reason == (
+                "stop" if ids[-1] == tokenizer.eos_token_id else "length"
+            )
 
 
 def test_a_session_grows_like_regeneration(local_model, tokenizer):
     """ProRefine's pattern: i·k tokens from the start under a prompt that changes now and then, many queries at once.
     The same replies as without drafting, for far fewer passes."""
-    prompts = [["Sort the words.", "Sort the words.", "Sort the words.", "Sort these words.", "Sort these words."]] * 4
+    prompts = [
+        [
+            "Sort the words.",
+            "Sort the words.",
+            "Sort the words.",
+            "Sort these words.",
+            "Sort these words.",
+        ]
+    ] * 4
     prompts = [[f"{text} Query {q}" for text in texts] for q, texts in enumerate(prompts)]
 
     def play(chat):
         texts = []
         for step in range(5):
             futures = [
-                start(chat([{"role": "user", "content": prompts[q][step]}], session=str(q), max_tokens=8 * (step + 1)))
+                start(
+                    chat(
+                        [{"role": "user", "content": prompts[q][step]}],
+                        session=str(q),
+                        max_tokens=8 * (step + 1),
+                    )
+                )
                 for q in range(4)
             ]
-            texts.append([(future.result().text, future.result().finish_reason) for future in futures])
+            texts.append(
+                [(future.result().text, future.result().finish_reason) for future in futures]
+            )
         return texts, chat.passes
 
     with (
@@ -285,12 +331,16 @@ def test_unchanged_prompt_goes_on_from_the_cache(local_model, tokenizer):
         reply = complete(chat, "Go on.", session="a", max_tokens=20)
         again = complete(chat, "Go on.", session="a", max_tokens=15)
     if reply.usage.completion_tokens == 20:
-        assert chat.passes - passes == 10, "one pass for each new token, none to read what was there"
+        assert chat.passes - passes == 10, (
+            "one pass for each new token, none to read what was there"
+        )
     assert reply.text.startswith(again.text)
 
 
 def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, tokenizer, monkeypatch):
-    monkeypatch.setattr(transformers_chat, "_DRAFTING_ON_CPU", 0)  # so that one conversation is a crowd
+    monkeypatch.setattr(
+        transformers_chat, "_DRAFTING_ON_CPU", 0
+    )  # so that one conversation is a crowd
     with TransformersChat(local_model, tokenizer) as chat:
         complete(chat, "Go on.", session="a", max_tokens=10)
         passes = chat.passes
@@ -324,7 +374,13 @@ def test_kept_caches_are_bounded(local_model, tokenizer, max_mb):
 def test_recurrent_models_answer_without_drafts(tokenizer):
     torch.manual_seed(0)
     model = MambaForCausalLM(
-        MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0)
+        MambaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            num_hidden_layers=2,
+            state_size=8,
+            pad_token_id=0,
+        )
     )
     with TransformersChat(model, tokenizer) as chat:
         replies = [complete(chat, "Which country?", session="a", max_tokens=n) for n in (4, 8)]
@@ -348,7 +404,9 @@ def test_calls_that_cannot_work(local_model, tokenizer):
         assert isinstance(too_long.error, BadRequest) and "512" in str(too_long.error)
         assert complete(chat, "a", max_tokens=2).error is None, "the next call is fine"
     assert isinstance(complete(chat, "a").error, Closed)
-    bare = tokenizer_for("llama3").__class__(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    bare = tokenizer_for("llama3").__class__(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
     with pytest.raises(ValueError, match="no chat template"):
         TransformersChat(local_model, bare)
 

@@ -12,7 +12,12 @@ import torch
 from tokenizers import AddedToken
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, end_of_turn_tokens
+from agentic_prompting.local import (
+    Sampling,
+    TransformersEngine,
+    TransformersSampler,
+    end_of_turn_tokens,
+)
 from agentic_prompting.rollout import Sample, SampleRequest, TagGrammar
 from support.sampling import requests_for, sample
 from support.tokenizers_for_tests import tokenizer_for
@@ -25,7 +30,12 @@ class Sampler:
 
     def __init__(self, model, tokenizer, *args, max_batch_size=256, **options):
         self.engine = TransformersEngine(
-            model, tokenizer, *args, max_batch_size=max_batch_size, on_callers_thread=True, **options
+            model,
+            tokenizer,
+            *args,
+            max_batch_size=max_batch_size,
+            on_callers_thread=True,
+            **options,
         )
         self.batches = TransformersSampler(model, tokenizer, *args, **options)
 
@@ -60,7 +70,9 @@ class ScriptedModel(Qwen3ForCausalLM):
 
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
-        self.step = 0 if input_ids.shape[1] > 1 else self.step + 1  # the prompt comes in one piece, then single tokens
+        self.step = (
+            0 if input_ids.shape[1] > 1 else self.step + 1
+        )  # the prompt comes in one piece, then single tokens
         for row, tokens in enumerate(self.script):
             output.logits[row, -1] = 0.0
             output.logits[row, -1, tokens[self.step] if self.step < len(tokens) else 0] = 100.0
@@ -72,7 +84,9 @@ class ScriptedEngine(TransformersEngine):
 
     def _choose(self, rows, logits):
         scripts = [(self.script[row.job.request.seed], len(row.ids)) for row in rows]
-        return [[script[n] if n < len(script) else 0] for script, n in scripts], [[0.0] for _ in rows]
+        return [[script[n] if n < len(script) else 0] for script, n in scripts], [
+            [0.0] for _ in rows
+        ]
 
 
 def follow(tokenizer, script, limits=None, stop_texts=(), context="ab", **options):
@@ -82,11 +96,17 @@ def follow(tokenizer, script, limits=None, stop_texts=(), context="ab", **option
     context = tokenizer(context)["input_ids"]
     limits = limits or [len(row) + 5 for row in script]
     requests = [SampleRequest(context, limit, seed) for seed, limit in enumerate(limits)]
-    batches = TransformersSampler(model, tokenizer, Sampling(temperature=0), stop_texts=stop_texts, **options)(requests)
-    engine = ScriptedEngine(small_model(tokenizer, extra_rows=3), tokenizer, stop_texts=stop_texts, **options)
+    batches = TransformersSampler(
+        model, tokenizer, Sampling(temperature=0), stop_texts=stop_texts, **options
+    )(requests)
+    engine = ScriptedEngine(
+        small_model(tokenizer, extra_rows=3), tokenizer, stop_texts=stop_texts, **options
+    )
     engine.script = script
     samples = sample(engine, requests)
-    assert [(one.ids, one.finished) for one in samples] == [(one.ids, one.finished) for one in batches]
+    assert [(one.ids, one.finished) for one in samples] == [
+        (one.ids, one.finished) for one in batches
+    ]
     return samples
 
 
@@ -116,7 +136,11 @@ def any_model(request, policy, tokenizer):
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01), Sampling(repetition_penalty=1.5)],
+    [
+        Sampling(),
+        Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+        Sampling(repetition_penalty=1.5),
+    ],
 )
 def test_nothing_else_in_the_batch_matters(any_model, sampling):
     """Alone, together, shuffled, in small batches: the same tokens. Lengths differ, so rows are padded differently."""
@@ -140,9 +164,13 @@ def test_padding_is_not_penalised_as_repetition():
     model, end = small_model(tokenizer), tokenizer.eos_token_id
     preferences = torch.zeros(len(tokenizer))
     preferences[[end, 40]] = torch.tensor([2.0, 1.5])
-    model.lm_head.register_forward_hook(lambda module, inputs, logits: torch.zeros_like(logits) + preferences)
+    model.lm_head.register_forward_hook(
+        lambda module, inputs, logits: torch.zeros_like(logits) + preferences
+    )
     sampler = Sampler(model, tokenizer, Sampling(temperature=0, repetition_penalty=2.0))
-    short, long, repeats = (SampleRequest(context, 2, 0) for context in ([70], [70] * 9, [70, end] * 4))
+    short, long, repeats = (
+        SampleRequest(context, 2, 0) for context in ([70], [70] * 9, [70, end] * 4)
+    )
     assert sampler([short])[0].ids == [end]
     assert sampler([short, long])[0].ids == [end]
     # What does stand in the context is penalised, padded or not.
@@ -157,7 +185,9 @@ def test_the_global_random_state_has_no_part(policy, tokenizer):
     torch.manual_seed(2)
     assert sampler(requests) == first
     torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), state), "sampling must not advance the global generator"
+    assert torch.equal(torch.get_rng_state(), state), (
+        "sampling must not advance the global generator"
+    )
 
 
 def test_different_seeds_differ(policy, tokenizer):
@@ -211,7 +241,9 @@ def assert_drawn_from(tokens, probabilities):
         (counts[common], expected[common]),
         (counts[~common].sum(keepdims=True), expected[~common].sum(keepdims=True)),
     ]
-    chi_square = sum(((seen - e) ** 2 / np.maximum(e, 1e-9)).sum() for seen, e in cells if e.sum() > 0)
+    chi_square = sum(
+        ((seen - e) ** 2 / np.maximum(e, 1e-9)).sum() for seen, e in cells if e.sum() > 0
+    )
     freedom = max(common.sum(), 1)
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5, (chi_square, freedom)
 
@@ -225,7 +257,9 @@ def test_truncation_leaves_the_logprobs_alone(policy, tokenizer, sampling):
     for samples in (sample(engine, requests), batches(requests)):
         for request, one in zip(requests, samples, strict=True):
             with torch.no_grad():
-                logits = policy(torch.tensor([request.context + one.ids])).logits[0, len(request.context) - 1 : -1]
+                logits = policy(torch.tensor([request.context + one.ids])).logits[
+                    0, len(request.context) - 1 : -1
+                ]
             expected = (logits / sampling.temperature).log_softmax(-1)[range(len(one.ids)), one.ids]
             torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=2e-5, rtol=0)
 
@@ -243,7 +277,10 @@ def test_the_check_above_can_fail(policy, tokenizer):
     """Tokens drawn at another temperature do not pass for this one's."""
     context = tokenizer("what is the capital of Kenya ?")["input_ids"]
     sampler = Sampler(policy, tokenizer, Sampling(temperature=0.8))
-    tokens = [sample.ids[0] for sample in sampler([SampleRequest(context, 1, seed) for seed in range(2000)])]
+    tokens = [
+        sample.ids[0]
+        for sample in sampler([SampleRequest(context, 1, seed) for seed in range(2000)])
+    ]
     with pytest.raises(AssertionError):
         assert_drawn_from(tokens, transformers_probabilities(policy, context, Sampling()))
 
@@ -254,7 +291,9 @@ def test_an_even_grid_of_numbers_gives_exact_frequencies():
     scores, uniform = probabilities.log().expand(n, -1), (torch.arange(n).double() + 0.5) / n
     tokens, logprobs = Sampling().choose(scores, uniform)
     counts = tokens.bincount(minlength=len(probabilities))
-    assert ((counts - n * probabilities).abs() <= 1).all() and (counts[probabilities == 0] == 0).all()
+    assert ((counts - n * probabilities).abs() <= 1).all() and (
+        counts[probabilities == 0] == 0
+    ).all()
     assert torch.allclose(logprobs.exp(), probabilities[tokens])
 
 
@@ -265,7 +304,9 @@ def test_the_outermost_numbers_draw_possible_tokens(number):
     assert probabilities[0, tokens[0]] > 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3)], ids=str
+)
 def test_a_greedy_request_among_others(policy, tokenizer, sampling):
     """It gets the likeliest tokens, the others theirs."""
     asked = requests_for(tokenizer, 8)
@@ -281,7 +322,9 @@ def test_a_greedy_request_among_others(policy, tokenizer, sampling):
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
 def test_temperature_zero_is_greedy(any_model, penalty):
     model, tokenizer = any_model
-    sampler = Sampler(model, tokenizer, Sampling(temperature=0, top_k=3, repetition_penalty=penalty))
+    sampler = Sampler(
+        model, tokenizer, Sampling(temperature=0, top_k=3, repetition_penalty=penalty)
+    )
     for request in requests_for(tokenizer, 6):
         greedy = model.generate(
             torch.tensor([request.context]), attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
@@ -307,7 +350,13 @@ def test_end_of_turn_token_and_limit():
     end, x = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("x")
     script = [[x, x, end, x, x], [x] * 6, [x, x, x, end], [end], [x, x, x, x, end]]
     samples = follow(tokenizer, script, limits=[5, 4, 4, 1, 4])
-    assert [sample.ids for sample in samples] == [[x, x, end], [x] * 4, [x, x, x, end], [end], [x] * 4]
+    assert [sample.ids for sample in samples] == [
+        [x, x, end],
+        [x] * 4,
+        [x, x, x, end],
+        [end],
+        [x] * 4,
+    ]
     # The third meets its end exactly at its limit: it ended by itself.
     assert [sample.finished for sample in samples] == [True, False, True, True, False]
 
@@ -325,7 +374,11 @@ def test_padding_with_the_end_token():
 def test_padding_token_as_a_real_one():
     """A model may sample the padding token; it counts like any other."""
     tokenizer = tokenizer_for("chatml")
-    pad, end, x = tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("x")
+    pad, end, x = (
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.convert_tokens_to_ids("x"),
+    )
     samples = follow(tokenizer, [[x, pad, pad, end], [pad, pad]], limits=[9, 2])
     assert [sample.ids for sample in samples] == [[x, pad, pad, end], [pad, pad]]
     assert [sample.finished for sample in samples] == [True, False]
@@ -333,7 +386,9 @@ def test_padding_token_as_a_real_one():
 
 def test_any_of_several_end_tokens():
     tokenizer = tokenizer_for("chatml")
-    first, second = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    first, second = (
+        tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")
+    )
     x = tokenizer.convert_tokens_to_ids("x")
     samples = follow(tokenizer, [[x, first, x], [x, x, second, x]], end_of_turn_ids=[first, second])
     assert [sample.ids for sample in samples] == [[x, first], [x, x, second]]
@@ -360,14 +415,18 @@ def test_without_any_end_token():
     tokenizer.eos_token = None
     model = small_model(tokenizer)
     model.generation_config.eos_token_id = None
-    with pytest.raises(ValueError, match="no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids"):
+    with pytest.raises(
+        ValueError, match="no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids"
+    ):
         Sampler(model, tokenizer)
 
 
 @pytest.mark.parametrize("split", ["into characters", "as the tokenizer does"])
 def test_a_stop_text_of_several_tokens(split):
     tokenizer = tokenizer_for("chatml")
-    spell = single_characters if split == "into characters" else lambda t, text: t(text)["input_ids"]
+    spell = (
+        single_characters if split == "into characters" else lambda t, text: t(text)["input_ids"]
+    )
     turn, more = spell(tokenizer, TURN), spell(tokenizer, "\n<interaction_response> I am the reply")
     stop = "</interaction_prompt>"
     assert len(turn) > 5
@@ -390,7 +449,12 @@ def test_a_token_that_goes_on_behind_the_stop_text():
     """In many vocabularies `>` and a line break are one token."""
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.add_tokens([AddedToken(">\n<", special=False, normalized=False)])
-    row = [*single_characters(tokenizer, "</answer"), tokenizer.convert_tokens_to_ids(">\n<"), 70, 71]
+    row = [
+        *single_characters(tokenizer, "</answer"),
+        tokenizer.convert_tokens_to_ids(">\n<"),
+        70,
+        71,
+    ]
     samples = follow(tokenizer, [row], stop_texts=["</answer>"])
     assert samples[0].ids == row[:-2] and samples[0].finished
 
@@ -443,7 +507,9 @@ def test_mode_and_settings_are_restored(policy, tokenizer, training):
 def test_mode_is_restored_after_an_error(policy, tokenizer):
     model = copy.deepcopy(policy).train()
     # What the engine looks for in a signature before it runs a model.
-    model.forward = lambda position_ids=None, past_key_values=None, attention_mask=None, **kwargs: 1 / 0
+    model.forward = lambda position_ids=None, past_key_values=None, attention_mask=None, **kwargs: (
+        1 / 0
+    )
     for sampler in (
         Sampler(model, tokenizer).batches,
         lambda requests: sample(Sampler(model, tokenizer).engine, requests),
@@ -466,7 +532,9 @@ def test_a_model_may_come_from_a_context_manager(policy, tokenizer):
     requests = requests_for(tokenizer, 5)
     with pytest.raises(ValueError, match="no end-of-turn token"):
         Sampler(gathered, tokenizer)  # nobody knows the model's end tokens yet
-    sampler = Sampler(gathered, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id], max_batch_size=2)
+    sampler = Sampler(
+        gathered, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id], max_batch_size=2
+    )
     assert log == []
     assert sampler(requests) == Sampler(policy, tokenizer)(requests)
     assert log == ["in", "out"] * 2

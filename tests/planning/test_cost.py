@@ -55,12 +55,14 @@ def test_what_evolution_costs_is_said_to_come_on_top():
 
 def test_a_budget_that_ends_early_is_warned_of():
     args = {**ARGS, "budget_usd": 5.0, "budget_tokens": 10**12}
-    dear = estimate_cost(args, 10**9, price=(1000.0, 0.0), assumptions=Assumptions(calls=1, call_input=100))
+    dear = estimate_cost(
+        args, 10**9, price=(1000.0, 0.0), assumptions=Assumptions(calls=1, call_input=100)
+    )
     assert dear.usd == pytest.approx(80.0)
     assert dear.notes[-1] == "warning: budget_usd: 5 ends after about step 6 of 100"
-    assert "cannot be checked" in estimate_cost(args, 10**9).notes[-1] and "price is not known" in str(
-        estimate_cost(args, 10**9)
-    )
+    assert "cannot be checked" in estimate_cost(args, 10**9).notes[
+        -1
+    ] and "price is not known" in str(estimate_cost(args, 10**9))
 
 
 def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
@@ -69,8 +71,12 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     for calls in (1, 3):
         one = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
         for _ in range(calls):
-            one.add_turn(Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>"))
-            one.add_observation(Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10)
+            one.add_turn(
+                Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>")
+            )
+            one.add_observation(
+                Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10
+            )
         records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
     log.write(records)
     (tmp_path / "rollouts" / "log.jsonl").write_text('{"step": 1, "step_time": 7.5}\n')
@@ -86,9 +92,12 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     )
     assert names in found.notes[0] and pilot in found.notes[0]
     assert (
-        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth") and "7.5 s" in found.notes[2]
+        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
+        and "7.5 s" in found.notes[2]
     )
-    free = [{**record, "worth_usd": 0.0} for record in records]  # of a large LLM whose price is not known
+    free = [
+        {**record, "worth_usd": 0.0} for record in records
+    ]  # of a large LLM whose price is not known
     RolloutLog(tmp_path / "free" / "rollouts").write(free)
     found = estimate_cost(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
     assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
@@ -103,7 +112,9 @@ def piloted(folder, questions, rollouts):
         for _ in range(rollouts):
             one = Rollout([1], row={"question": f"q{number}"})
             for _ in range(number % 5):
-                one.add_turn(Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>"))
+                one.add_turn(
+                    Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>")
+                )
                 one.add_observation(Observation("noted", seconds=float(number % 3)), [6])
             records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
     RolloutLog(folder / "rollouts").write(records)
@@ -121,7 +132,9 @@ def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
 
 def test_a_pilot_of_one_question_has_no_intervals(tmp_path):
     found = piloted(tmp_path, 1, 8)
-    assert found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
+    assert (
+        found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
+    )
     assert "assumed: call_input" in found.notes[1]  # and not the calls, which were measured
 
 
@@ -139,12 +152,16 @@ def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
     found = estimate_cost(args, 4 * 10**9, gpus=8)
     assert found.steps * found.training_seconds / 3600 <= found.hours_with_lead < found.hours
     colocated = {**args, "use_vllm": True, "vllm_mode": "colocate"}
-    assert estimate_cost(colocated, 4 * 10**9, gpus=8).hours_with_lead is None  # the trainer refuses a lead there
+    assert (
+        estimate_cost(colocated, 4 * 10**9, gpus=8).hours_with_lead is None
+    )  # the trainer refuses a lead there
 
 
 def test_keys_and_values_are_read_for_each_token():
     """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for each token of all."""
     args = {**ARGS, "max_context": 8192, "generation_batch_size": 640}
-    slow, fast = (estimate_cost(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0))
+    slow, fast = (
+        estimate_cost(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0)
+    )
     assert 10 * fast.sampling_seconds == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
     assert 10 * slow.sampling_seconds == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)

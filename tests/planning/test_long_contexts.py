@@ -32,8 +32,13 @@ def test_steps_and_turns_are_timed(script, monkeypatch):
 
 
 def test_the_page_is_made_of_the_latest_records(script):
-    old, new = ({"rows": {"8192": {"ours": of, "trl": 100.0}, "16384": {"ours": 90.0, "trl": 180.0}}} for of in (9, 50))
-    found = script.memory([{**old, "date": "2026-11-01"}, {**new, "date": "2026-11-02"}, {"steps": {}}])
+    old, new = (
+        {"rows": {"8192": {"ours": of, "trl": 100.0}, "16384": {"ours": 90.0, "trl": 180.0}}}
+        for of in (9, 50)
+    )
+    found = script.memory(
+        [{**old, "date": "2026-11-01"}, {**new, "date": "2026-11-02"}, {"steps": {}}]
+    )
     assert "| 8,192 | 50 | 100 |" in found and found.endswith("Counted on 2026-11-02.")
     assert "takes 0.90 times what 8,192 tokens take; ours takes at most 0.50 times TRL's" in found
     run = {
@@ -43,5 +48,12 @@ def test_the_page_is_made_of_the_latest_records(script):
         "read_again": 0,
     }
     found = script.times([{**run, "date": "2026-11-03", "machine": "two cores"}])
-    assert "| 2,048 | 1.0 | 2.0 | 0.50 |" in found and "takes more than two minutes: 32,768 tokens" in found
-    assert "0 tokens are read twice" in found and "4.1 times" in found and "2026-11-03, two cores." in found
+    assert (
+        "| 2,048 | 1.0 | 2.0 | 0.50 |" in found
+        and "takes more than two minutes: 32,768 tokens" in found
+    )
+    assert (
+        "0 tokens are read twice" in found
+        and "4.1 times" in found
+        and "2026-11-03, two cores." in found
+    )

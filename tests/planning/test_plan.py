@@ -125,7 +125,9 @@ def test_a_plan_over_fake_processes(made):
 
 
 def test_what_fits(made):
-    assert made.kv_bytes == 2 * 2 * 32 * (4 + 2)  # layers, heads, their size; under autocast keys stay in float32
+    assert made.kv_bytes == 2 * 2 * 32 * (
+        4 + 2
+    )  # layers, heads, their size; under autocast keys stay in float32
     assert made.largest_batch > 2 and made.largest_context == 4096  # what the model can read
     assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     assert "per_device_train_batch_size: 4" in str(made) and "not measured on a GPU" in str(made)
@@ -179,16 +181,24 @@ def test_zero_shards_by_its_rule():
     zero3 = Layout(8, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]
     assert zero3["weights"] == pytest.approx(4 * billion * 2 / 8) and zero3["reference"] == 1
     assert zero3["optimizer"] == pytest.approx(4 * billion * 12 / 8) and zero3["activations"] == 4
-    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3["buckets"] == pytest.approx(billion)
+    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3[
+        "buckets"
+    ] == pytest.approx(billion)
     zero2 = Layout(8, 80, "zero2").training_moments(MEASURED, 2560)[PASSES]
     assert zero2["weights"] == pytest.approx(8 * billion) and zero2["gathered weights"] == 0
-    auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).training_moments(MEASURED, 1024)[PASSES]
+    auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).training_moments(MEASURED, 1024)[
+        PASSES
+    ]
     assert auto["buckets"] == pytest.approx(2 * 1024**2 / GIB)
-    assert Layout(1, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]["weights"] == 8  # one process shards nothing
+    assert (
+        Layout(1, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]["weights"] == 8
+    )  # one process shards nothing
     assert Layout(2, 80, "ddp").training_moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
 
 
-@pytest.mark.parametrize("form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str)
+@pytest.mark.parametrize(
+    "form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str
+)
 def test_what_is_offloaded_is_not_on_the_gpu(form):
     def moments(*whats):
         zero = {name.format(what): value for what in whats for name, value in form.items()}
@@ -196,11 +206,18 @@ def test_what_is_offloaded_is_not_on_the_gpu(form):
 
     plain, states, weights = moments(), moments("optimizer"), moments("param")
     for name in (SCORING, PASSES, OPTIMIZER):
-        assert states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        assert (
+            states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        )
         assert weights[name]["weights"] == 0 < plain[name]["weights"] == states[name]["weights"]
         assert states[name]["gradients"] == plain[name]["gradients"]
     assert states[OPTIMIZER]["activations"] == 0 and states[PASSES]["gathered weights"] > 0
-    assert Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).training_moments(MEASURED, 2560) == plain
+    assert (
+        Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).training_moments(
+            MEASURED, 2560
+        )
+        == plain
+    )
 
 
 def test_layouts_of_the_example_files():
@@ -224,25 +241,36 @@ def test_sampling_holds_the_whole_policy():
     layout = Layout(8, 80, "zero3")
     moments = layout.training_moments(MEASURED, 2560)
     held = layout.sampling_parts(MEASURED, moments, 80, 8192, {"prefix_cache_mb": 1024})
-    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(1.024e9 / GIB)
-    assert held["keys and values"] == pytest.approx((layout.usable - sum(held.values()) + held["keys and values"]) / 2)
+    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(
+        1.024e9 / GIB
+    )
+    assert held["keys and values"] == pytest.approx(
+        (layout.usable - sum(held.values()) + held["keys and values"]) / 2
+    )
     few = layout.sampling_parts(MEASURED, moments, 2, 1024, {})
     assert few["keys and values"] == pytest.approx(2 * 1024 * 147456 / GIB)
-    assert "gathered weights" not in layout.sampling_parts(MEASURED, moments, 80, 8192, {"use_vllm": True})
+    assert "gathered weights" not in layout.sampling_parts(
+        MEASURED, moments, 80, 8192, {"use_vllm": True}
+    )
 
 
 # --- what fits -------------------------------------------------------------------------------------------------------
 
 
 def planner(values=ARGS, layout=Layout()):
-    return Planner("a", dict(values), layout, longest_job(values, Qwen3Config(**SHAPE), layout, None))
+    return Planner(
+        "a", dict(values), layout, longest_job(values, Qwen3Config(**SHAPE), layout, None)
+    )
 
 
 def test_the_longest_micro_batch():
     job = planner({**ARGS, "max_turns": 1, "max_turn_tokens": 64}).job
     assert (job.context, job.prompt_length, job.scored) == (512, 256, 0.25)
     assert planner({**ARGS, "max_context": None, "max_completion_length": None}).job.context == 4096
-    assert planner(layout=Layout(2, 80, "zero3")).job.dtype == "bfloat16" and planner().job.dtype == "float32"
+    assert (
+        planner(layout=Layout(2, 80, "zero3")).job.dtype == "bfloat16"
+        and planner().job.dtype == "float32"
+    )
     assert planner({**ARGS, "async_lead": 1.0}).job.off_policy
     with pytest.raises(Unplannable, match="quantized weights"):
         planner({**ARGS, "model_init_kwargs": {"quantization_config": "asked for"}})
@@ -288,7 +316,9 @@ def test_the_first_option_that_fits_is_taken(monkeypatch):
         def measure(self, jobs):
             (job,) = jobs.values()
             activations = 10 if job.args["gradient_checkpointing"] else 100
-            moments = {PASSES: {"weights": GIB, "activations": activations * GIB, "optimizer": 2 * GIB}}
+            moments = {
+                PASSES: {"weights": GIB, "activations": activations * GIB, "optimizer": 2 * GIB}
+            }
             return {"next": MeasurementResult(step=MeasuredStep(moments, 0, 1, 1))}
 
     one = planner({**ARGS, "gradient_checkpointing": False})
@@ -344,9 +374,12 @@ def asked(*words):
 def test_the_command_refuses_in_a_line(capsys, tmp_path):
     config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
-    assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
     assert (
-        asked("--config", tmp_path / "none.yaml") == 2 and "none.yaml: there is no such file" in capsys.readouterr().err
+        asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
+    )
+    assert (
+        asked("--config", tmp_path / "none.yaml") == 2
+        and "none.yaml: there is no such file" in capsys.readouterr().err
     )
     (tmp_path / "list.yaml").write_text("- a")
     assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
@@ -360,7 +393,9 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
     given = {}
 
     def planned(values, model, **options):
-        given.update(options, model=model, batch=values["per_device_train_batch_size"], bf16=values["bf16"])
+        given.update(
+            options, model=model, batch=values["per_device_train_batch_size"], bf16=values["bf16"]
+        )
         return made
 
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)

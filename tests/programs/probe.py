@@ -51,10 +51,16 @@ def writable_below(folder):
 
 def kernel_files():
     """All of /proc but the folders of processes."""
-    entries = [entry for entry in os.listdir("/proc") if not entry.isdigit() and not entry.endswith("self")]
+    entries = [
+        entry for entry in os.listdir("/proc") if not entry.isdigit() and not entry.endswith("self")
+    ]
     files = [f"/proc/{entry}" for entry in entries if os.path.isfile(f"/proc/{entry}")]
-    folders = [f"/proc/{entry}" for entry in entries if os.path.isdir(f"/proc/{entry}") and entry != "net"]
-    return [path for path in files if can_open(path)] + [path for one in folders for path in writable_below(one)]
+    folders = [
+        f"/proc/{entry}" for entry in entries if os.path.isdir(f"/proc/{entry}") and entry != "net"
+    ]
+    return [path for path in files if can_open(path)] + [
+        path for one in folders for path in writable_below(one)
+    ]
 
 
 def memory_of_no_process():
@@ -67,7 +73,17 @@ def memory_of_no_process():
 
 
 def places_to_write():
-    folders = ["/", "/usr", "/etc", "/dev", "/run", "/home", "/root", "/proc/sys/kernel", "/usr/local/bin"]
+    folders = [
+        "/",
+        "/usr",
+        "/etc",
+        "/dev",
+        "/run",
+        "/home",
+        "/root",
+        "/proc/sys/kernel",
+        "/usr/local/bin",
+    ]
     return [folder for folder in folders if os.access(folder, os.W_OK)]
 
 
@@ -91,7 +107,9 @@ seen = {
     "port": answers(("127.0.0.1", ASKED["port"]), socket.AF_INET),
     "memory": memory_of_no_process(),
     "vsock": error_of(lambda: LIBC.socket(SOCKET_VSOCK, 1, 0)) == errno.EAFNOSUPPORT,
-    "keyring": error_of(lambda: LIBC.syscall(KEYCTL, 0, -3, 0)) if os.uname().machine == "x86_64" else errno.EPERM,
+    "keyring": error_of(lambda: LIBC.syscall(KEYCTL, 0, -3, 0))
+    if os.uname().machine == "x86_64"
+    else errno.EPERM,
     "secrets": [name for name in os.environ if "SECRET" in os.environ[name]],
     "home": os.environ["HOME"],
     "cwd": os.getcwd(),

@@ -22,8 +22,14 @@ def program_of(agent, **options):
         shared = clients.setdefault("one", DefaultAsyncHttpxClient())
 
         async def say(messages, **more):
-            client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=shared)
-            return (await client.chat.completions.create(model="agent", messages=messages, **more)).choices[0].message
+            client = AsyncOpenAI(
+                base_url=base_url, api_key=api_key, max_retries=0, http_client=shared
+            )
+            return (
+                (await client.chat.completions.create(model="agent", messages=messages, **more))
+                .choices[0]
+                .message
+            )
 
         return await agent(row, say)
 
@@ -44,7 +50,9 @@ def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
 
     play_program(program_of(agent), n=n)
     told = warnings_in(caplog)
-    assert [text.split(".")[0] for text in told] == ["32 of the last 32 rollouts made a single call"] * warned
+    assert [text.split(".")[0] for text in told] == [
+        "32 of the last 32 rollouts made a single call"
+    ] * warned
 
 
 def changed_date(messages):
@@ -52,13 +60,18 @@ def changed_date(messages):
 
 
 def changed_reply(messages):
-    return [{**one, "content": "I said so."} if one["role"] == "assistant" else one for one in messages]
+    return [
+        {**one, "content": "I said so."} if one["role"] == "assistant" else one for one in messages
+    ]
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (changed_date, 'message 1 was system: "it is 1 o\'clock" and is system: "it is 3 o\'clock"'),
+        (
+            changed_date,
+            'message 1 was system: "it is 1 o\'clock" and is system: "it is 3 o\'clock"',
+        ),
         (changed_reply, "message 2 was assistant: 'turn 1' and is assistant: 'I said so.'"),
         (lambda messages: messages, None),
         (lambda messages: messages[-1:], None),  # a summary, or a sub-agent
@@ -70,7 +83,10 @@ def test_a_history_that_comes_back_changed(changed, says, caplog):
         messages = [Q]
         for i in range(4):
             said = await say(changed(messages))
-            messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": f"more {i}"}]
+            messages += [
+                {"role": "assistant", "content": said.content},
+                {"role": "user", "content": f"more {i}"},
+            ]
         return "done"
 
     program = program_of(agent)
@@ -82,7 +98,10 @@ def test_a_history_that_comes_back_changed(changed, says, caplog):
 
 
 def test_tools_in_another_order(caplog):
-    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "less")]
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {}}}
+        for name in ("add", "less")
+    ]
 
     async def agent(row, say):
         said = await say([Q], tools=tools)
@@ -106,7 +125,12 @@ def test_many_long_histories_are_compared_quickly():
 
 @pytest.mark.parametrize(
     ("failing", "mistakes", "warned"),
-    [("short", (), True), ("short", (json.JSONDecodeError,), False), ("long", (), False), ("each third", (), False)],
+    [
+        ("short", (), True),
+        ("short", (json.JSONDecodeError,), False),
+        ("long", (), False),
+        ("each third", (), False),
+    ],
 )
 def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, warned, caplog):
     number = itertools.count()
@@ -114,12 +138,16 @@ def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, wa
     async def agent(row, say):
         text = (await say([Q])).content
         await say([{**Q, "content": "and then?"}])
-        if {"short": len(text) < 20, "long": len(text) > 20, "each third": next(number) % 3 == 0}[failing]:
+        if {"short": len(text) < 20, "long": len(text) > 20, "each third": next(number) % 3 == 0}[
+            failing
+        ]:
             json.loads("")
         return text
 
     lengths = itertools.cycle([5, 30, 31, 32])
-    play_program(program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48)
+    play_program(
+        program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48
+    )
     told = [text for text in warnings_in(caplog) if "wrote less" in text]
     assert len(told) == warned and all("mistakes=" in text for text in told)
 
@@ -133,5 +161,7 @@ def test_wishes_that_make_no_difference_are_said_once(caplog):
     program = program_of(agent)
     for _ in range(2):
         play_program(program)
-    assert [text.partition(",")[0] for text in warnings_in(caplog)] == ["the program asked for temperature=0.4"]
+    assert [text.partition(",")[0] for text in warnings_in(caplog)] == [
+        "the program asked for temperature=0.4"
+    ]
     assert "top_p=0.5" in warnings_in(caplog)[0]

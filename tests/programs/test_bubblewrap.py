@@ -34,7 +34,9 @@ def test_a_program_shows_its_installation(home, monkeypatch):
     """And no more of the home folder: not what a person keeps in `~/.local/share`, not the project around a `bin`."""
     node = made(home / ".nvm" / "node" / "v22" / "bin" / "node")
     made(home / ".nvm" / "node" / "v22" / "lib" / "x.js")
-    agent = made(home / ".nvm" / "node" / "v22" / "lib" / "node_modules" / "agent" / "cli.js", f"#!{node}\n")
+    agent = made(
+        home / ".nvm" / "node" / "v22" / "lib" / "node_modules" / "agent" / "cli.js", f"#!{node}\n"
+    )
     os.symlink(agent, home / ".nvm" / "node" / "v22" / "bin" / "agent")
     made(home / ".local" / "bin" / "tool")
     made(home / ".local" / "share" / "keyrings" / "secret")
@@ -42,7 +44,9 @@ def test_a_program_shows_its_installation(home, monkeypatch):
     made(home / "project" / "bin" / "run")
     made(home / "project" / "data.jsonl")
     made(home / "bin" / "mine")
-    monkeypatch.setenv("PATH", f"{home}/.nvm/node/v22/bin:{home}/.local/bin:{home}/project/bin:{home}/bin:/usr/bin")
+    monkeypatch.setenv(
+        "PATH", f"{home}/.nvm/node/v22/bin:{home}/.local/bin:{home}/project/bin:{home}/bin:/usr/bin"
+    )
     assert below(module.paths_of(["agent"]), home) == {
         ".nvm/node/v22/bin", ".nvm/node/v22/lib", ".nvm/node/v22/bin/agent", ".nvm/node/v22/bin/node",
         ".nvm/node/v22/lib/node_modules", ".nvm/node/v22/lib/node_modules/agent/cli.js", ".local/bin", ".local/lib",
@@ -54,7 +58,12 @@ def test_an_interpreter_is_found_by_its_line(home):
     python = made(home / "env" / "bin" / "python")
     made(home / "env" / "pyvenv.cfg")
     script = made(home / "env" / "bin" / "agent", f"#!{python}\n")
-    assert below(module.paths_of([script]), home) == {"env/bin", "env/pyvenv.cfg", "env/bin/agent", "env/bin/python"}
+    assert below(module.paths_of([script]), home) == {
+        "env/bin",
+        "env/pyvenv.cfg",
+        "env/bin/agent",
+        "env/bin/python",
+    }
     by_env = made(home / "other" / "agent", "#!/usr/bin/env -S sh -e\n")
     assert below(module.paths_of([by_env]), home) == {"other/agent"}
 
@@ -63,9 +72,27 @@ def test_only_paths_of_the_disk_are_shown(home):
     """Not everything, and no socket of a service."""
     folder = home / "data"
     folder.mkdir()
-    words = ["sh", str(folder), "/", "/proc/self", "/dev/null", "/run", "/sys", "relative", "{question}", "/no/such"]
+    words = [
+        "sh",
+        str(folder),
+        "/",
+        "/proc/self",
+        "/dev/null",
+        "/run",
+        "/sys",
+        "relative",
+        "{question}",
+        "/no/such",
+    ]
     shown = module.paths_of(words)
-    assert str(folder) in shown and not shown & {"/", "/proc/self", "/dev/null", "/run", "/sys", "/no/such"}
+    assert str(folder) in shown and not shown & {
+        "/",
+        "/proc/self",
+        "/dev/null",
+        "/run",
+        "/sys",
+        "/no/such",
+    }
 
 
 @needs_sandbox
@@ -82,7 +109,10 @@ def test_the_deeper_path_counts(tmp_path):
         tmp=tmp_path / "tmp",
         cwd="/tmp",
         shows=[str(shown), str(shown / "hidden" / "again")],
-        hides=[str(tmp_path / "real" / "a" / "hidden"), str(tmp_path / "real" / "a" / "hidden.txt")],
+        hides=[
+            str(tmp_path / "real" / "a" / "hidden"),
+            str(tmp_path / "real" / "a" / "hidden.txt"),
+        ],
     )
     filter_descriptor = seccomp.open_filter()
     line = sandbox.command_line(command, filter_descriptor)

@@ -52,7 +52,9 @@ def ask(tree, *messages, reply="yes", model="agent", tools=(), handle="", tool_c
 
 def texts(tree):
     """Prompt and completion of each sequence as text."""
-    return [(bytes(row.prompt_ids).decode(), bytes(row.ids).decode()) for row, _ in tree.sequences()]
+    return [
+        (bytes(row.prompt_ids).decode(), bytes(row.ids).decode()) for row, _ in tree.sequences()
+    ]
 
 
 # ---- parents ----
@@ -232,7 +234,13 @@ def test_titles_are_auxiliary_and_summaries_are_not():
 
 @pytest.mark.parametrize(
     ("reply", "role"),
-    [("", "auxiliary"), (" \n", "auxiliary"), ("no", "auxiliary"), ("now", "agent"), ("do it", "agent")],
+    [
+        ("", "auxiliary"),
+        (" \n", "auxiliary"),
+        ("no", "auxiliary"),
+        ("now", "agent"),
+        ("do it", "agent"),
+    ],
 )
 def test_an_accidental_match_is_no_use(reply, role):
     """An empty title is in every later message, and `no` in `now`."""

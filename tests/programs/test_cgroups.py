@@ -50,7 +50,9 @@ def test_a_group_counts_memory_of_no_process():
     group = ControlGroup.create(2**27, 64)
     if group is None:
         pytest.skip("this process may create no control group with a limit of memory")
-    process = subprocess.Popen([sys.executable, "-c", TAKES_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", TAKES_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     group.add([process.pid])
     out, _ = process.communicate(b"x")
     assert process.returncode != 0 and b"survived" not in out and group.was_out_of_memory()

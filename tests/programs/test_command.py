@@ -94,7 +94,9 @@ def test_a_task_is_never_an_option(tmp_path, question):
     script = tmp_path / "agent.py"
     script.write_text(f"{CALL}\nprint(json.dumps({{'answer': 'x', 'argv': sys.argv[1:]}}))")
     command = [sys.executable, str(script), "{question}", "--task={question}", "-v"]
-    rollout, _ = play_program(command, row={"question": question}, workspace=Workspace(isolation=ISOLATION))
+    rollout, _ = play_program(
+        command, row={"question": question}, workspace=Workspace(isolation=ISOLATION)
+    )
     first, *others = rollout.returned["argv"]
     assert first.strip() == question and not first.startswith("-")
     assert others == [f"--task={question}", "-v"]

@@ -59,14 +59,22 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
         ChatMessage("tool", "wrote it"), ChatMessage("tool", "no"), ChatMessage("user", "go on"),
     )  # fmt: skip
     assert asked.messages[2].handle == "handle-1"
-    assert (asked.max_tokens, asked.stream, asked.stops, asked.allows_tool_calls) == (16384, True, ("END",), True)
+    assert (asked.max_tokens, asked.stream, asked.stops, asked.allows_tool_calls) == (
+        16384,
+        True,
+        ("END",),
+        True,
+    )
     assert [tool["function"]["name"] for tool in asked.tools] == ["write"]
     assert asked.ignored_settings == {"temperature": 1, "tools": "web_search_20250305"}
 
 
 def test_a_request_of_google_as_a_coding_agent_sends_it():
     args = {"path": "a.txt"}
-    schema = {"type": "OBJECT", "properties": {"path": {"type": "STRING", "description": "The type of it."}}}
+    schema = {
+        "type": "OBJECT",
+        "properties": {"path": {"type": "STRING", "description": "The type of it."}},
+    }
     asked = read_google(
         {
             "systemInstruction": {"role": "user", "parts": [{"text": "You code."}]},
@@ -100,12 +108,27 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         ChatMessage("assistant", "so"), ChatMessage("tool", "again"), ChatMessage("tool", '{"error": "no"}'),
     )  # fmt: skip
     assert asked.messages[2].handle == "aGFuZGxl"
-    assert (asked.model, asked.stream, asked.max_tokens, asked.stops) == ("agent", True, 99, ("END",))
-    lowered = {"type": "object", "properties": {"path": {"type": "string", "description": "The type of it."}}}
+    assert (asked.model, asked.stream, asked.max_tokens, asked.stops) == (
+        "agent",
+        True,
+        99,
+        ("END",),
+    )
+    lowered = {
+        "type": "object",
+        "properties": {"path": {"type": "string", "description": "The type of it."}},
+    }
     assert [tool["function"]["parameters"] for tool in asked.tools] == [lowered, {"type": "object"}]
-    assert asked.ignored_settings == {"temperature": 1, "top_p": 0.95, "top_k": 64, "tools": "googleSearch"}
+    assert asked.ignored_settings == {
+        "temperature": 1,
+        "top_p": 0.95,
+        "top_k": 64,
+        "tools": "googleSearch",
+    }
     assert (
-        not Google().read_request({"contents": [{"parts": [{"text": "q"}]}]}, GOOGLE.format("generateContent")).stream
+        not Google()
+        .read_request({"contents": [{"parts": [{"text": "q"}]}]}, GOOGLE.format("generateContent"))
+        .stream
     )
 
 
@@ -118,9 +141,21 @@ CONTENTS = {"contents": [{"parts": [{"text": "q"}]}]}
     [
         (Messages().read_request, {}, "messages"),
         (Messages().read_request, {**ASK, "mcp_servers": [{}]}, "mcp_servers"),
-        (Messages().read_request, {**ASK, "output_format": {"type": "json_schema"}}, "output_format"),
-        (Messages().read_request, {**ASK, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
-        (Messages().read_request, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        (
+            Messages().read_request,
+            {**ASK, "output_format": {"type": "json_schema"}},
+            "output_format",
+        ),
+        (
+            Messages().read_request,
+            {**ASK, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+            "bash_20250124",
+        ),
+        (
+            Messages().read_request,
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "image",
+        ),
         (Messages().read_request, {"messages": [{"role": "user", "content": 7}]}, "blocks"),
         (
             Messages().read_request,
@@ -131,13 +166,29 @@ CONTENTS = {"contents": [{"parts": [{"text": "q"}]}]}
         (read_google, {}, "contents"),
         (read_google, {**CONTENTS, "cachedContent": "x"}, "cachedContent"),
         (read_google, {**CONTENTS, "generationConfig": {"candidateCount": 2}}, "candidateCount"),
-        (read_google, {**CONTENTS, "generationConfig": {"response_mime_type": "application/json"}}, "responseMimeType"),
-        (read_google, {**CONTENTS, "generationConfig": {"responseModalities": ["AUDIO"]}}, "responseModalities"),
+        (
+            read_google,
+            {**CONTENTS, "generationConfig": {"response_mime_type": "application/json"}},
+            "responseMimeType",
+        ),
+        (
+            read_google,
+            {**CONTENTS, "generationConfig": {"responseModalities": ["AUDIO"]}},
+            "responseModalities",
+        ),
         (read_google, {**CONTENTS, "tools": [{"computerUse": {}}]}, "tools.computerUse"),
         (read_google, {"contents": [{"parts": [{"inlineData": {}}]}]}, "inlineData"),
         (read_google, {"contents": [{"role": "boss", "parts": []}]}, "boss"),
-        (partial(Google().read_request, path=GOOGLE.format("streamGenerateContent")), CONTENTS, "alt=sse"),
-        (Responses().read_request, {"input": "q", "tools": [{"type": "computer_use_preview"}]}, "computer_use_preview"),
+        (
+            partial(Google().read_request, path=GOOGLE.format("streamGenerateContent")),
+            CONTENTS,
+            "alt=sse",
+        ),
+        (
+            Responses().read_request,
+            {"input": "q", "tools": [{"type": "computer_use_preview"}]},
+            "computer_use_preview",
+        ),
     ],
 )
 def test_what_a_dialect_cannot_carry_is_refused_by_name(read, body, named):
@@ -147,16 +198,21 @@ def test_what_a_dialect_cannot_carry_is_refused_by_name(read, body, named):
 
 
 def test_tools_that_are_left_out_are_named():
-    tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]}]
-    assert Responses().read_request({"input": "q", "tools": tools, "parallel_tool_calls": True}).ignored_settings == {
-        "tools": "web_search, namespace n, without its name"
-    }
+    tools = [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]},
+    ]
+    assert Responses().read_request(
+        {"input": "q", "tools": tools, "parallel_tool_calls": True}
+    ).ignored_settings == {"tools": "web_search, namespace n, without its name"}
 
 
 def test_a_wish_for_one_call_at_a_time_is_told_to_make_no_difference():
     asked = {"input": "q", "parallel_tool_calls": False}
     tools = [{"type": "function", "name": "g"}]
-    assert Responses().read_request({**asked, "tools": tools}).ignored_settings == {"parallel_tool_calls": False}
+    assert Responses().read_request({**asked, "tools": tools}).ignored_settings == {
+        "parallel_tool_calls": False
+    }
     assert Responses().read_request(asked).ignored_settings == {}, "without tools it is none"
 
 
@@ -178,10 +234,16 @@ def test_the_whole_set_of_events_of_a_message():
         {"type": "input_json_delta", "partial_json": BROKEN.arguments},
     ]  # fmt: skip
     assert [one["index"] for one in events if one["type"] == block[0]] == [0, 1, 2, 3]
-    assert events[-2]["delta"]["stop_reason"] == "tool_use" and events[-2]["usage"]["output_tokens"] == 7
+    assert (
+        events[-2]["delta"]["stop_reason"] == "tool_use"
+        and events[-2]["usage"]["output_tokens"] == 7
+    )
     whole = Messages().write_body(said)
     assert [one["input"] for one in whole["content"][2:]] == [{"path": "a.txt"}, {}]
-    assert Messages().write_body(Completion("agent", "x", finish_reason="length"))["stop_reason"] == "max_tokens"
+    assert (
+        Messages().write_body(Completion("agent", "x", finish_reason="length"))["stop_reason"]
+        == "max_tokens"
+    )
 
 
 def test_a_reply_of_google_is_one_event():
@@ -193,9 +255,17 @@ def test_a_reply_of_google_is_one_event():
     assert first["thoughtSignature"] == "abcd" and second == {
         "functionCall": {"id": "call_2", "name": "write", "args": {}}
     }
-    assert whole["usageMetadata"] == {"promptTokenCount": 5, "candidatesTokenCount": 7, "totalTokenCount": 12}
-    cut = Google().write_body(Completion("agent", "x", finish_reason="length", id="h"))["candidates"][0]
-    assert cut["finishReason"] == "MAX_TOKENS" and cut["content"]["parts"] == [{"text": "x", "thoughtSignature": "h"}]
+    assert whole["usageMetadata"] == {
+        "promptTokenCount": 5,
+        "candidatesTokenCount": 7,
+        "totalTokenCount": 12,
+    }
+    cut = Google().write_body(Completion("agent", "x", finish_reason="length", id="h"))[
+        "candidates"
+    ][0]
+    assert cut["finishReason"] == "MAX_TOKENS" and cut["content"]["parts"] == [
+        {"text": "x", "thoughtSignature": "h"}
+    ]
 
 
 def test_errors_are_in_the_form_of_their_dialect():
@@ -203,7 +273,11 @@ def test_errors_are_in_the_form_of_their_dialect():
     assert Messages().write_error(over)["type"] == "error"
     assert Messages().write_error(over)["error"]["type"] == "invalid_request_error"
     error = Google().write_error(over)["error"]
-    assert (error["code"], error["status"], error["details"][0]["reason"]) == (400, "INVALID_ARGUMENT", "rollout_ended")
+    assert (error["code"], error["status"], error["details"][0]["reason"]) == (
+        400,
+        "INVALID_ARGUMENT",
+        "rollout_ended",
+    )
     for dialect in (Messages(), Google()):
         (last,) = parsed(dialect.write_failure(Refusal(500, "broken"), ASKED))
         assert last == dialect.write_error(Refusal(500, "broken"))
@@ -217,7 +291,9 @@ async def post(url, body, headers=None):
         text = await reply.text()
         if reply.content_type == "text/event-stream":
             return reply.status, [
-                json.loads(one) for line in text.splitlines() if (one := line[6:]) and line[:5] == "data:"
+                json.loads(one)
+                for line in text.splitlines()
+                if (one := line[6:]) and line[:5] == "data:"
             ]
         return reply.status, json.loads(text)
 
@@ -225,7 +301,14 @@ async def post(url, body, headers=None):
 async def through_messages(address, key, stream):
     """A client that knows the key alone, drops ids, and sends thought and signature back."""
     tool = {"name": "add", "description": "adds", "input_schema": ADD["function"]["parameters"]}
-    body = {"model": "agent", "max_tokens": 300, "system": "add", "tools": [tool], "stream": stream, "messages": []}
+    body = {
+        "model": "agent",
+        "max_tokens": 300,
+        "system": "add",
+        "tools": [tool],
+        "stream": stream,
+        "messages": [],
+    }
     body["messages"] = [{"role": "user", "content": "1+1"}]
     while True:
         status, reply = await post(f"{address}/v1/messages", body, {"x-api-key": key})
@@ -242,19 +325,33 @@ async def through_messages(address, key, stream):
         if not any(one["type"] == "tool_use" for one in blocks):
             return blocks[-1]["text"]
         assert blocks[0]["thinking"] == "hm"
-        results = [{"type": "tool_result", "content": "2"} for one in blocks if one["type"] == "tool_use"]
+        results = [
+            {"type": "tool_result", "content": "2"} for one in blocks if one["type"] == "tool_use"
+        ]
         blocks = [{name: value for name, value in one.items() if name != "id"} for one in blocks]
-        body["messages"] += [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+        body["messages"] += [
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": results},
+        ]
 
 
 async def through_google(address, key, stream):
     """A client that drops thoughts and the ids of calls."""
-    declared = {"name": "add", "description": "adds", "parameters": {"type": "OBJECT", "properties": {}}}
-    body = {"contents": [{"role": "user", "parts": [{"text": "1+1"}]}], "tools": [{"functionDeclarations": [declared]}]}
+    declared = {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "OBJECT", "properties": {}},
+    }
+    body = {
+        "contents": [{"role": "user", "parts": [{"text": "1+1"}]}],
+        "tools": [{"functionDeclarations": [declared]}],
+    }
     body["systemInstruction"] = {"parts": [{"text": "add"}]}
     verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
     while True:
-        status, reply = await post(f"{address}/v1beta/models/agent:{verb}", body, {"x-goog-api-key": key})
+        status, reply = await post(
+            f"{address}/v1beta/models/agent:{verb}", body, {"x-goog-api-key": key}
+        )
         assert status == 200, reply
         parts = (reply[0] if stream else reply)["candidates"][0]["content"]["parts"]
         calls = [part for part in parts if "functionCall" in part]
@@ -263,7 +360,10 @@ async def through_google(address, key, stream):
         for part in calls:
             del part["functionCall"]["id"]
         result = {"functionResponse": {"name": "add", "response": {"output": "2"}}}
-        body["contents"] += [{"role": "model", "parts": calls}, {"role": "user", "parts": [result] * len(calls)}]
+        body["contents"] += [
+            {"role": "model", "parts": calls},
+            {"role": "user", "parts": [result] * len(calls)},
+        ]
 
 
 def as_object(text):
@@ -283,7 +383,9 @@ def test_a_rollout_is_one_sequence_in_both_dialects(through, stream, written):
         return await through(base_url.rpartition("/" + api_key)[0], api_key, stream)
 
     call = f'<think>\nhm\n</think>\n\nI add.  <tool_call>\n{{"name":"add","arguments":{written}}}\n</tool_call>'
-    rollout, policy = play_program(agent, lambda text, _: "It is 2." if "tool_response>\n2" in text else call)
+    rollout, policy = play_program(
+        agent, lambda text, _: "It is 2." if "tool_response>\n2" in text else call
+    )
     assert rollout.answer == "It is 2.", rollout.error
     assert len(rollout.sequences) == 1 and len(rollout.turns) == 2
     assert call in policy.contexts()[1], "what the policy wrote, as it wrote it"
@@ -295,7 +397,9 @@ def test_tokens_are_counted_without_a_turn_of_the_policy():
         google = base_url.removesuffix("v1") + GOOGLE.format("{}").lstrip("/")
         seen = [
             (await post(f"{base_url}/messages/count_tokens", ASK))[1]["input_tokens"],
-            (await post(google.format("countTokens"), {"generateContentRequest": CONTENTS}))[1]["totalTokens"],
+            (await post(google.format("countTokens"), {"generateContentRequest": CONTENTS}))[1][
+                "totalTokens"
+            ],
             (await post(google.format("countTokens"), CONTENTS))[1]["totalTokens"],
         ]
         reply = (await post(google.format("generateContent"), CONTENTS))[1]
@@ -309,9 +413,15 @@ def test_tokens_are_counted_without_a_turn_of_the_policy():
 def test_the_key_is_found_wherever_a_client_puts_it(where):
     async def agent(row, base_url, api_key):
         address = base_url if where == "path" else base_url.rpartition("/" + api_key)[0] + "/v1"
-        headers = {} if where in ("query", "path") else {where: f"Bearer {api_key}" if where[0] == "A" else api_key}
+        headers = (
+            {}
+            if where in ("query", "path")
+            else {where: f"Bearer {api_key}" if where[0] == "A" else api_key}
+        )
         query = f"?key={api_key}" if where == "query" else ""
-        status, reply = await post(f"{address}/models/agent:generateContent{query}", CONTENTS, headers)
+        status, reply = await post(
+            f"{address}/models/agent:generateContent{query}", CONTENTS, headers
+        )
         assert status == 200, reply
         assert (await post(f"{address}/messages", ASK, {"x-api-key": "sk-wrong"}))[0] == (
             200 if where == "path" else 401
@@ -335,12 +445,20 @@ def test_equal_replies_are_told_apart_by_their_handles():
         for i in (1, 0):
             del parts[i][0]["functionCall"]["id"]
             result = {"functionResponse": {"name": "add", "response": {"output": str(i)}}}
-            contents = [ask, {"role": "model", "parts": parts[i]}, {"role": "user", "parts": [result]}]
+            contents = [
+                ask,
+                {"role": "model", "parts": parts[i]},
+                {"role": "user", "parts": [result]},
+            ]
             await post(url, {"contents": contents, "tools": tools})
         return "x"
 
     def say(text, request):
-        return "done" if "tool_response" in text else f"<think>thought {next(number)}</think>" + called("add", "{}")
+        return (
+            "done"
+            if "tool_response" in text
+            else f"<think>thought {next(number)}</think>" + called("add", "{}")
+        )
 
     number = iter(range(2))
     rollout, policy = play_program(agent, say)

@@ -61,9 +61,16 @@ def test_deep_folders_are_malformed(tmp_path, caplog, isolation, where):
     script = tmp_path / "agent.py"
     script.write_text(DEEP.replace("WHERE", where))
     with caplog.at_level(logging.INFO):
-        options = {"workspace": Workspace(isolation=isolation), "reward": lambda rollout, folder: 0.5}
+        options = {
+            "workspace": Workspace(isolation=isolation),
+            "reward": lambda rollout, folder: 0.5,
+        }
         rollout, _ = play_program([sys.executable, str(script)], **options)
-    assert rollout.status == "malformed" and rollout.returned["reward"] == 0.5 and "deep" in caplog.text
+    assert (
+        rollout.status == "malformed"
+        and rollout.returned["reward"] == 0.5
+        and "deep" in caplog.text
+    )
     own = workspace._own_folder(os.getpid())
     assert [path.name for path in own.iterdir()] == ["lock"]
 
@@ -81,19 +88,28 @@ def test_a_start_removes_deep_folders(tmp_path, monkeypatch):
 def test_many_empty_files_are_too_many(tmp_path, caplog, isolation):
     """Also where the command has ended before the trainer has looked for the first time."""
     script = tmp_path / "agent.py"
-    text = DEEP.partition("os.chdir(WHERE)")[0] + "[open(str(i), 'w').close() for i in range(3000)]\nprint('x')"
+    text = (
+        DEEP.partition("os.chdir(WHERE)")[0]
+        + "[open(str(i), 'w').close() for i in range(3000)]\nprint('x')"
+    )
     script.write_text(text)
     for limits in ({"max_files": 2000}, {"max_bytes": 2**19}):
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            rollout, _ = play_program([sys.executable, str(script)], workspace=Workspace(isolation=isolation, **limits))
+            rollout, _ = play_program(
+                [sys.executable, str(script)], workspace=Workspace(isolation=isolation, **limits)
+            )
         assert rollout.status == "malformed" and "workspace allows" in caplog.text
 
 
 def test_kept_files_give_nobody_rights(tmp_path):
     """A program of the user's with setuid would run for whoever starts it with the user's rights."""
     kept = tmp_path / "kept"
-    command = ["sh", "-c", "touch $HOME/tool ./tool; chmod 6755 $HOME/tool ./tool; chmod 1777 $TMPDIR; exit 3"]
+    command = [
+        "sh",
+        "-c",
+        "touch $HOME/tool ./tool; chmod 6755 $HOME/tool ./tool; chmod 1777 $TMPDIR; exit 3",
+    ]
     play_program(command, workspace=Workspace(isolation=ISOLATION, keep_failed=str(kept)))
     modes = [path.lstat().st_mode for path in kept.rglob("*")]
     assert len([*kept.rglob("tool")]) == 2
@@ -123,7 +139,9 @@ def test_a_row_names_no_path_by_itself(tmp_path, outside):
     assert not list(work.iterdir())
 
 
-@pytest.mark.parametrize("files", ["../outside", "a/../../outside", "/etc", "~", "link", "link/key"])
+@pytest.mark.parametrize(
+    "files", ["../outside", "a/../../outside", "/etc", "~", "link", "link/key"]
+)
 def test_no_path_leads_out_of_the_source(tmp_path, outside, files):
     work, tasks = tmp_path / "work", tmp_path / "tasks"
     work.mkdir()
@@ -151,7 +169,12 @@ def test_tests_of_a_bundle_join_the_work(tmp_path):
     work.mkdir(parents=True)
     (work / "left.txt").write_text("by the agent")
     git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@x"]
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["bundle", "create", "-q", "b", "HEAD"]):
+    for arguments in (
+        ["init", "-q"],
+        ["add", "."],
+        ["commit", "-qm", "x"],
+        ["bundle", "create", "-q", "b", "HEAD"],
+    ):
         subprocess.run([*git, *arguments], check=True)
     module.fill_folder(work, "b", str(source))
     assert {path.name for path in work.iterdir()} == {"left.txt", "tests"}

@@ -32,7 +32,9 @@ def post(base_url, key, body, path="/chat/completions", **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers}
     try:
-        with urllib.request.urlopen(urllib.request.Request(base_url + path, data, headers), timeout=60) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(base_url + path, data, headers), timeout=60
+        ) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -44,7 +46,9 @@ def post(base_url, key, body, path="/chat/completions", **headers):
 def session_of(policy):
     chat_format = byte_format()
     renderer = Renderer(chat_format)
-    return Session(Rollout([1], row={}), policy, renderer, LIMITS, max_calls=10_000, max_sequences=10_000)
+    return Session(
+        Rollout([1], row={}), policy, renderer, LIMITS, max_calls=10_000, max_sequences=10_000
+    )
 
 
 async def ask_through(port, key):
@@ -99,7 +103,9 @@ def test_connections_of_a_network_are_limited(caplog):
             connections = []
             for _ in range(8):
                 for _ in range(40):
-                    connection = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port))
+                    connection = await asyncio.to_thread(
+                        socket.create_connection, ("127.0.0.1", port)
+                    )
                     connections.append(stack.enter_context(connection))
                 await asyncio.sleep(0.1)
             open_connections = sum(map(is_open, connections))
@@ -109,7 +115,9 @@ def test_connections_of_a_network_are_limited(caplog):
     open_connections, status = run(with_network(use))
     assert 100 < open_connections <= 128, "the limit, and nothing far below it"
     assert status == 200, "a closed connection leaves its place"
-    messages = [record.getMessage() for record in caplog.records if "connection" in record.getMessage()]
+    messages = [
+        record.getMessage() for record in caplog.records if "connection" in record.getMessage()
+    ]
     assert len(messages) == 1, "the limit is logged once"
 
 
@@ -175,8 +183,12 @@ def test_too_many_parts_are_refused_by_name(more, param):
     "body",
     [
         b'{"model": "agent", "messages": [' + b"{}," * 2**20 + b"{}]}",
-        b'{"model": "agent", "messages": [' + b'{"role": "user", "content": "a"},' * 120_000 + b"{}]}",
-        b'{"model": "agent", "messages": [{"role": "user", "content": [' + b'{"text": "a"},' * 250_000 + b"{}]}]}",
+        b'{"model": "agent", "messages": ['
+        + b'{"role": "user", "content": "a"},' * 120_000
+        + b"{}]}",
+        b'{"model": "agent", "messages": [{"role": "user", "content": ['
+        + b'{"text": "a"},' * 250_000
+        + b"{}]}]}",
         b'{"model": "agent", "tools": ['
         + b'{"type": "mcp"}, {"function": {"name": "f"}}, ' * 30_000
         + b'{"type": "mcp"}], "messages": [{"role": "user", "content": "q"}]}',
@@ -206,7 +218,9 @@ def test_a_large_request_leaves_the_loop_free(body):
         ticking = asyncio.ensure_future(tick())
         chat_format = byte_format()
         policy = Scripted(lambda text, request: "hello", chat_format)
-        await Program(agent).play_episode(Rollout([1], row={}), policy, chat_format, Limits(5, 100, 4000, 8000))
+        await Program(agent).play_episode(
+            Rollout([1], row={}), policy, chat_format, Limits(5, 100, 4000, 8000)
+        )
         ticking.cancel()
 
     run(play())
@@ -216,15 +230,25 @@ def test_a_large_request_leaves_the_loop_free(body):
 @pytest.mark.parametrize("count", [400, 4000])
 def test_parts_of_a_message_take_linear_time(count):
     text = "x" * 200
-    items = [{"type": "message", "role": "assistant", "content": text}, {"type": "function_call", "name": "f"}]
-    blocks = [{"type": "text", "text": text}, {"type": "thinking", "thinking": text}, {"type": "tool_use", "name": "f"}]
+    items = [
+        {"type": "message", "role": "assistant", "content": text},
+        {"type": "function_call", "name": "f"},
+    ]
+    blocks = [
+        {"type": "text", "text": text},
+        {"type": "thinking", "thinking": text},
+        {"type": "tool_use", "name": "f"},
+    ]
     parts = [{"text": text}, {"text": text, "thought": True}, {"functionCall": {"name": "f"}}]
     user = {"role": "user", "content": "q"}
     started = time.monotonic()
     Responses().read_request({"model": "agent", "input": [user, *items * count]})
-    Messages().read_request({"messages": [user, {"role": "assistant", "content": blocks * count * 8}, user]})
+    Messages().read_request(
+        {"messages": [user, {"role": "assistant", "content": blocks * count * 8}, user]}
+    )
     Google().read_request(
-        {"contents": [{"role": "model", "parts": parts * count * 8}]}, "/models/agent:generateContent"
+        {"contents": [{"role": "model", "parts": parts * count * 8}]},
+        "/models/agent:generateContent",
     )
     assert time.monotonic() - started < count / 1000
 
@@ -248,7 +272,9 @@ def test_requests_of_any_kind_have_a_limit(path, body):
         refused = 0
         for _ in range(200):
             data = None if body is None else json.dumps(body).encode()
-            request = urllib.request.Request(base_url + path, data, {"Authorization": f"Bearer {api_key}"})
+            request = urllib.request.Request(
+                base_url + path, data, {"Authorization": f"Bearer {api_key}"}
+            )
             try:
                 urllib.request.urlopen(request).close()
             except urllib.error.HTTPError as error:
@@ -269,11 +295,18 @@ def test_calls_of_large_llms_are_limited():
 
     def agent(row, base_url, api_key):
         post(base_url, api_key, ASK)
-        replies = [post(base_url, api_key, {**ASK, "model": "big", "max_tokens": 10**6}) for _ in range(9)]
-        return {"answer": [status for status, _ in replies], "code": replies[-1][1]["error"]["code"]}
+        replies = [
+            post(base_url, api_key, {**ASK, "model": "big", "max_tokens": 10**6}) for _ in range(9)
+        ]
+        return {
+            "answer": [status for status, _ in replies],
+            "code": replies[-1][1]["error"]["code"],
+        }
 
     rollout, _ = play_program(agent, llms={"big": big}, max_llm_calls=5)
-    assert rollout.answer == str([200] * 5 + [400] * 4) and rollout.returned["code"] == "rollout_ended"
+    assert (
+        rollout.answer == str([200] * 5 + [400] * 4) and rollout.returned["code"] == "rollout_ended"
+    )
     assert rollout.counts["program/limits_reached"] == 1
     assert calls == [100] * 5, "a request lowers a model's own limit and does not raise it"
     calls.clear()
@@ -304,7 +337,11 @@ def test_deep_settings_end_no_run():
         for depth in range(900, 1000, 3):
             for name in ("temperature", "tool_choice", "tools"):
                 value = b"[" * depth + b"]" * depth
-                post(base_url, api_key, b'{"%s": %s, %s' % (name.encode(), value, json.dumps(ASK).encode()[1:]))
+                post(
+                    base_url,
+                    api_key,
+                    b'{"%s": %s, %s' % (name.encode(), value, json.dumps(ASK).encode()[1:]),
+                )
         return {"answer": "x"}
 
     assert answered(agent, max_calls=1000, max_sequences=1000) == "x"
@@ -322,7 +359,8 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
             head.format("x", "").encode() + body,
             head.format(len(body), "Content-Encoding: gzip\r\n").encode() + body,
             head.format(len(body), f"X: {'a' * 20_000}\r\n").encode() + body,
-            head.replace("Content-Length: {}", "Transfer-Encoding: chunked").format("").encode() + b"zz\r\nxx\r\n",
+            head.replace("Content-Length: {}", "Transfer-Encoding: chunked").format("").encode()
+            + b"zz\r\nxx\r\n",
             b"\x16\x03\x01 no HTTP\r\n\r\n",
         ]
         for request in requests:
@@ -332,14 +370,18 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
                         connection.sendall(request)
                         time.sleep(seconds)
                         if reset:
-                            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                            connection.setsockopt(
+                                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                            )
         time.sleep(0.3)
         status, _ = post(base_url, api_key, ASK)
         return {"answer": status}
 
     with caplog.at_level(logging.INFO):
         assert answered(agent, delay=0.1, max_calls=100, max_sequences=100) == 200
-    assert [record for record in caplog.records if record.exc_info or record.levelno > logging.INFO] == []
+    assert [
+        record for record in caplog.records if record.exc_info or record.levelno > logging.INFO
+    ] == []
 
 
 def test_bytes_that_are_no_text_fail_no_rollout():

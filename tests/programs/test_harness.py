@@ -40,7 +40,11 @@ def own(tmp_path, **changes):
     return Harness(**{**settings, **changes})
 
 
-ROW = {"question": "what {url}?", "answers": ["SECRET"], "prompt": [{"role": "system", "content": "EVOLVED. "}]}
+ROW = {
+    "question": "what {url}?",
+    "answers": ["SECRET"],
+    "prompt": [{"role": "system", "content": "EVOLVED. "}],
+}
 
 
 def test_a_harness_is_told_the_address_and_the_prompt_in_its_own_way(tmp_path):
@@ -59,9 +63,13 @@ def test_without_a_file_for_prompts_they_stand_in_front(tmp_path):
 def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
     rollout, _ = play_program(own(tmp_path, answer=("trace.json", "info", "settings")), row=ROW)
     found = json.loads(rollout.answer.replace("'", '"'))
-    assert found["n"] == [LIMITS.max_context, LIMITS.max_turn_tokens] and found["by"] == "completions"
+    assert (
+        found["n"] == [LIMITS.max_context, LIMITS.max_turn_tokens] and found["by"] == "completions"
+    )
     small = Limits(max_turn_tokens=4000, max_tokens=4000, max_context=900)
-    rollout, _ = play_program(own(tmp_path, answer=("trace.json", "info", "settings", "n")), row=ROW, limits=small)
+    rollout, _ = play_program(
+        own(tmp_path, answer=("trace.json", "info", "settings", "n")), row=ROW, limits=small
+    )
     assert rollout.answer == "[900, 900]"
     for missing in ("no.json", "trace.json"):
         rollout, _ = play_program(own(tmp_path, answer=(missing, "info", "nothing")), row=ROW)
@@ -69,12 +77,16 @@ def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("spoils", ["os.mkfifo(file)", "os.symlink(OUTSIDE, file)", "os.mkdir(file)"])
+@pytest.mark.parametrize(
+    "spoils", ["os.mkfifo(file)", "os.symlink(OUTSIDE, file)", "os.mkdir(file)"]
+)
 def test_files_that_the_trainer_reads_after_a_harness_are_files_of_its_own(tmp_path, spoils):
     """No pipe, which would hold up all rollouts, and no link to what the harness itself may not write."""
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "a.json").write_text('{"info": "from outside", "role": "assistant", "content": "from outside"}')
+    (outside / "a.json").write_text(
+        '{"info": "from outside", "role": "assistant", "content": "from outside"}'
+    )
     ends = f"""
 file = home + "/trace.json"
 os.remove(file), os.mkdir(home + "/sessions"), os.symlink({str(outside)!r}, home + "/sessions/linked")
@@ -88,7 +100,9 @@ os.remove(file), os.mkdir(home + "/sessions"), os.symlink({str(outside)!r}, home
 
 
 def test_a_harness_that_gives_up_at_a_reply_that_was_cut_learns(tmp_path):
-    giving_up = AGENT.replace('print("log line', 'sys.exit("Incomplete") if said else print("log line')
+    giving_up = AGENT.replace(
+        'print("log line', 'sys.exit("Incomplete") if said else print("log line'
+    )
     for text, status in (("x" * 999, "malformed"), ("whole", "failed")):
         one = own(tmp_path)
         (tmp_path / "agent.py").write_text(giving_up)
@@ -101,12 +115,21 @@ def test_a_harness_that_gives_up_at_an_empty_reply_learns(tmp_path):
     (tmp_path / "agent.py").write_text(
         AGENT.replace('print("log line', 'sys.exit("Empty") if not said else print("log line')
     )
-    assert play_program(one, lambda *_: "<think>\nhm\n</think>\n\n", row=ROW)[0].status == "malformed"
+    assert (
+        play_program(one, lambda *_: "<think>\nhm\n</think>\n\n", row=ROW)[0].status == "malformed"
+    )
     assert play_program(one, lambda *_: "whole", row=ROW)[0].status == "answered"
 
 
 def test_the_table_of_harnesses():
-    assert set(HARNESSES) == {"mini-swe-agent", "codex", "opencode", "pi", "qwen-code", "gemini-cli"}
+    assert set(HARNESSES) == {
+        "mini-swe-agent",
+        "codex",
+        "opencode",
+        "pi",
+        "qwen-code",
+        "gemini-cli",
+    }
     for name, one in HARNESSES.items():
         assert one.version and one.package and "{task}" in one.command and harness(name) == one
         for text in one.files.values():
@@ -120,7 +143,9 @@ def test_the_table_of_harnesses():
 
 
 def test_a_harness_that_is_not_installed_is_named():
-    with pytest.raises(Misconfigured, match="no program 'no-such-agent' in PATH: install own: npm i own"):
+    with pytest.raises(
+        Misconfigured, match="no program 'no-such-agent' in PATH: install own: npm i own"
+    ):
         Program(Harness("own", ("no-such-agent",), {"chat": ("", "")}, package="npm i own")).check()
 
 
@@ -135,5 +160,7 @@ def test_another_version_than_was_tried_is_said(tmp_path, monkeypatch, caplog):
     for version, said in (("2.0.1", False), ("1.9.0", True)):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            Harness("own", ("own",), {"chat": ("", "")}, version=version, package="npm install -g own").check()
+            Harness(
+                "own", ("own",), {"chat": ("", "")}, version=version, package="npm install -g own"
+            ).check()
         assert ("installed in version 2.0.1" in caplog.text) == said

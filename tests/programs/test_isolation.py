@@ -51,7 +51,12 @@ def probe(folder):
     os.environ["A_KEY"] = "SECRET"
     sockets = [str(folder / "socket"), str(beside / "socket")]
     with listening(*sockets, "\0agentic-test"), socket.create_server(("127.0.0.1", 0)) as server:
-        others = [str(module._base()), str(project / "runs"), os.path.expanduser("~/.ssh"), str(project / "task/tests")]
+        others = [
+            str(module._base()),
+            str(project / "runs"),
+            os.path.expanduser("~/.ssh"),
+            str(project / "task/tests"),
+        ]
         asked = {
             "paths": [*map(str, secrets), *others, str(project / "lib.py")],
             "sockets": sockets,
@@ -59,8 +64,12 @@ def probe(folder):
             "port": server.getsockname()[1],
         }
         (folder / "asked.json").write_text(json.dumps(asked))
-        workspace = Workspace(shows=[str(project)], hides=[str(project / ".env")], source=str(project))
-        program = Program([sys.executable, str(PROBE), str(folder / "asked.json")], workspace=workspace)
+        workspace = Workspace(
+            shows=[str(project)], hides=[str(project / ".env")], source=str(project)
+        )
+        program = Program(
+            [sys.executable, str(PROBE), str(folder / "asked.json")], workspace=workspace
+        )
         program.keep_private([str(project / "runs"), str(project / "tasks.jsonl")])
         rollout, _ = play_program(program, row={"question": "q", "tests": "task/tests"})
     assert rollout.status == "answered", rollout.error
@@ -71,7 +80,17 @@ def check(seen, shown):
     assert seen["user"] != 0 and seen["no_new_privileges"] == "1" and seen["filter"] == "2"
     assert seen["user_namespace"] == seen["keyring"] == errno.EPERM and seen["vsock"]
     assert seen["readable"] == [shown]
-    nothing = ["capabilities", "kernel_files", "run", "writable", "disks", "processes", "sockets", "memory", "secrets"]
+    nothing = [
+        "capabilities",
+        "kernel_files",
+        "run",
+        "writable",
+        "disks",
+        "processes",
+        "sockets",
+        "memory",
+        "secrets",
+    ]
     assert not {name: seen[name] for name in nothing if seen[name]}
     assert not seen["abstract"] and not seen["port"]
     assert (seen["home"], seen["cwd"]) == ("/tmp/agent/home", "/tmp/agent/work")
@@ -101,7 +120,9 @@ def test_nothing_is_reached_from_another_user(tmp_path):
     user, home = str(UNPRIVILEGED_USER), os.path.expanduser("~")
     needed = [sys.prefix, sys.base_prefix, str(ROOT), str(folder)]
     binds = [("--bind", path, path) for path in needed if path.startswith((home, "/tmp"))]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *filter(os.path.isabs, sys.path)])
+    paths = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT / "tests"), *filter(os.path.isabs, sys.path)]
+    )
     environment = {
         **os.environ,
         "PYTHONPATH": paths,
@@ -144,7 +165,9 @@ def test_no_process_outlives_its_rollout(tmp_path, isolation):
     mark = f"{7000 + os.getpid() % 1000}.{isolation == 'none':d}"
     script = tmp_path / "agent.py"
     script.write_text(LEAVES_PROCESSES.replace("MARK", repr(mark)))
-    rollout, _ = play_program([sys.executable, str(script)], workspace=Workspace(isolation=isolation))
+    rollout, _ = play_program(
+        [sys.executable, str(script)], workspace=Workspace(isolation=isolation)
+    )
     assert rollout.answer == "x", rollout.error
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert f"sleep {mark}" not in running
@@ -159,7 +182,9 @@ def test_no_secret_is_inherited(tmp_path, monkeypatch, isolation):
     rollout, _ = play_program(["sh", "-c", 'env > "$HOME/env"; exit 3'], workspace=workspace)
     assert "ended with 3" in str(rollout.error)
     kept = tmp_path / "kept"
-    workspace = Workspace(isolation=isolation, network=True, environment={"MINE": "1"}, keep_failed=str(kept))
+    workspace = Workspace(
+        isolation=isolation, network=True, environment={"MINE": "1"}, keep_failed=str(kept)
+    )
     play_program(["sh", "-c", 'env > "$HOME/env"; exit 3'], workspace=workspace)
     (environment,) = kept.rglob("env")
     assert "SECRET" not in environment.read_text() and "MINE=1" in environment.read_text()
@@ -171,7 +196,10 @@ def test_a_rollout_that_is_cancelled_leaves_nothing(tmp_path):
     started = time.monotonic()
     rollout, _ = play_program(["sleep", mark], workspace=Workspace(), timeout=1.0)
     assert rollout.error.kind == "TimedOut" and time.monotonic() - started < 30
-    assert f"sleep {mark}" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert (
+        f"sleep {mark}"
+        not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    )
 
 
 @needs_sandbox

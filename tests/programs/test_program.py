@@ -15,7 +15,15 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from agentic_prompting.llm import Budget, FunctionChat, Misconfigured, Reply, ServerFailed, Usage, charge
+from agentic_prompting.llm import (
+    Budget,
+    FunctionChat,
+    Misconfigured,
+    Reply,
+    ServerFailed,
+    Usage,
+    charge,
+)
 from agentic_prompting.programs import Program
 from agentic_prompting.rollout import Limits, PlainText, rollout_seed
 from support.programs import ADD, byte_format, byte_tokenizer, called, play_program
@@ -28,7 +36,9 @@ def client(base_url, api_key, **options):
 
 
 async def say(base_url, api_key, messages=ASK, **options):
-    made = await client(base_url, api_key).chat.completions.create(model="agent", messages=messages, **options)
+    made = await client(base_url, api_key).chat.completions.create(
+        model="agent", messages=messages, **options
+    )
     return made.choices[0]
 
 
@@ -41,7 +51,10 @@ def test_a_history_is_one_sequence_of_sampled_ids():
         messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
         for i in range(3):
             said = (await say(base_url, api_key, messages)).message
-            messages += [said, {"role": "user", "content": f"more {i}"}]  # the client's own object goes back
+            messages += [
+                said,
+                {"role": "user", "content": f"more {i}"},
+            ]  # the client's own object goes back
         return said.content
 
     turn = "<think>\nhm\n</think>\n\nyes  "  # whose thought the template drops from a history, and the client as well
@@ -71,7 +84,10 @@ def test_branches_and_rewrites_have_each_token_once_whatever_the_order():
         await asyncio.gather(*(later(i, f"a summary {i}") for i in range(2)))
         return "x"
 
-    plays = [play_program(agent, lambda _, asked: str(asked.seed % 1000), row={"forward": one})[0] for one in (1, 0)]
+    plays = [
+        play_program(agent, lambda _, asked: str(asked.seed % 1000), row={"forward": one})[0]
+        for one in (1, 0)
+    ]
     found = [[one.prompt_ids + one.ids for one in rollout.sequences] for rollout in plays]
     assert found[0] == found[1] and len(found[0]) == 5 and len(plays[0].turns) == 6
     sampled = sum(len(byte_tokenizer()(turn.text)["input_ids"]) + 1 for turn in plays[0].turns)
@@ -86,7 +102,10 @@ def test_the_same_question_twice_is_a_vote_with_two_samples():
 
     rollout, policy = play_program(agent, lambda text, request: str(request.seed % 1000))
     assert len({request.seed for request in policy.requests}) == 3 and len(rollout.sequences) == 3
-    assert rollout.answer == play_program(agent, lambda text, request: str(request.seed % 1000))[0].answer
+    assert (
+        rollout.answer
+        == play_program(agent, lambda text, request: str(request.seed % 1000))[0].answer
+    )
 
 
 def test_tools_and_their_results_stay_in_the_sequence():
@@ -94,21 +113,33 @@ def test_tools_and_their_results_stay_in_the_sequence():
         messages = [{"role": "user", "content": "1+1"}]
         got = await say(base_url, api_key, messages, tools=[ADD])
         assert got.finish_reason == "tool_calls" and got.message.content == "I add."
-        assert [json.loads(call.function.arguments) for call in got.message.tool_calls] == [{"a": 1}, {"a": 2}]
+        assert [json.loads(call.function.arguments) for call in got.message.tool_calls] == [
+            {"a": 1},
+            {"a": 2},
+        ]
         messages += [got.message]
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in got.message.tool_calls]
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": "2"}
+            for call in got.message.tool_calls
+        ]
         return (await say(base_url, api_key, messages, tools=[ADD])).message.content
 
     calls = "\n".join(["I add.", called("add", '{"a": 1}'), called("add", '{"a": 2}')])
-    rollout, policy = play_program(agent, lambda text, _: "It is 2." if "tool_response" in text else calls)
+    rollout, policy = play_program(
+        agent, lambda text, _: "It is 2." if "tool_response" in text else calls
+    )
     assert rollout.answer == "It is 2." and len(rollout.sequences) == 1
-    functions = [{"type": "function", "function": {"name": "add", "arguments": {"a": i}}} for i in (1, 2)]
+    functions = [
+        {"type": "function", "function": {"name": "add", "arguments": {"a": i}}} for i in (1, 2)
+    ]
     history = [
         {"role": "user", "content": "1+1"},
         {"role": "assistant", "content": "I add.", "tool_calls": functions},
         *[{"role": "tool", "content": "2"}] * 2,
     ]
-    whole = byte_tokenizer().apply_chat_template(history, tools=[ADD], tokenize=False, add_generation_prompt=True)
+    whole = byte_tokenizer().apply_chat_template(
+        history, tools=[ADD], tokenize=False, add_generation_prompt=True
+    )
     assert policy.contexts()[1] == whole
 
 
@@ -120,12 +151,22 @@ def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
         messages = [*ASK]
         (call,) = (await say(base_url, api_key, messages, tools=[ADD])).message.tool_calls
         assert call.function.arguments.startswith(broken)
-        wrapped = {"name": "add", "arguments": json.dumps({"INVALID_JSON": call.function.arguments})}
-        messages += [{"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": wrapped}]}]
+        wrapped = {
+            "name": "add",
+            "arguments": json.dumps({"INVALID_JSON": call.function.arguments}),
+        }
+        messages += [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": call.id, "type": "function", "function": wrapped}],
+            }
+        ]
         messages += [{"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
         return (await say(base_url, api_key, messages, tools=[ADD])).message.content
 
-    rollout, policy = play_program(agent, lambda text, _: "sorry" if "no JSON" in text else called("add", broken))
+    rollout, policy = play_program(
+        agent, lambda text, _: "sorry" if "no JSON" in text else called("add", broken)
+    )
     assert rollout.answer == "sorry" and len(rollout.sequences) == 1
     assert "INVALID_JSON" not in policy.contexts()[1]
 
@@ -133,7 +174,8 @@ def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
 def test_a_call_hashes_only_its_new_tokens(monkeypatch):
     hashed, whole = [], lambda ids: zlib.crc32(array("q", ids).tobytes())
     monkeypatch.setattr(
-        "agentic_prompting.programs.call_tree.array", lambda kind, ids: hashed.append(ids) or array(kind, ids)
+        "agentic_prompting.programs.call_tree.array",
+        lambda kind, ids: hashed.append(ids) or array(kind, ids),
     )
 
     async def agent(row, base_url, api_key):
@@ -144,7 +186,9 @@ def test_a_call_hashes_only_its_new_tokens(monkeypatch):
 
     _, policy = play_program(agent)
     assert sum(map(len, hashed)) == len(policy.requests[-1].context)
-    assert [one.seed for one in policy.requests] == [rollout_seed(0, whole(one.context), 0) for one in policy.requests]
+    assert [one.seed for one in policy.requests] == [
+        rollout_seed(0, whole(one.context), 0) for one in policy.requests
+    ]
 
 
 def test_calls_of_a_long_conversation_hold_it_once():
@@ -161,7 +205,11 @@ def test_calls_of_a_long_conversation_hold_it_once():
     lists = [one for call in calls for one in vars(call).values() if isinstance(one, list)]
     assert sum(map(len, lists)) < 2 * len(calls[-1].context)
     assert [len(call.request.messages) for call in calls] == [*range(1, 16, 2)]
-    assert len({id(call.request.messages[0]) for call in calls}) == len({id(call.request.tools) for call in calls}) == 1
+    assert (
+        len({id(call.request.messages[0]) for call in calls})
+        == len({id(call.request.tools) for call in calls})
+        == 1
+    )
 
 
 def test_stop_and_max_tokens():
@@ -170,24 +218,37 @@ def test_stop_and_max_tokens():
         cut = await say(base_url, api_key, [{"role": "user", "content": "other"}], max_tokens=3)
         return {
             "answer": "x",
-            "seen": [stopped.message.content, stopped.finish_reason, cut.message.content, cut.finish_reason],
+            "seen": [
+                stopped.message.content,
+                stopped.finish_reason,
+                cut.message.content,
+                cut.finish_reason,
+            ],
         }
 
     rollout, _ = play_program(agent, lambda text, request: "<a>x</a> and more")
     assert rollout.returned["seen"] == ["<a>x", "stop", "<a>", "length"]
-    assert {decoded(one.ids) for one in rollout.sequences} == {"<a>x</a>", "<a>"}, "what came after is not learned"
+    assert {decoded(one.ids) for one in rollout.sequences} == {"<a>x</a>", "<a>"}, (
+        "what came after is not learned"
+    )
 
 
-def test_a_stop_at_the_end_of_a_long_reply_is_found_without_reading_it_anew_for_each_token(monkeypatch):
+def test_a_stop_at_the_end_of_a_long_reply_is_found_without_reading_it_anew_for_each_token(
+    monkeypatch,
+):
     async def agent(row, base_url, api_key):
         return (await say(base_url, api_key, stop=["</answer>"])).message.content
 
     read = []
     tokenizer = byte_format("qwen3").tokenizer
     decode = tokenizer.decode
-    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: read.append(len(ids)) or decode(ids, **options))
+    monkeypatch.setattr(
+        tokenizer, "decode", lambda ids, **options: read.append(len(ids)) or decode(ids, **options)
+    )
     limits = Limits(5, 4000, 4000, 8000)
-    rollout, _ = play_program(agent, lambda text, request: "x" * 3000 + "</answer>..", limits=limits)
+    rollout, _ = play_program(
+        agent, lambda text, request: "x" * 3000 + "</answer>..", limits=limits
+    )
     assert rollout.answer == "x" * 3000 and len(rollout.ids) == 3009
     assert sum(read) < 20 * 3000
 
@@ -218,7 +279,10 @@ def test_long_messages_are_rendered_beside_the_loop_that_serves_all_rollouts(mon
 def test_logprobs_are_those_of_the_sampled_tokens():
     async def agent(row, base_url, api_key):
         choice = await say(base_url, api_key, logprobs=True)
-        return {"answer": "x", "seen": [(one.token, one.logprob) for one in choice.logprobs.content]}
+        return {
+            "answer": "x",
+            "seen": [(one.token, one.logprob) for one in choice.logprobs.content],
+        }
 
     rollout, _ = play_program(agent, lambda text, request: "ab")
     assert rollout.returned["seen"] == [("a", -0.5), ("b", -0.5), ("<|im_end|>", -0.1)]
@@ -232,17 +296,22 @@ def test_a_format_of_the_reply_is_refused_in_both_protocols_with_the_way_out(kin
             await say(base_url, api_key, response_format={"type": kind})
         form = {"type": kind, "name": "x", "schema": {"type": "object"}}
         with pytest.raises(openai.BadRequestError) as responses:
-            await client(base_url, api_key).responses.create(model="agent", input="q", text={"format": form})
+            await client(base_url, api_key).responses.create(
+                model="agent", input="q", text={"format": form}
+            )
         assert (chat.value.param, responses.value.param) == ("response_format", "text.format")
         assert all(
-            "without constraints" in str(one.value) and "mistakes=" in str(one.value) for one in (chat, responses)
+            "without constraints" in str(one.value) and "mistakes=" in str(one.value)
+            for one in (chat, responses)
         )
         return "refused"
 
     assert play_program(agent)[0].answer == "refused"
 
 
-@pytest.mark.parametrize("wish", [{"n": 2}, {"response_format": {"type": "json_object"}}, {"top_logprobs": 3}])
+@pytest.mark.parametrize(
+    "wish", [{"n": 2}, {"response_format": {"type": "json_object"}}, {"top_logprobs": 3}]
+)
 def test_what_is_not_offered_is_refused_by_name(wish):
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)
@@ -311,7 +380,9 @@ def test_rewards_that_the_program_returns():
             client.chat.completions.create(model="agent", messages=ASK)
         return row["returns"]
 
-    played = [play_program(agent, row={"returns": one})[0] for one in (0.25, {"answer": "x", "reward": 1})]
+    played = [
+        play_program(agent, row={"returns": one})[0] for one in (0.25, {"answer": "x", "reward": 1})
+    ]
     assert Program.reward(played) == [0.25, 1.0] and played[1].answer == "x"
     unrewarded = play_program(agent, row={"returns": "text"})[0]
     with pytest.raises(ValueError, match="no reward"):
@@ -409,7 +480,11 @@ def test_too_many_calls_and_sequences():
     for options in ({"max_calls": 3}, {"max_sequences": 3}):
         rollout, policy = play_program(agent, **options)
         assert "over" in refusals[-1] and not any(letter.isdigit() for letter in refusals[-1])
-        assert rollout.status == "out_of_turns" and len(policy.requests) == 3 and len(rollout.sequences) == 3
+        assert (
+            rollout.status == "out_of_turns"
+            and len(policy.requests) == 3
+            and len(rollout.sequences) == 3
+        )
         assert rollout.counts["program/limits_reached"] == 1
 
 
@@ -461,7 +536,11 @@ def test_a_program_that_compacts_goes_on():
 def test_a_blocking_client_in_a_coroutine_and_a_plain_function():
     async def blocking(row, base_url, api_key):
         with OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=20) as client:
-            return client.chat.completions.create(model="agent", messages=ASK).choices[0].message.content
+            return (
+                client.chat.completions.create(model="agent", messages=ASK)
+                .choices[0]
+                .message.content
+            )
 
     def plain(row, base_url, api_key):
         return asyncio.run(blocking(row, base_url, api_key))
@@ -493,18 +572,26 @@ def test_the_system_prompt_of_the_run():
 def test_a_client_that_hangs_up_leaves_no_trace():
     async def agent(row, base_url, api_key):
         with pytest.raises(openai.APITimeoutError):
-            await client(base_url, api_key, timeout=0.3).chat.completions.create(model="agent", messages=ASK)
+            await client(base_url, api_key, timeout=0.3).chat.completions.create(
+                model="agent", messages=ASK
+            )
         return (await say(base_url, api_key)).message.content
 
-    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0, max_sequences=1)
+    rollout, policy = play_program(
+        agent, lambda text, request: str(request.seed), delay=1.0, max_sequences=1
+    )
     assert len(policy.requests) == 2 and len(rollout.turns) == 1 and len(rollout.sequences) == 1
-    assert policy.requests[0].seed == policy.requests[1].seed, "asked again, it is the same question"
+    assert policy.requests[0].seed == policy.requests[1].seed, (
+        "asked again, it is the same question"
+    )
 
 
 def test_a_reply_that_is_asked_for_again_leaves_the_loss():
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)
-        again = (await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})).message
+        again = (
+            await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})
+        ).message
         return (await say(base_url, api_key, [*ASK, again, *ASK])).message.content
 
     rollout, policy = play_program(agent, max_sequences=1)
@@ -518,7 +605,9 @@ def test_a_vote_is_no_retry_of_another_one():
     async def agent(row, base_url, api_key):
         first = await say(base_url, api_key)
         with pytest.raises(openai.APITimeoutError):
-            await client(base_url, api_key, timeout=0.2).chat.completions.create(model="agent", messages=ASK)
+            await client(base_url, api_key, timeout=0.2).chat.completions.create(
+                model="agent", messages=ASK
+            )
         again = await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})
         return first.message.content + again.message.content
 
@@ -545,8 +634,12 @@ def test_untrained_calls_and_auxiliary_ones():
         await say(base_url, api_key, [{"role": "user", "content": "a title, please"}])
         messages = [*ASK]
         messages.append((await say(base_url, api_key, messages, tools=[ADD])).message)
-        summary = (await say(base_url, api_key, [{"role": "user", "content": "sum up"}])).message.content
-        await say(base_url, api_key, [{"role": "user", "content": f"so far: {summary}"}], tools=[ADD])
+        summary = (
+            await say(base_url, api_key, [{"role": "user", "content": "sum up"}])
+        ).message.content
+        await say(
+            base_url, api_key, [{"role": "user", "content": f"so far: {summary}"}], tools=[ADD]
+        )
         return "x"
 
     def write(text, request):
@@ -557,8 +650,12 @@ def test_untrained_calls_and_auxiliary_ones():
     assert roles["A fine title<|im_end|>"] == ("auxiliary", False)
     assert roles["we did much<|im_end|>"] == ("agent", True), "the summary comes back"
     assert rollout.counts["program/auxiliary_calls"] == 1 and rollout.role == "agent"
-    chosen, _ = play_program(agent, write, trains=lambda call: "title" in call.request.messages[-1].text)
-    assert [decoded(one.ids) for one in chosen.sequences if sum(one.mask)] == ["A fine title<|im_end|>"]
+    chosen, _ = play_program(
+        agent, write, trains=lambda call: "title" in call.request.messages[-1].text
+    )
+    assert [decoded(one.ids) for one in chosen.sequences if sum(one.mask)] == [
+        "A fine title<|im_end|>"
+    ]
 
 
 def test_a_second_model_name_is_auxiliary_beside_the_first():
@@ -592,7 +689,9 @@ print(json.dumps({"answer": said.choices[0].message.content}))
 def test_a_command_reads_its_row_from_a_file_without_the_truth(tmp_path):
     (tmp_path / "agent.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "agent.py"), "{question}"]
-    rollout, policy = play_program(command, row={"question": "why {x}?", "answers": ["SECRET"]}, timeout=60)
+    rollout, policy = play_program(
+        command, row={"question": "why {x}?", "answers": ["SECRET"]}, timeout=60
+    )
     assert rollout.answer == "hello", rollout.error
     assert "SECRET" not in policy.contexts()[0]
 
@@ -606,7 +705,10 @@ def test_commands_end_with_their_whole_group(tmp_path):
         "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(60)"
     )
     started = time.monotonic()
-    command = [sys.executable, *(str(tmp_path / name) for name in ("agent.py", "child.py", "alive"))]
+    command = [
+        sys.executable,
+        *(str(tmp_path / name) for name in ("agent.py", "child.py", "alive")),
+    ]
     rollout, _ = play_program(command, timeout=1.5)
     assert rollout.error.kind == "TimedOut" and time.monotonic() - started < 20
     time.sleep(4)
@@ -614,7 +716,12 @@ def test_commands_end_with_their_whole_group(tmp_path):
 
 
 def test_exit_codes(tmp_path):
-    command = [sys.executable, "-c", SCRIPT.replace("print(json", "sys.exit('no such thing'); print(json"), "q"]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT.replace("print(json", "sys.exit('no such thing'); print(json"),
+        "q",
+    ]
     rollout, _ = play_program(command, timeout=60)
     assert rollout.status == "failed" and "no such thing" in str(rollout.error)
     rollout, _ = play_program(command, mistakes=(1,), timeout=60)
@@ -635,10 +742,15 @@ def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog
     found = []
 
     def agent(row, base_url, api_key):
-        body = json.dumps({"model": "agent", "messages": [{"role": ["user"], "content": "q"}]}).encode()
+        body = json.dumps(
+            {"model": "agent", "messages": [{"role": ["user"], "content": "q"}]}
+        ).encode()
         paths = "/embeddings", "/v1/chat/completions", *["/chat/completions"] * 5
         bodies = body, body, None, b"x" * (2**22 + 1), body, body, body
-        found.extend(requested(base_url + path, given, api_key) for path, given in zip(paths, bodies, strict=True))
+        found.extend(
+            requested(base_url + path, given, api_key)
+            for path, given in zip(paths, bodies, strict=True)
+        )
         assert not any(api_key in json.dumps(error) for _, error in found)
 
     rollout, _ = play_program(agent)
@@ -649,14 +761,22 @@ def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog
     assert "base_url ends with /v1 already" in found[1][1]["message"]
     assert found[2][1]["message"].startswith("GET /v1/chat/completions is not served")
     assert found[3][1]["code"] == "request_too_large" and "4194304" in found[3][1]["message"]
-    told = [one for one in caplog.records if "cannot be read" in one.getMessage() and one.levelname == "WARNING"]
+    told = [
+        one
+        for one in caplog.records
+        if "cannot be read" in one.getMessage() and one.levelname == "WARNING"
+    ]
     assert len(told) == 1, "once, however often an agent sends it"
 
 
-@pytest.mark.parametrize(("options", "says"), [({"host": "no.such.host"}, "not known"), ({"port": 99999}, "0-65535")])
+@pytest.mark.parametrize(
+    ("options", "says"), [({"host": "no.such.host"}, "not known"), ({"port": 99999}, "0-65535")]
+)
 def test_an_address_that_cannot_be_opened_is_named(options, says):
     program = Program(lambda row, base_url, api_key: None, **options)
-    with pytest.raises(Misconfigured, match=f"the address of programs cannot be opened on host=.*{says}"):
+    with pytest.raises(
+        Misconfigured, match=f"the address of programs cannot be opened on host=.*{says}"
+    ):
         program.check()
 
 

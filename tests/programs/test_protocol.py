@@ -35,7 +35,11 @@ def chat(message):
 
 
 def responses(*items):
-    return Responses().read_request({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]}).messages
+    return (
+        Responses()
+        .read_request({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]})
+        .messages
+    )
 
 
 def messages(*blocks, said=None):
@@ -46,7 +50,11 @@ def messages(*blocks, said=None):
 
 def google(*parts):
     contents = [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": list(parts)}]
-    return Google().read_request({"contents": contents}, "/v1beta/models/agent:generateContent").messages
+    return (
+        Google()
+        .read_request({"contents": contents}, "/v1beta/models/agent:generateContent")
+        .messages
+    )
 
 
 def function(arguments, id="call_1", **more):
@@ -120,7 +128,11 @@ def test_a_text_is_known_however_it_comes_back(shape):
 
 
 def test_other_values_are_another_call():
-    for other in ('{"path": "b.txt", "size": 1, "text": "hi é\\n"}', '{"path": "a.txt"}', "{broken"):
+    for other in (
+        '{"path": "b.txt", "size": 1, "text": "hi é\\n"}',
+        '{"path": "a.txt"}',
+        "{broken",
+    ):
         assert list(conversation_keys((), chat(function(other)))) != list(
             conversation_keys((), [ChatMessage("user", "q"), OURS])
         )
@@ -145,8 +157,14 @@ def test_responses_tools_are_flattened_and_hosted_ones_dropped():
             "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "c"}],
         },
     ]
-    asked = Responses().read_request({"model": "agent", "input": "q", "instructions": "be brief", "tools": tools})
-    assert [tool["function"]["name"] for tool in asked.tools] == ["f", "g", "c"] and asked.custom_tools == {"c"}
+    asked = Responses().read_request(
+        {"model": "agent", "input": "q", "instructions": "be brief", "tools": tools}
+    )
+    assert [tool["function"]["name"] for tool in asked.tools] == [
+        "f",
+        "g",
+        "c",
+    ] and asked.custom_tools == {"c"}
     assert all(set(tool) == {"type", "function"} for tool in asked.tools)
     assert asked.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "q"))
 
@@ -168,7 +186,9 @@ def test_responses_that_are_refused(body):
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("body", [None, {}, {"messages": ["x"]}, {"messages": [{"role": "boss"}]}, {"messages": []}])
+@pytest.mark.parametrize(
+    "body", [None, {}, {"messages": ["x"]}, {"messages": [{"role": "boss"}]}, {"messages": []}]
+)
 def test_chat_requests_that_are_refused(body):
     with pytest.raises(Refusal) as refused:
         ChatCompletions().read_request(body)
@@ -176,7 +196,12 @@ def test_chat_requests_that_are_refused(body):
 
 
 def test_an_empty_list_of_tools_is_none():
-    assert ChatCompletions().read_request({"messages": [{"role": "user", "content": "q"}], "tools": []}).tools == ()
+    assert (
+        ChatCompletions()
+        .read_request({"messages": [{"role": "user", "content": "q"}], "tools": []})
+        .tools
+        == ()
+    )
 
 
 def kinds(stream):
@@ -186,7 +211,9 @@ def kinds(stream):
 def test_the_whole_set_of_events_of_a_response():
     said = Completion("agent", "text", "thought", (ISSUED,), "tool_calls", 5, 7)
     text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
-    thought = [f"reasoning_summary_{one}" for one in ("part.added", "text.delta", "text.done", "part.done")]
+    thought = [
+        f"reasoning_summary_{one}" for one in ("part.added", "text.delta", "text.done", "part.done")
+    ]
     call = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = [["output_item.added", *one, "output_item.done"] for one in (thought, text, call)]
     expected = ["created", "in_progress", *(one for item in items for one in item), "completed"]
@@ -194,7 +221,10 @@ def test_the_whole_set_of_events_of_a_response():
         f"response.{one}" for one in expected
     ]
     cut = Completion("agent", "text", finish_reason="length")
-    assert kinds(Responses().write_events(cut, CompletionRequest("agent", ())))[-1] == "response.incomplete"
+    assert (
+        kinds(Responses().write_events(cut, CompletionRequest("agent", ())))[-1]
+        == "response.incomplete"
+    )
     assert Responses().write_body(cut)["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
@@ -212,12 +242,25 @@ def test_a_turn_is_read():
 
 
 def test_a_call_with_tags_around_its_parameters():
-    properties = {"text": {"type": "string"}, "size": {"type": "integer"}, "deep": {"type": "object"}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
-    body = "<function=f>\n<parameter=text>\n12\n34\n</parameter>\n<parameter=size>\n5\n</parameter>\n"
+    properties = {
+        "text": {"type": "string"},
+        "size": {"type": "integer"},
+        "deep": {"type": "object"},
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": properties}},
+    }
+    body = (
+        "<function=f>\n<parameter=text>\n12\n34\n</parameter>\n<parameter=size>\n5\n</parameter>\n"
+    )
     body += '<parameter=deep>\n{"a": [1]}\n</parameter>\n</function>'
     (call,) = read_turn(f"<tool_call>\n{body}\n</tool_call>", [tool]).tool_calls
-    assert call.name == "f" and json.loads(call.arguments) == {"text": "12\n34", "size": 5, "deep": {"a": [1]}}
+    assert call.name == "f" and json.loads(call.arguments) == {
+        "text": "12\n34",
+        "size": 5,
+        "deep": {"a": [1]},
+    }
     (call,) = read_turn("<tool_call>\n<function=f>\n</function>\n</tool_call>", [tool]).tool_calls
     assert call.arguments == "{}"
 
@@ -242,7 +285,9 @@ def test_both_dialects_streamed_and_not(dialect, stream):
         return await through(client, stream)
 
     call = '<think>\nhm\n</think>\n\nI add.  <tool_call>\n{"name":"add","arguments":{"a":1}}\n</tool_call>'
-    rollout, policy = play_program(agent, lambda text, _: "It is 2." if "tool_response>\n2" in text else call)
+    rollout, policy = play_program(
+        agent, lambda text, _: "It is 2." if "tool_response>\n2" in text else call
+    )
     assert rollout.answer == "It is 2.", rollout.error
     assert len(rollout.sequences) == 1 and len(rollout.turns) == 2
     assert call in policy.contexts()[1], "what the policy wrote, as it wrote it"
@@ -261,12 +306,24 @@ async def through_chat(client, stream):
                 calls += delta.tool_calls or []
         else:
             message = (await client.chat.completions.create(**asked)).choices[0].message
-            text, calls, thought = message.content, message.tool_calls, getattr(message, "reasoning_content", "")
+            text, calls, thought = (
+                message.content,
+                message.tool_calls,
+                getattr(message, "reasoning_content", ""),
+            )
         if not calls:
             return text
         assert thought == "hm" and text == "I add."
-        function = {"name": calls[0].function.name, "arguments": calls[0].function.arguments.replace(" ", "")}
-        messages.append({"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": function}]})
+        function = {
+            "name": calls[0].function.name,
+            "arguments": calls[0].function.arguments.replace(" ", ""),
+        }
+        messages.append(
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "x", "type": "function", "function": function}],
+            }
+        )
         messages.append({"role": "tool", "tool_call_id": "x", "content": "2"})
 
 
@@ -274,7 +331,13 @@ async def through_responses(client, stream):
     tool = {"type": "function", **ADD["function"]}
     items = [{"role": "user", "content": "1+1"}]
     while True:
-        asked = {"model": "agent", "input": items, "tools": [tool], "instructions": "add", "store": False}
+        asked = {
+            "model": "agent",
+            "input": items,
+            "tools": [tool],
+            "instructions": "add",
+            "store": False,
+        }
         if stream:
             async for event in await client.responses.create(**asked, stream=True):
                 last = event

@@ -123,7 +123,9 @@ def test_a_parent_stays_while_its_continuation_is_rendered(event):
 def test_limits_hold_for_parallel_calls():
     async def check():
         session = session_of(limits=LONG_LIMITS, max_sequences=2)
-        accepting = [session.accept(request_of(user(f"{number} {LONG_TEXT}"))) for number in range(6)]
+        accepting = [
+            session.accept(request_of(user(f"{number} {LONG_TEXT}"))) for number in range(6)
+        ]
         calls = await asyncio.gather(*accepting, return_exceptions=True)
         accepted = [call for call in calls if not isinstance(call, Refusal)]
         for call in accepted:
@@ -178,7 +180,9 @@ def test_refused_calls_count():
                 refusals.append(refusal.code)
         return refusals
 
-    assert asyncio.run(check()) == ["rollout_ended"], "requests of other kinds have a limit of their own"
+    assert asyncio.run(check()) == ["rollout_ended"], (
+        "requests of other kinds have a limit of their own"
+    )
 
 
 @pytest.mark.parametrize("max_calls", [1, 10])

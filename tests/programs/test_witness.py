@@ -13,7 +13,9 @@ from support.programs import ADD
 
 ARGS = {"path": "a.txt", "size": 1}
 TEXT = json.dumps(ARGS, separators=(",", ":"))
-CALLED = ChatMessage("assistant", tool_calls=(ToolCall("call_1", "write", '{"size": 1.0, "path": "a.txt"}'),))
+CALLED = ChatMessage(
+    "assistant", tool_calls=(ToolCall("call_1", "write", '{"size": 1.0, "path": "a.txt"}'),)
+)
 SAID = ChatMessage("assistant", "It is done.")
 
 
@@ -72,7 +74,11 @@ RECORDS = {
 
 def recorded(tmp_path, record):
     file = tmp_path / "record"
-    lines = [json.dumps(record, indent=1)] if isinstance(record, dict) else [*map(json.dumps, record), '{"cut']
+    lines = (
+        [json.dumps(record, indent=1)]
+        if isinstance(record, dict)
+        else [*map(json.dumps, record), '{"cut']
+    )
     file.write_text("\n".join(lines))
     return turns_in([file])
 
@@ -85,18 +91,25 @@ def database(tmp_path, *messages):
         connection.execute("CREATE TABLE part (id TEXT, message_id TEXT, data TEXT)")
         for number, (role, *parts) in enumerate(messages):
             connection.execute(
-                "INSERT INTO message VALUES (?, ?, ?)", (f"m{number}", number, json.dumps({"role": role}))
+                "INSERT INTO message VALUES (?, ?, ?)",
+                (f"m{number}", number, json.dumps({"role": role})),
             )
             for i, part in enumerate(parts):
                 connection.execute(
-                    "INSERT INTO part VALUES (?, ?, ?)", (f"p{number}{i}", f"m{number}", json.dumps(part))
+                    "INSERT INTO part VALUES (?, ?, ?)",
+                    (f"p{number}{i}", f"m{number}", json.dumps(part)),
                 )
         connection.commit()
     return tmp_path / "opencode.db"
 
 
 def tool(name, given):
-    return {"type": "tool", "tool": name, "callID": "call_1", "state": {"status": "completed", "input": given}}
+    return {
+        "type": "tool",
+        "tool": name,
+        "callID": "call_1",
+        "state": {"status": "completed", "input": given},
+    }
 
 
 def said(text):
@@ -107,7 +120,12 @@ def test_a_record_in_a_database(tmp_path):
     file = database(
         tmp_path,
         ("user", said("do")),
-        ("assistant", {"type": "reasoning", "text": "hm"}, said("I write now."), tool("write", ARGS)),
+        (
+            "assistant",
+            {"type": "reasoning", "text": "hm"},
+            said("I write now."),
+            tool("write", ARGS),
+        ),
         ("assistant", tool("invalid", {"tool": "write", "error": "no JSON"})),
         ("assistant", {"type": "step-start"}, said("It is done.")),
     )
@@ -123,7 +141,9 @@ def test_a_record_in_a_database(tmp_path):
 
 def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
     """It can write to its home what it likes: a table without an end, a pipe, a link, no database at all."""
-    endless, pipe, link, no_database = (tmp_path / name for name in ("a.db", "pipe", "link", "b.db"))
+    endless, pipe, link, no_database = (
+        tmp_path / name for name in ("a.db", "pipe", "link", "b.db")
+    )
     with closing(sqlite3.connect(endless)) as connection:
         connection.execute(
             "CREATE VIEW message AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
@@ -177,6 +197,8 @@ def test_titles_and_broken_arguments_are_no_difference(tmp_path):
     )
     turns = recorded(tmp_path, RECORDS["pi"])
     assert differences([call(broken), call(SAID), call(title, ())], turns) == []
-    assert differences([call(CALLED), call(SAID), call(broken)], turns) == [], "a client may drop what it cannot read"
+    assert differences([call(CALLED), call(SAID), call(broken)], turns) == [], (
+        "a client may drop what it cannot read"
+    )
     other = ChatMessage("assistant", tool_calls=(ToolCall("c", "read", '{"path": '),))
     assert len(differences([call(other), call(SAID)], turns)) == 1

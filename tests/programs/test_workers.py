@@ -48,7 +48,9 @@ def test_rollouts_are_spread_over_the_workers(made, agent):
     assert [one.answer for one in rollouts] == ["hello"] * 6, rollouts[0].error
     pids = [one.returned["pid"] for one in rollouts]
     assert sorted(pids.count(pid) for pid in {*pids}) == [3, 3] and os.getpid() not in pids
-    assert not any(one.returned["torch"] for one in rollouts), "a worker imports the agent's module alone"
+    assert not any(one.returned["torch"] for one in rollouts), (
+        "a worker imports the agent's module alone"
+    )
     again, _ = play_program(program, n=2)
     assert {one.returned["pid"] for one in again} <= {*pids}
     program.close()
@@ -56,12 +58,19 @@ def test_rollouts_are_spread_over_the_workers(made, agent):
 
 
 def test_a_worker_hands_on_the_system_prompt(made):
-    row = {"question": "q", "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "q"}]}
+    row = {
+        "question": "q",
+        "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "q"}],
+    }
     rollout, policy = play_program(made(worker_agents.answers), row=row)
-    assert rollout.returned["system_prompt"] == "be brief" and "be brief" not in policy.contexts()[0]
+    assert (
+        rollout.returned["system_prompt"] == "be brief" and "be brief" not in policy.contexts()[0]
+    )
 
 
-@pytest.mark.parametrize(("mistakes", "status"), [((), "failed"), ((worker_agents.Unreadable,), "malformed")])
+@pytest.mark.parametrize(
+    ("mistakes", "status"), [((), "failed"), ((worker_agents.Unreadable,), "malformed")]
+)
 @pytest.mark.parametrize("agent", [worker_agents.answers, worker_agents.answers_plainly])
 def test_what_an_agent_raises_in_a_worker(made, agent, mistakes, status):
     rollout, _ = play_program(made(agent, mistakes=mistakes), row={"do": "raise"})

@@ -67,14 +67,24 @@ def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
     ask()
     print(json.dumps({"answer": "x", "seen": seen}))
     """
-    with open(tmp_path / "port", "w"), __import__("socket").create_server(("127.0.0.1", 0)) as server:
+    with (
+        open(tmp_path / "port", "w"),
+        __import__("socket").create_server(("127.0.0.1", 0)) as server,
+    ):
         command = script(tmp_path, text.replace("PORT", str(server.getsockname()[1])))
-        row = {"question": "q", "answer": "SECRET", "files": {"a.txt": "A", "b/c.txt": "C", "none": None}, "tests": {}}
+        row = {
+            "question": "q",
+            "answer": "SECRET",
+            "files": {"a.txt": "A", "b/c.txt": "C", "none": None},
+            "tests": {},
+        }
         rollouts, _ = play_program(command, row=row, n=2, workspace=WORKSPACE)
     for one in rollouts:
         assert one.answer == "x", one.error
         seen = one.returned["seen"]
-        assert (seen["cwd"], seen["home"]) == ("/tmp/agent/work", "/tmp/agent/home"), "the same in each rollout"
+        assert (seen["cwd"], seen["home"]) == ("/tmp/agent/work", "/tmp/agent/home"), (
+            "the same in each rollout"
+        )
         assert seen["files"] == {"a.txt": "A", "b/c.txt": "C"} and seen["row"] == {"question": "q"}
         assert seen["stdin"] == "" and not seen["secret"] and seen["others"] == []
         assert all(seen[name] for name in ("write", "reach", "host")), seen
@@ -100,9 +110,15 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
         seen.append(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
         return (folder / "inside").read_text() == "hi"
 
-    program = Program(script(tmp_path, text), workspace=Workspace(isolation=isolation), reward=reward)
-    rollout, _ = play_program(program, row={"question": "q", "tests": {"tests/test_a.py": "assert 1"}})
-    assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]] and not list(outside.iterdir())
+    program = Program(
+        script(tmp_path, text), workspace=Workspace(isolation=isolation), reward=reward
+    )
+    rollout, _ = play_program(
+        program, row={"question": "q", "tests": {"tests/test_a.py": "assert 1"}}
+    )
+    assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]] and not list(
+        outside.iterdir()
+    )
     assert Program.reward([rollout]) == [1.0] and not left_over()
 
 
@@ -126,7 +142,11 @@ def test_spoilt_folders_reach_nothing_outside(tmp_path, isolation, spoils):
         os.mkfifo(folder / "pipe")
     work = "work, agent = os.getcwd(), os.path.dirname(os.getcwd())\n"
     made = script(
-        tmp_path, "ask()\n" + work + SPOILS[spoils].replace("OUTSIDE", repr(str(outside))) + "\nprint('done')"
+        tmp_path,
+        "ask()\n"
+        + work
+        + SPOILS[spoils].replace("OUTSIDE", repr(str(outside)))
+        + "\nprint('done')",
     )
     seen = []
 
@@ -138,7 +158,11 @@ def test_spoilt_folders_reach_nothing_outside(tmp_path, isolation, spoils):
     rollout, _ = play_program(program, row={"question": "q", "tests": {"test_a.py": "assert 1"}})
     assert rollout.error is None and rollout.returned["reward"] == 1.0
     assert seen == [{"test_a.py"}] and not left_over()
-    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == ["pipe", "work", "work/pipe"]
+    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == [
+        "pipe",
+        "work",
+        "work/pipe",
+    ]
 
 
 def test_a_folder_and_a_git_bundle_fill_the_work_folder(tmp_path):
@@ -157,11 +181,20 @@ def test_a_folder_and_a_git_bundle_fill_the_work_folder(tmp_path):
     assert not left_over()
 
 
-@pytest.mark.parametrize("files", ["no/such/folder", {"../x": "y"}, {"/etc/x": "y"}, {"": "y"}, {"a\0": "y"}, 7])
+@pytest.mark.parametrize(
+    "files", ["no/such/folder", {"../x": "y"}, {"/etc/x": "y"}, {"": "y"}, {"a\0": "y"}, 7]
+)
 def test_a_row_with_wrong_files_fails_its_rollout(tmp_path, files):
     workspace = Workspace(source=str(tmp_path), isolation=ISOLATION)
-    rollout, policy = play_program(["true"], row={"question": "q", "files": files}, workspace=workspace)
-    assert rollout.status == "failed" and "the row" in str(rollout.error) and not policy.requests and not left_over()
+    rollout, policy = play_program(
+        ["true"], row={"question": "q", "files": files}, workspace=workspace
+    )
+    assert (
+        rollout.status == "failed"
+        and "the row" in str(rollout.error)
+        and not policy.requests
+        and not left_over()
+    )
 
 
 def test_a_failed_rollout_is_kept_on_another_disk(tmp_path, monkeypatch):
@@ -171,16 +204,25 @@ def test_a_failed_rollout_is_kept_on_another_disk(tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(module.shutil.os, "rename", other_disk)
-    made = script(tmp_path, "ask(), os.mkfifo(os.environ['TMPDIR'] + '/pipe'), open('a', 'w').close(), sys.exit(3)")
-    rollout, _ = play_program(made, workspace=Workspace(isolation=ISOLATION, keep_failed=str(tmp_path / "kept")))
+    made = script(
+        tmp_path,
+        "ask(), os.mkfifo(os.environ['TMPDIR'] + '/pipe'), open('a', 'w').close(), sys.exit(3)",
+    )
+    rollout, _ = play_program(
+        made, workspace=Workspace(isolation=ISOLATION, keep_failed=str(tmp_path / "kept"))
+    )
     assert "ended with 3" in str(rollout.error) and not left_over()
-    assert len(list((tmp_path / "kept").rglob("a"))) == 1 and not list((tmp_path / "kept").rglob("pipe"))
+    assert len(list((tmp_path / "kept").rglob("a"))) == 1 and not list(
+        (tmp_path / "kept").rglob("pipe")
+    )
 
 
 def test_folders_of_failed_rollouts_are_kept_on_request(tmp_path):
     kept = tmp_path / "kept"
     command = script(tmp_path, "open('trace', 'w').write('x'); ask(); sys.exit(3)")
-    rollout, _ = play_program(command, workspace=Workspace(isolation=ISOLATION, keep_failed=str(kept)))
+    rollout, _ = play_program(
+        command, workspace=Workspace(isolation=ISOLATION, keep_failed=str(kept))
+    )
     (found,) = kept.rglob("trace")
     assert rollout.status == "failed" and found.read_text() == "x" and not left_over()
 
@@ -194,16 +236,21 @@ def none_is_a_number(value):
 
 
 @pytest.mark.parametrize(
-    "reward, says", [(broken, "ZeroDivisionError"), *map(none_is_a_number, (None, "good", [1.0], float("nan")))]
+    "reward, says",
+    [(broken, "ZeroDivisionError"), *map(none_is_a_number, (None, "good", [1.0], float("nan")))],
 )
 def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
-    rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=WORKSPACE, reward=reward)
+    rollout, _ = play_program(
+        script(tmp_path, "ask(); print('x')"), workspace=WORKSPACE, reward=reward
+    )
     assert rollout.status == "failed" and says in str(rollout.error)
 
 
 def test_an_episode_without_an_answer_has_a_reward_by_its_folder(tmp_path):
     command = script(tmp_path, "ask(); open('a', 'w').close()")
-    rollout, _ = play_program(command, workspace=WORKSPACE, reward=lambda rollout, folder: (folder / "a").exists())
+    rollout, _ = play_program(
+        command, workspace=WORKSPACE, reward=lambda rollout, folder: (folder / "a").exists()
+    )
     assert rollout.status == "malformed" and Program.reward([rollout]) == [1.0]
 
 
@@ -241,7 +288,9 @@ def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
     if {}: time.sleep(1000)
     """
     rollout, _ = play_program(script(tmp_path, text.format(0)), workspace=WORKSPACE)
-    assert rollout.answer == "x" and not running("sleep\x003217"), "at once: the namespace has ended before the reward"
+    assert rollout.answer == "x" and not running("sleep\x003217"), (
+        "at once: the namespace has ended before the reward"
+    )
     rollout, _ = play_program(script(tmp_path, text.format(1)), workspace=WORKSPACE, timeout=3.0)
     assert rollout.status == "failed" and not running("sleep\x003217") and not left_over()
 
@@ -294,10 +343,14 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
     shared = tmp_path / "shared"
     shared.mkdir()
     known, go = shared / "key", shared / "go"
-    command = script(tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go))))
+    command = script(
+        tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go)))
+    )
     program = Program(command, workspace=Workspace(shows=[str(shared)]))
     policy = Scripted(lambda *_: "hello", byte_format())
-    first, second = (Rollout([1], row={"question": name}, seed=i) for i, name in enumerate(("first", "second")))
+    first, second = (
+        Rollout([1], row={"question": name}, seed=i) for i, name in enumerate(("first", "second"))
+    )
 
     async def both():
         playing = asyncio.ensure_future(program.play_episode(first, policy, policy.form, LIMITS))
@@ -310,7 +363,10 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
 
     run(both())
     assert first.answer == "hello" and len(first.turns) == 2, first.error
-    assert second.returned == {"answer": "x", "refused": 401, "reward": None} and len(second.turns) == 1, second.error
+    assert (
+        second.returned == {"answer": "x", "refused": 401, "reward": None}
+        and len(second.turns) == 1
+    ), second.error
 
 
 @needs_sandbox
@@ -327,7 +383,9 @@ def test_names_that_a_command_looks_up_are_listed(tmp_path):
     print(json.dumps({"answer": ask(), "seen": seen}))
     """
     names = []
-    rollout, _ = play_program(script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1)
+    rollout, _ = play_program(
+        script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1
+    )
     assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "OSError"]
     assert "registry.example.org" in names
 
@@ -370,9 +428,7 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
     trainer.wait()
     base = tmp_path / f"agentic-prompting-{os.getuid()}"
     assert len(list(base.iterdir())) == 1
-    next_start = (
-        "from agentic_prompting.programs.workspace import Workspace; Workspace(isolation='none').open({}).close()"
-    )
+    next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace(isolation='none').open({}).close()"
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
     assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
@@ -409,13 +465,20 @@ def test_a_folder_without_a_lock_was_left(tmp_path, monkeypatch):
 
 def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
     """Unless it is said that there shall be none."""
-    monkeypatch.setattr(module, "why_unavailable", lambda network=False: "unshare: Operation not permitted")
+    monkeypatch.setattr(
+        module, "why_unavailable", lambda network=False: "unshare: Operation not permitted"
+    )
     ran = tmp_path / "ran"
     program = Program(["touch", str(ran)], workspace=Workspace())
     with pytest.raises(Misconfigured, match="unshare: Operation not permitted"):
         program.check()
     rollout, policy = play_program(program)
-    assert rollout.status == "failed" and rollout.error.fatal and not policy.requests and not ran.exists()
+    assert (
+        rollout.status == "failed"
+        and rollout.error.fatal
+        and not policy.requests
+        and not ran.exists()
+    )
     module._warn_unconfined.cache_clear()
     play_program(Program(["touch", str(ran)], workspace=Workspace(isolation="none")))
     assert ran.exists() and "lose" in caplog.text
@@ -432,12 +495,14 @@ def test_a_program_that_is_not_there_is_named():
 
 
 def test_environments_of_other_vendors_name_the_address(tmp_path):
-    text = (
-        "ask(); print(json.dumps({'answer': 'x', **{n: v for n, v in os.environ.items() if n[-3:] in ('URL', 'KEY')}}))"
-    )
+    text = "ask(); print(json.dumps({'answer': 'x', **{n: v for n, v in os.environ.items() if n[-3:] in ('URL', 'KEY')}}))"
     rollout, _ = play_program(script(tmp_path, text))
     found = rollout.returned
-    assert found["ANTHROPIC_BASE_URL"] + "/v1" == found["GOOGLE_GEMINI_BASE_URL"] + "/v1" == found["OPENAI_BASE_URL"]
+    assert (
+        found["ANTHROPIC_BASE_URL"] + "/v1"
+        == found["GOOGLE_GEMINI_BASE_URL"] + "/v1"
+        == found["OPENAI_BASE_URL"]
+    )
     assert found["ANTHROPIC_API_KEY"] == found["GEMINI_API_KEY"] == found["OPENAI_API_KEY"]
     assert json.dumps(found)
 
@@ -453,5 +518,11 @@ def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, mon
             time.sleep(0.05)
     """
     started = time.monotonic()
-    rollout, policy = play_program(script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=120)
-    assert rollout.status == "out_of_turns" and len(policy.requests) == 2 and time.monotonic() - started < 60
+    rollout, policy = play_program(
+        script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=120
+    )
+    assert (
+        rollout.status == "out_of_turns"
+        and len(policy.requests) == 2
+        and time.monotonic() - started < 60
+    )

@@ -17,7 +17,11 @@ from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from support.refine_models import Log, models
 from support.tokenizers_for_tests import tokenizer_for
 
-SPEC = AgentSpec(system_prompt="find the country", grammar=FreeText(), limits=Limits(max_turns=1, max_turn_tokens=6))
+SPEC = AgentSpec(
+    system_prompt="find the country",
+    grammar=FreeText(),
+    limits=Limits(max_turns=1, max_turn_tokens=6),
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,10 @@ def test_the_agent_answers_under_the_refined_prompt(agent):
     rollout = agent.answer("which country ?", refiner=refiner(log))
     result = rollout.row["refinement"]
     assert result.prompt == "find the country++" and result.initial_prompt == SPEC.system_prompt
-    assert next(said[0]["content"] for role, said, _ in log.calls if role == "task") == SPEC.system_prompt
+    assert (
+        next(said[0]["content"] for role, said, _ in log.calls if role == "task")
+        == SPEC.system_prompt
+    )
     spec = replace(SPEC, system_prompt=result.prompt)
     expected = agent.chat_format.prompt_ids(spec.messages({"question": "which country ?"}))
     assert rollout.prompt_ids == expected != agent.answer("which country ?").prompt_ids
@@ -51,7 +58,9 @@ def test_an_answer_can_be_awaited(agent):
     """The same as waiting for it; several are played together."""
 
     async def two():
-        return await asyncio.gather(agent.aanswer("which country ?", seed=3), agent.aanswer("which capital ?", seed=4))
+        return await asyncio.gather(
+            agent.aanswer("which country ?", seed=3), agent.aanswer("which capital ?", seed=4)
+        )
 
     first, second = asyncio.run(two())
     assert (first.ids, second.ids) == (
@@ -97,7 +106,9 @@ def test_a_reset_keeps_one_system_prompt(prompt, prompt_format, join):
     (rollout,) = agent.answer_all([row], progress=False)
     assert environment.prompts == [whole]
     assert rollout.prompt_ids == agent.chat_format.prompt_ids(rollout.row["prompt"])
-    assert prompt_of(agent, rollout).count(SPEC.system_prompt) == (1 if prompt is None or join else 0)
+    assert prompt_of(agent, rollout).count(SPEC.system_prompt) == (
+        1 if prompt is None or join else 0
+    )
     if prompt is None:
         awaited = asyncio.run(agent.aanswer("which country ?"))
         assert awaited.prompt_ids == rollout.prompt_ids
@@ -105,8 +116,15 @@ def test_a_reset_keeps_one_system_prompt(prompt, prompt_format, join):
 
 def test_texts_of_an_assigned_form_are_trusted():
     tokenizer = tokenizer_for("qwen3")
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+    )
     agent = PromptAgent(model, tokenizer, spec=SPEC)
     agent.spec = replace(SPEC, system_prompt="Write <think> first.")
     prompt_ids = agent.answer("which country ?").prompt_ids
@@ -114,7 +132,9 @@ def test_texts_of_an_assigned_form_are_trusted():
 
 
 def test_an_accepted_first_answer_leaves_the_prompt_alone(agent):
-    rollout = agent.answer("which country ?", seed=3, refiner=refiner(Log(), verifier=lambda query, answer: True))
+    rollout = agent.answer(
+        "which country ?", seed=3, refiner=refiner(Log(), verifier=lambda query, answer: True)
+    )
     alone = agent.answer("which country ?", seed=3)
     assert rollout.row["refinement"].stop_reason == "verified"
     assert (rollout.prompt_ids, rollout.ids) == (alone.prompt_ids, alone.ids)
@@ -129,7 +149,9 @@ def test_a_refinement_that_fails_half_way_still_gives_an_answer(agent):
 
 
 def test_what_cannot_be_refined(agent):
-    bare = PromptAgent(build_policy(world_tokenizer()), world_tokenizer(), spec=replace(SPEC, system_prompt=None))
+    bare = PromptAgent(
+        build_policy(world_tokenizer()), world_tokenizer(), spec=replace(SPEC, system_prompt=None)
+    )
     with pytest.raises(ValueError, match="no system prompt to refine"):
         bare.answer("which country ?", refiner=refiner(Log()))
     with pytest.raises(ValueError, match="compares with accepted answers"):
@@ -143,7 +165,12 @@ def test_eq_8_the_answering_turn_can_be_the_likeliest_one():
     tokenizer = world_tokenizer()
     model = build_policy(tokenizer)
     drawn, greedy = (
-        PromptAgent(model, tokenizer, spec=replace(SPEC, sampling={"temperature": 1.0}), greedy_answer=chosen)
+        PromptAgent(
+            model,
+            tokenizer,
+            spec=replace(SPEC, sampling={"temperature": 1.0}),
+            greedy_answer=chosen,
+        )
         for chosen in (False, True)
     )
     seeds = range(4)
@@ -163,7 +190,11 @@ def test_eq_8_leaves_requests_drawn():
 
     class Reader:
         def parse(self, ids):
-            return parse_turn({1: "<think>a</think><interaction_prompt>b</interaction_prompt>"}.get(ids[0], ANSWER))
+            return parse_turn(
+                {1: "<think>a</think><interaction_prompt>b</interaction_prompt>"}.get(
+                    ids[0], ANSWER
+                )
+            )
 
     policy = GreedyAnswers(Scripted(), Reader())
     played = [run(policy(SampleRequest([0], 5, seed))).ids for seed in (1, 2)]

@@ -43,7 +43,9 @@ QUERIES = [f"Question {i}?" for i in range(20)]
 
 
 def untimed(result):
-    return replace(result, seconds=0.0, steps=tuple(replace(step, seconds=0.0) for step in result.steps))
+    return replace(
+        result, seconds=0.0, steps=tuple(replace(step, seconds=0.0) for step in result.steps)
+    )
 
 
 def refiner(log=None, **options):
@@ -70,14 +72,18 @@ def test_64_queries_wait_together():
 
 def test_results_are_in_the_order_of_the_queries_and_the_same_as_one_by_one():
     delays = iter([0.05, 0.0, 0.03, 0.0, 0.02] * 100)
-    task = ScriptedChat(lambda said: "Answer to " + said[-1]["content"], latency=lambda: next(delays))
+    task = ScriptedChat(
+        lambda said: "Answer to " + said[-1]["content"], latency=lambda: next(delays)
+    )
     others = {role: model for role, model in models(Log()).items() if role != "task"}
     together = ProRefiner(task, **others).refine_all(PROMPT, QUERIES, progress=False)
     assert [result.answer for result in together] == [f"Answer to {query}" for query in QUERIES]
     assert [result.id for result in together] == [str(i) for i in range(20)]
     task.latency = 0.0
     alone = [ProRefiner(task, **others).refine(PROMPT, query) for query in QUERIES]
-    assert [replace(untimed(result), id="0") for result in together] == [untimed(result) for result in alone]
+    assert [replace(untimed(result), id="0") for result in together] == [
+        untimed(result) for result in alone
+    ]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 50])
@@ -103,7 +109,11 @@ def test_thousands_of_instant_calls_do_not_nest():
     result = refiner(Log(), max_steps=2_000).refine(PROMPT, "Long?")
     assert result.stop_reason == "finished"
     log = Log()
-    long = ProRefiner(**models(log, length=2_500, optimizer=lambda *_: "no tag"), max_steps=2_000, tokens_per_step=1)
+    long = ProRefiner(
+        **models(log, length=2_500, optimizer=lambda *_: "no tag"),
+        max_steps=2_000,
+        tokens_per_step=1,
+    )
     assert len(long.refine(PROMPT, "Longer?").steps) == 2_000
 
 
@@ -116,16 +126,29 @@ def test_a_model_that_breaks_its_promise_fails_its_calls_only():
     async def awaited(messages, **options):
         if "Question 2?" in messages[-1]["content"]:
             raise asyncio.CancelledError
-        raise RuntimeError("no future") if "Question 3?" in messages[-1]["content"] else ValueError("inside")
+        raise (
+            RuntimeError("no future")
+            if "Question 3?" in messages[-1]["content"]
+            else ValueError("inside")
+        )
 
     def plain(messages):
         if "Question 2?" in messages[-1]["content"]:
             raise asyncio.CancelledError
-        raise RuntimeError("no future") if "Question 3?" in messages[-1]["content"] else ValueError("inside")
+        raise (
+            RuntimeError("no future")
+            if "Question 3?" in messages[-1]["content"]
+            else ValueError("inside")
+        )
 
     for rude in (awaited, plain):
-        results = refiner(max_failures=1, feedback=rude).refine_all(PROMPT, QUERIES[2:5], progress=False)
-        assert ["CancelledError" in str(results[0].error), "no future" in str(results[1].error)] == [True, True]
+        results = refiner(max_failures=1, feedback=rude).refine_all(
+            PROMPT, QUERIES[2:5], progress=False
+        )
+        assert [
+            "CancelledError" in str(results[0].error),
+            "no future" in str(results[1].error),
+        ] == [True, True]
         assert "ValueError: inside" in str(results[2].error)
         assert all(result.error.kind == "ServerFailed" and result.answer for result in results)
 
@@ -185,7 +208,8 @@ def test_results_are_written_as_they_finish(tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 20 and {line["id"] for line in lines} == {str(i) for i in range(20)}
     read = [
-        RefinementResult.from_dict({k: v for k, v in line.items() if k not in ("key", "settings")}) for line in lines
+        RefinementResult.from_dict({k: v for k, v in line.items() if k not in ("key", "settings")})
+        for line in lines
     ]
     assert sorted(read, key=lambda result: int(result.id)) == results
 
@@ -194,10 +218,14 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, caplog):
     path = tmp_path / "results.jsonl"
     whole = refiner().refine_all(PROMPT, QUERIES, output=path, progress=False)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:7]) + lines[7][: len(lines[7]) // 2])  # killed in the middle of a line
+    path.write_bytes(
+        b"".join(lines[:7]) + lines[7][: len(lines[7]) // 2]
+    )  # killed in the middle of a line
     log = Log()
     resumed = refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False)
-    assert {said[-1]["content"] for role, said, _ in log.calls if role == "task"} == set(QUERIES[7:])
+    assert {said[-1]["content"] for role, said, _ in log.calls if role == "task"} == set(
+        QUERIES[7:]
+    )
     assert [untimed(result) for result in resumed] == [untimed(result) for result in whole]
     assert "cut off while being written" in caplog.text
     log = Log()
@@ -219,7 +247,9 @@ def test_more_queries_equal_ones_and_another_order(tmp_path):
 def test_queries_that_failed_are_done_again(tmp_path):
     path = tmp_path / "results.jsonl"
     log = Log(fail_at=set(range(0, 3)))  # the first query's task model, three times
-    first = refiner(log).refine_all(PROMPT, ["A?", "B?"], max_in_flight=1, output=path, progress=False)
+    first = refiner(log).refine_all(
+        PROMPT, ["A?", "B?"], max_in_flight=1, output=path, progress=False
+    )
     assert [result.stop_reason for result in first] == ["failed", "finished"]
     log = Log()
     again = refiner(log).refine_all(PROMPT, ["A?", "B?"], output=path, progress=False)
@@ -239,7 +269,10 @@ def test_a_fatal_failure_stops_the_run_and_loses_nothing(tmp_path, caplog):
     assert "stopped after 4 of 20 queries" in caplog.text
     assert len(path.read_bytes().splitlines()) == 4
     log = Log()
-    assert all(r.error is None for r in refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False))
+    assert all(
+        r.error is None
+        for r in refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False)
+    )
     assert len({said[-1]["content"] for role, said, _ in log.calls if role == "task"}) == 17
 
 
@@ -266,27 +299,43 @@ def test_paid_replies_are_not_paid_twice(tmp_path):
             return Answer("Be careful.")
         full = answer(25)(system, user).split()
         limit = body["max_tokens"]
-        return Answer(" ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop")
+        return Answer(
+            " ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop"
+        )
 
     with LoopbackServer(said) as server:
         cache = ReplayCache(tmp_path / "replies.sqlite")
         runs = []
         for _ in range(2):
             with OpenAIChat("small", server.base_url, "none", cache=cache) as chat:
-                results = ProRefiner(chat, chat, chat).refine_all(PROMPT, QUERIES[:5], progress=False)
+                results = ProRefiner(chat, chat, chat).refine_all(
+                    PROMPT, QUERIES[:5], progress=False
+                )
                 runs.append((results, chat.stats))
         asked = len(server.requests)
     (first, paid), (second, unpaid) = runs
     # Queries whose critic says the same share the optimizer's greedy reply already in the first run.
     assert paid.calls - paid.cached == asked == len(cache) and paid.cached == 4 * 3
     assert unpaid.cached == unpaid.calls == paid.calls and unpaid.usage.tokens == 0
-    assert [(r.answer, r.prompt, len(r.steps)) for r in first] == [(r.answer, r.prompt, len(r.steps)) for r in second]
+    assert [(r.answer, r.prompt, len(r.steps)) for r in first] == [
+        (r.answer, r.prompt, len(r.steps)) for r in second
+    ]
     assert first[0].prompt == PROMPT + "+++" and second[0].usage["task"].cached == 4
 
 
 texts = st.text(max_size=20) | st.sampled_from(["\u2028", "\ud800", "a\nb", "\x00"])
-failures = st.builds(Failure, st.sampled_from(["task", "verifier"]), st.integers(-1, 9), texts, texts, st.booleans())
-steps = st.builds(RefinementStep, texts, texts, st.none() | texts, st.booleans(), st.none() | texts, st.none() | texts)
+failures = st.builds(
+    Failure, st.sampled_from(["task", "verifier"]), st.integers(-1, 9), texts, texts, st.booleans()
+)
+steps = st.builds(
+    RefinementStep,
+    texts,
+    texts,
+    st.none() | texts,
+    st.booleans(),
+    st.none() | texts,
+    st.none() | texts,
+)
 results_of_any_kind = st.builds(
     RefinementResult,
     *[texts] * 5,
@@ -353,8 +402,13 @@ def test_a_refiner_as_a_chat_model():
 
 def test_earlier_turns_reach_the_task_model_and_the_critic():
     log = Log()
-    complete(RefinedChat(refiner(log)), conversation("Capital of Kenya?", "Nairobi.", "Its currency?", system=PROMPT))
-    assert log.calls[0][1] == conversation("Capital of Kenya?", "Nairobi.", "Its currency?", system=PROMPT)
+    complete(
+        RefinedChat(refiner(log)),
+        conversation("Capital of Kenya?", "Nairobi.", "Its currency?", system=PROMPT),
+    )
+    assert log.calls[0][1] == conversation(
+        "Capital of Kenya?", "Nairobi.", "Its currency?", system=PROMPT
+    )
     shown = log.calls[1][1][-1]["content"]
     assert "User: Capital of Kenya?\n\nAssistant: Nairobi.\n\nUser: Its currency?" in shown
 
@@ -368,19 +422,29 @@ def test_sampling_of_the_caller_goes_to_the_task_model():
     assert {sent["temperature"] for role, _, sent in log.calls if role != "task"} == {0}
 
 
-@pytest.mark.parametrize("said", [[], conversation(" "), conversation("a", "b"), [{"role": "user"}], [{"content": 3}]])
+@pytest.mark.parametrize(
+    "said", [[], conversation(" "), conversation("a", "b"), [{"role": "user"}], [{"content": 3}]]
+)
 def test_what_is_no_question_is_an_error_in_the_reply(said):
     reply = complete(RefinedChat(refiner()), said)
-    assert isinstance(reply.error, BadRequest) and "not a conversation to refine" in str(reply.error)
+    assert isinstance(reply.error, BadRequest) and "not a conversation to refine" in str(
+        reply.error
+    )
     assert isinstance(complete(RefinedChat(refiner()), "x", max_tokens=0).error, BadRequest)
 
 
 def test_failures_come_through_as_errors():
     down = refiner(Log(fail_at=set(range(99)), error=Closed("the client was closed")))
     reply = complete(RefinedChat(down), "How many?")
-    assert isinstance(reply.error, Closed) and "task model in step 3" in str(reply.error) and reply.text == ""
+    assert (
+        isinstance(reply.error, Closed)
+        and "task model in step 3" in str(reply.error)
+        and reply.text == ""
+    )
     partly = complete(RefinedChat(refiner(Log(fail_at={1, 3, 5}))), "How many?")
-    assert partly.error is None and partly.text == words(35, "v0w")  # the critic is down; the answer is there
+    assert partly.error is None and partly.text == words(
+        35, "v0w"
+    )  # the critic is down; the answer is there
     empty = refiner()
     empty.task.rule = lambda system, user: ""
     assert "empty" in str(complete(RefinedChat(empty), "How many?").error)
@@ -398,7 +462,9 @@ def test_it_waits_for_nothing_and_can_be_cancelled():
                 cancelled.append(messages)
                 raise
 
-        asking = asyncio.create_task(RefinedChat(refiner(log, feedback=never))(conversation("How many?")))
+        asking = asyncio.create_task(
+            RefinedChat(refiner(log, feedback=never))(conversation("How many?"))
+        )
         await asked.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -438,10 +504,15 @@ def test_an_optimizer_that_writes_no_tag_is_warned_about(caplog):
     def small(messages, max_tokens=9):
         return Reply("a b", finish_reason="length")
 
-    results = ProRefiner(small, critic, critic, max_steps=2).refine_all("Think.", ["A?", "B?"], progress=False)
+    results = ProRefiner(small, critic, critic, max_steps=2).refine_all(
+        "Think.", ["A?", "B?"], progress=False
+    )
     assert [result.prompt for result in results] == ["Think.", "Think."]
     (record,) = caplog.records
-    assert "4 of 4 replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags" in record.message
+    assert (
+        "4 of 4 replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags"
+        in record.message
+    )
     assert "4 no tag" in record.message
 
 
@@ -449,7 +520,9 @@ def test_a_refined_reply_is_worth_its_recorded_calls():
     """A resumed run finds them recorded: with a `CostReward` its rollouts got other rewards than before."""
     paid, saved = Usage(1, 1, 0.25), {"cached": True, "saved": Usage(1, 1, 0.25)}
     first, again = (
-        complete(RefinedChat(ProRefiner(*[lambda messages, made=made: Reply("Fine.", **made)] * 3)), "q")
+        complete(
+            RefinedChat(ProRefiner(*[lambda messages, made=made: Reply("Fine.", **made)] * 3)), "q"
+        )
         for made in ({"usage": paid}, saved)
     )
     assert (first.usage.cost_usd, again.usage.cost_usd) == (0.75, 0.0), "task, critic and optimizer"

@@ -6,7 +6,13 @@ import threading
 import pytest
 
 from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, fill
-from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
+from agentic_prompting.refine import (
+    LabelVerifier,
+    ProRefiner,
+    RefinementResult,
+    RolePrompts,
+    summarize,
+)
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
 from support.refine_models import PROMPT, QUERY, Log, answer, critic, improve, keep, models, words
@@ -16,7 +22,9 @@ ROLES = RolePrompts()
 
 def refined(log, queries=QUERY, **options):
     """`ProRefiner.refine` with rule models; those options that are not the models' own are the refiner's."""
-    own = {name: options.pop(name) for name in ("length", "optimizer", "feedback") if name in options}
+    own = {
+        name: options.pop(name) for name in ("length", "optimizer", "feedback") if name in options
+    }
     rule = options.get("verifier")
     if callable(rule) and rule in (says_right, says_wrong, says_nothing):
         own["verifier"] = options.pop("verifier")
@@ -56,7 +64,9 @@ def algorithm_1(prompt, query, k, n, length, verdict=None):
             return prompt, initial, calls
     for i in range(1, n + 1):
         output, eos = task(prompt, i * k)
-        feedback = ask("feedback", critic, query=query, output=output, state=COMPLETE if eos else CUT_OFF)
+        feedback = ask(
+            "feedback", critic, query=query, output=output, state=COMPLETE if eos else CUT_OFF
+        )
         reply = ask("optimizer", improve, prompt=prompt, feedback=feedback)
         prompt = reply.split("<IMPROVED_PROMPT>")[1].split("</IMPROVED_PROMPT>")[0]
         if eos:
@@ -65,7 +75,10 @@ def algorithm_1(prompt, query, k, n, length, verdict=None):
 
 
 def flat(log):
-    return [(role, said[0]["content"], said[-1]["content"], sent["max_tokens"]) for role, said, sent in log.calls]
+    return [
+        (role, said[0]["content"], said[-1]["content"], sent["max_tokens"])
+        for role, said, sent in log.calls
+    ]
 
 
 @pytest.mark.parametrize("length", [1, 10, 11, 35, 60, 100, 600])
@@ -77,23 +90,39 @@ def test_calls_arguments_order_prompts_and_answer_are_algorithm_1s(length, verdi
     prompt, final, calls = algorithm_1(PROMPT, QUERY, 10, 6, length, verdict)
     assert flat(log) == calls
     assert (result.prompt, result.answer, result.verdict) == (prompt, final, verdict)
-    assert result.stop_reason == ("verified" if verdict == "right" else "finished" if length <= 60 else "max_steps")
+    assert result.stop_reason == (
+        "verified" if verdict == "right" else "finished" if length <= 60 else "max_steps"
+    )
     assert all(sent["temperature"] == 0 for _, _, sent in log.calls)
     assert result.error is None and result.failures == ()
     assert result.finish_reason == ("length" if length > 512 else "stop")
-    assert result.initial_answer == (None if verdict is None else answer(length)(PROMPT, "")[: len(words(512, "v0w"))])
+    assert result.initial_answer == (
+        None if verdict is None else answer(length)(PROMPT, "")[: len(words(512, "v0w"))]
+    )
 
 
 def test_every_step_is_in_the_result():
     result = refined(Log(), length=25)
     assert [step.prompt for step in result.steps] == [PROMPT, PROMPT + "+", PROMPT + "++"]
-    assert [step.new_prompt for step in result.steps] == [PROMPT + "+", PROMPT + "++", PROMPT + "+++"]
-    assert [step.output for step in result.steps] == [words(10, "v0w"), words(20, "v1w"), words(25, "v2w")]
+    assert [step.new_prompt for step in result.steps] == [
+        PROMPT + "+",
+        PROMPT + "++",
+        PROMPT + "+++",
+    ]
+    assert [step.output for step in result.steps] == [
+        words(10, "v0w"),
+        words(20, "v1w"),
+        words(25, "v2w"),
+    ]
     assert [step.complete for step in result.steps] == [False, False, True]
     assert [step.tokens for step in result.steps] == [10, 20, 25]
     assert [step.problem for step in result.steps] == [None] * 3
     assert all("unfinished" in step.feedback for step in result.steps[:-1])
-    assert {role: usage.calls for role, usage in result.usage.items()} == {"task": 4, "feedback": 3, "optimizer": 3}
+    assert {role: usage.calls for role, usage in result.usage.items()} == {
+        "task": 4,
+        "feedback": 3,
+        "optimizer": 3,
+    }
     assert result.usage["task"].completion_tokens == 10 + 20 + 25 + 25
     assert 0 <= sum(step.seconds for step in result.steps) <= result.seconds
 
@@ -117,20 +146,32 @@ def test_calls_of_a_role_share_a_session():
 def test_known_outputs_are_not_asked_for_again():
     log = Log()
     result = refined(log, length=35, optimizer=keep)
-    assert log.roles == ["task", "feedback", "optimizer"] * 4  # no fifth call of the task model for the answer
-    assert (result.answer, result.stop_reason, result.prompt) == (words(35, "v0w"), "finished", PROMPT)
+    assert (
+        log.roles == ["task", "feedback", "optimizer"] * 4
+    )  # no fifth call of the task model for the answer
+    assert (result.answer, result.stop_reason, result.prompt) == (
+        words(35, "v0w"),
+        "finished",
+        PROMPT,
+    )
     log = Log()
     result = refined(log, length=600, optimizer=keep, verifier=says_wrong)
-    assert log.roles == ["task", "verifier"] + ["task", "feedback", "optimizer"] * 6  # the first answer is the last
+    assert (
+        log.roles == ["task", "verifier"] + ["task", "feedback", "optimizer"] * 6
+    )  # the first answer is the last
     assert result.answer == result.initial_answer == words(512, "v0w")
     log = Log()
     refined(log, length=35, optimizer=keep, sampling={"task": {"temperature": 0.7}})
-    assert log.roles == ["task", "feedback", "optimizer"] * 4 + ["task"]  # not greedy, so another draw
+    assert log.roles == ["task", "feedback", "optimizer"] * 4 + [
+        "task"
+    ]  # not greedy, so another draw
 
 
 def test_white_space_around_an_unchanged_prompt_changes_nothing():
     log = Log()
-    result = ProRefiner(**models(log, length=5, optimizer=lambda *_: f"<IMPROVED_PROMPT>{PROMPT}</IMPROVED_PROMPT>"))
+    result = ProRefiner(
+        **models(log, length=5, optimizer=lambda *_: f"<IMPROVED_PROMPT>{PROMPT}</IMPROVED_PROMPT>")
+    )
     assert result.refine(f"{PROMPT}\n", QUERY).prompt == f"{PROMPT}\n"
 
 
@@ -156,7 +197,11 @@ def test_history_gives_critic_and_optimizer_their_earlier_steps():
         said = [messages for name, messages, _ in log.calls if name == role]
         assert [len(messages) for messages in said] == [2, 4, 6]
         assert said[2][:4] == said[1] and said[1][:2] == said[0]
-        assert [message["role"] for message in said[2]] == ["system", *["user", "assistant"] * 2, "user"]
+        assert [message["role"] for message in said[2]] == [
+            "system",
+            *["user", "assistant"] * 2,
+            "user",
+        ]
     assert all(len(messages) == 2 for name, messages, _ in log.calls if name == "task")
 
 
@@ -172,8 +217,15 @@ def test_history_of_the_task_model():
     assert all(len(messages) == 2 for name, messages, _ in log.calls if name != "task")
     log = Log()
     refined(log, length=25, history="all", verifier=says_wrong)
-    of_steps = {role: [len(said) for name, said, _ in log.calls if name == role] for role in log.roles}
-    assert of_steps == {"task": [2, 2, 4, 6, 2], "verifier": [2], "feedback": [2, 4, 6], "optimizer": [2, 4, 6]}
+    of_steps = {
+        role: [len(said) for name, said, _ in log.calls if name == role] for role in log.roles
+    }
+    assert of_steps == {
+        "task": [2, 2, 4, 6, 2],
+        "verifier": [2],
+        "feedback": [2, 4, 6],
+        "optimizer": [2, 4, 6],
+    }
 
 
 def test_sentences_and_paragraphs_as_steps():
@@ -183,9 +235,15 @@ def test_sentences_and_paragraphs_as_steps():
     task.rule = lambda system, user: text
     others = {role: model for role, model in models(log, optimizer=keep).items() if role != "task"}
     result = ProRefiner(task, **others, unit="sentence").refine(PROMPT, QUERY)
-    assert [step.output for step in result.steps] == ["One is first.", "One is first. Two (it is 2.5) follows!", text]
+    assert [step.output for step in result.steps] == [
+        "One is first.",
+        "One is first. Two (it is 2.5) follows!",
+        text,
+    ]
     assert [step.complete for step in result.steps] == [False, False, True]
-    assert log.roles.count("task") == 1 and log.calls[0][2]["max_tokens"] == 512  # the prompt never changed
+    assert (
+        log.roles.count("task") == 1 and log.calls[0][2]["max_tokens"] == 512
+    )  # the prompt never changed
     result = ProRefiner(task, **others, unit="paragraph").refine(PROMPT, QUERY)
     assert len(result.steps) == 1 and result.stop_reason == "finished"
 
@@ -197,7 +255,9 @@ def test_sentences_and_paragraphs_as_steps():
 def test_a_callable_verifier(verdict):
     seen = []
     log = Log()
-    result = refined(log, verifier=lambda query, output: seen.append((query.text, output)) or verdict)
+    result = refined(
+        log, verifier=lambda query, output: seen.append((query.text, output)) or verdict
+    )
     assert seen == [(QUERY, words(35, "v0w"))]
     assert result.verdict == {True: "right", False: "wrong", None: "none"}[verdict]
     assert result.stop_reason == ("verified" if verdict else "finished")
@@ -219,13 +279,17 @@ def test_plain_verifiers_run_one_after_another_on_one_thread():
         threads.add(threading.current_thread())
         running.append(query)
         most.append(len(running))
-        inner = ProRefiner(**models(Log(), length=5)).refine(PROMPT, query.text)  # it may wait for models of its own
+        inner = ProRefiner(**models(Log(), length=5)).refine(
+            PROMPT, query.text
+        )  # it may wait for models of its own
         running.pop()
         return bool(inner.answer)
 
     refiner = ProRefiner(**models(Log()), verifier=judge)
     results = refiner.refine_all(PROMPT, [f"Question {i}?" for i in range(20)], progress=False)
-    assert {result.verdict for result in results} == {"right"} and len(threads) == 1 and max(most) == 1
+    assert (
+        {result.verdict for result in results} == {"right"} and len(threads) == 1 and max(most) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,7 +303,9 @@ def test_plain_verifiers_run_one_after_another_on_one_thread():
 def test_a_verifier_with_a_bug_is_a_counted_failure(verifier, kind):
     result = refined(Log(), verifier=verifier)
     assert (result.verdict, result.stop_reason, result.error) == ("none", "finished", None)
-    assert [(failure.role, failure.step, failure.kind) for failure in result.failures] == [("verifier", 0, kind)]
+    assert [(failure.role, failure.step, failure.kind) for failure in result.failures] == [
+        ("verifier", 0, kind)
+    ]
     assert summarize([result])["verdict/none"] == 1
 
 
@@ -248,17 +314,23 @@ def test_the_papers_three_settings_by_name():
     rules = models(log, length=15)
     task, critic_model = rules["task"], rules["feedback"]
     said = {"check answers": says_wrong, "edit the prompt": improve, "read over": critic}
-    critic_model.rule = lambda system, user: next(rule for piece, rule in said.items() if piece in system)(system, user)
+    critic_model.rule = lambda system, user: next(
+        rule for piece, rule in said.items() if piece in system
+    )(system, user)
     row = {"question": QUERY, "answers": [words(15, "v0w")]}
 
-    assert ProRefiner.from_paper("no_verifier", task, critic_model).refine(PROMPT, row).verdict is None
+    assert (
+        ProRefiner.from_paper("no_verifier", task, critic_model).refine(PROMPT, row).verdict is None
+    )
     refiner = ProRefiner.from_paper("verifier", task, critic_model)
     assert refiner.refine(PROMPT, row).verdict == "wrong"
     optimal = ProRefiner.from_paper("optimal_verifier", task, critic_model, score=exact_match)
     assert optimal.refine(PROMPT, row).stop_reason == "verified"
     assert optimal.refine(PROMPT, {"question": QUERY, "answers": ["other"]}).verdict == "wrong"
     assert (refiner.tokens_per_step, refiner.max_steps) == (10, 25)
-    with pytest.raises(ValueError, match="setting must be one of no_verifier, verifier, optimal_verifier"):
+    with pytest.raises(
+        ValueError, match="setting must be one of no_verifier, verifier, optimal_verifier"
+    ):
         ProRefiner.from_paper("optimal", task, critic_model)
     with pytest.raises(ValueError, match="score must be a function"):
         ProRefiner.from_paper("optimal_verifier", task, critic_model)
@@ -286,10 +358,17 @@ def test_one_failure_at_every_position(verifier):
         assert RefinementResult.from_dict(result.to_dict()) == result
         last = position == len(clean.roles) - 1 and role == "task"
         if last:  # the final answer itself: the best of what there was before, and the reason
-            assert result.stop_reason == "failed" and result.error == result.failures[0] and result.error.step == -1
+            assert (
+                result.stop_reason == "failed"
+                and result.error == result.failures[0]
+                and result.error.step == -1
+            )
             assert result.answer == words(35, "v3w")
             continue
-        assert result.error is None and result.stop_reason in ("finished", "verified"), (position, role)
+        assert result.error is None and result.stop_reason in ("finished", "verified"), (
+            position,
+            role,
+        )
         assert result.answer.startswith("v")
         if role in ("feedback", "optimizer"):
             step = result.steps[result.failures[0].step - 1]
@@ -304,7 +383,9 @@ def test_everything_fails_from_every_position_on(verifier):
     for position in range(len(clean.roles)):
         log = Log(fail_at=set(range(position, 1000)))
         result = refined(log, verifier=verifier)
-        if result.error is None:  # the prompt of a complete output was not changed any more: that is the answer
+        if (
+            result.error is None
+        ):  # the prompt of a complete output was not changed any more: that is the answer
             assert result.stop_reason == "finished" and result.answer == result.steps[-1].output
             assert position == len(log.calls) - 1 and log.roles[-1] in ("feedback", "optimizer")
             continue
@@ -317,7 +398,11 @@ def test_three_failures_end_the_refinement():
     log = Log(fail_at={1, 3, 5})  # the critic, step after step
     result = refined(log, length=100)
     assert log.roles == ["task", "feedback"] * 3 + ["task"]
-    assert (result.stop_reason, len(result.steps), result.answer) == ("failed", 3, words(100, "v0w"))
+    assert (result.stop_reason, len(result.steps), result.answer) == (
+        "failed",
+        3,
+        words(100, "v0w"),
+    )
     assert str(result.error) == "feedback model in step 3: ServerFailed: scripted failure"
     assert refined(Log(fail_at={1, 3}), length=100).error is None
 
@@ -341,16 +426,27 @@ def test_the_critics_thought_is_no_feedback():
 def test_a_fatal_failure_ends_it_at_once():
     log = Log(fail_at={1}, error=BudgetExceeded("$1 is spent"))
     result = refined(log, length=100)
-    assert log.roles == ["task", "feedback", "task"] and result.error.fatal and result.error.kind == "BudgetExceeded"
+    assert (
+        log.roles == ["task", "feedback", "task"]
+        and result.error.fatal
+        and result.error.kind == "BudgetExceeded"
+    )
     assert result.answer == words(100, "v0w")
 
 
 def test_the_first_answer_is_kept_for_the_worst_case():
     # Task, verifier, then the task model is down: three steps without output.
     result = refined(Log(fail_at=set(range(2, 99))), verifier=says_wrong)
-    assert (result.stop_reason, result.answer, result.finish_reason) == ("failed", words(35, "v0w"), "stop")
+    assert (result.stop_reason, result.answer, result.finish_reason) == (
+        "failed",
+        words(35, "v0w"),
+        "stop",
+    )
     result = refined(Log(fail_at=set(range(1, 99))))
-    assert (result.answer, result.finish_reason) == (words(10, "v0w"), "")  # cut off: better than nothing
+    assert (result.answer, result.finish_reason) == (
+        words(10, "v0w"),
+        "",
+    )  # cut off: better than nothing
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
@@ -376,7 +472,9 @@ def test_settings_that_make_no_sense(options, message):
 
 
 def test_models_that_are_none():
-    with pytest.raises(TypeError, match="the optimizer model must be a chat model or a function .* got 'gpt-4o'"):
+    with pytest.raises(
+        TypeError, match="the optimizer model must be a chat model or a function .* got 'gpt-4o'"
+    ):
         ProRefiner(**{**models(Log()), "optimizer": "gpt-4o"})
 
     def forgot():
@@ -400,7 +498,10 @@ def test_functions_are_models_whatever_their_parameter_is_called():
 
     result = ProRefiner(small, critic, critic, verify).refine("Think.", "How many?")
     assert (result.verdict, result.prompt, result.answer) == ("wrong", "Think hard.", "seven")
-    assert ProRefiner(small, critic, critic, lambda query, answer: True).refine("Think.", "?").verdict == "right"
+    assert (
+        ProRefiner(small, critic, critic, lambda query, answer: True).refine("Think.", "?").verdict
+        == "right"
+    )
 
 
 def test_templates_without_their_variables():
@@ -419,7 +520,11 @@ def test_templates_without_their_variables():
         (PROMPT, {"question": "  "}, "query 0 is empty"),
         (PROMPT, {"query": QUERY}, "query 0 must be a text or a row with a text `question`"),
         (PROMPT, 7, "query 0 must be a text"),
-        (PROMPT, {"question": QUERY, "answers": "4"}, "`answers` of query 0 must be a list of texts"),
+        (
+            PROMPT,
+            {"question": QUERY, "answers": "4"},
+            "`answers` of query 0 must be a list of texts",
+        ),
     ],
 )
 def test_nothing_to_work_on(prompt, query, message):
@@ -442,4 +547,6 @@ def test_a_query_of_a_megabyte_with_braces():
     log = Log()
     result = refined(log, queries=query, length=15)
     assert result.query == query and result.stop_reason == "finished"
-    assert log.calls[1][1][1]["content"].count("{output}") == 25_000  # filled in once, never inside a value
+    assert (
+        log.calls[1][1][1]["content"].count("{output}") == 25_000
+    )  # filled in once, never inside a value

@@ -11,15 +11,23 @@ from agentic_prompting.refine.templates import first_units
 from agentic_prompting.rewards import read_verdict
 
 anything = st.text(max_size=60)
-no_tag = anything.filter(lambda text: not re.search(r"improved[_ -]?prompt|think", text, re.IGNORECASE))
-opening = st.sampled_from(["<IMPROVED_PROMPT>", "<improved_prompt>", "< Improved_Prompt >", "<IMPROVED PROMPT>"])
-closing = st.sampled_from(["</IMPROVED_PROMPT>", "</improved_prompt >", "< / Improved_Prompt>", "</IMPROVED-PROMPT>"])
+no_tag = anything.filter(
+    lambda text: not re.search(r"improved[_ -]?prompt|think", text, re.IGNORECASE)
+)
+opening = st.sampled_from(
+    ["<IMPROVED_PROMPT>", "<improved_prompt>", "< Improved_Prompt >", "<IMPROVED PROMPT>"]
+)
+closing = st.sampled_from(
+    ["</IMPROVED_PROMPT>", "</improved_prompt >", "< / Improved_Prompt>", "</IMPROVED-PROMPT>"]
+)
 
 
 @given(no_tag, opening, no_tag, closing, no_tag)
 def test_what_is_between_the_tags_is_read(before, start, prompt, end, after):
     improved, problem = read_improved_prompt(before + start + prompt + end + after)
-    assert (improved, problem) == ((prompt.strip(), None) if prompt.strip() else (None, "empty prompt"))
+    assert (improved, problem) == (
+        (prompt.strip(), None) if prompt.strip() else (None, "empty prompt")
+    )
 
 
 @given(no_tag, opening, no_tag)
@@ -41,10 +49,16 @@ def test_any_mixture_gives_one_or_the_other_and_no_tag_within(reply):
     ("reply", "prompt"),
     [
         ("I use <IMPROVED_PROMPT> tags.\n<IMPROVED_PROMPT>Sort.</IMPROVED_PROMPT>", "Sort."),
-        ("<IMPROVED_PROMPT>draft</IMPROVED_PROMPT> better: <IMPROVED_PROMPT>final</IMPROVED_PROMPT>", "final"),
+        (
+            "<IMPROVED_PROMPT>draft</IMPROVED_PROMPT> better: <IMPROVED_PROMPT>final</IMPROVED_PROMPT>",
+            "final",
+        ),
         ("<IMPROVED_PROMPT>whole</IMPROVED_PROMPT> and <IMPROVED_PROMPT>cut of", "whole"),
         ("</IMPROVED_PROMPT> <IMPROVED_PROMPT>x</IMPROVED_PROMPT></IMPROVED_PROMPT>", "x"),
-        ("<IMPROVED_PROMPT>Write <b>bold</b>, if 1 < 2.</IMPROVED_PROMPT>", "Write <b>bold</b>, if 1 < 2."),
+        (
+            "<IMPROVED_PROMPT>Write <b>bold</b>, if 1 < 2.</IMPROVED_PROMPT>",
+            "Write <b>bold</b>, if 1 < 2.",
+        ),
     ],
 )
 def test_of_several_the_last_complete_one(reply, prompt):
@@ -57,7 +71,11 @@ def test_long_replies_take_no_time():
     assert first_units("." * 200_000, 1, "sentence") == "." * 200_000
 
 
-@given(st.text(alphabet="ab.!? \n3", max_size=80), st.integers(1, 12), st.sampled_from(["sentence", "paragraph"]))
+@given(
+    st.text(alphabet="ab.!? \n3", max_size=80),
+    st.integers(1, 12),
+    st.sampled_from(["sentence", "paragraph"]),
+)
 def test_units_grow_to_the_whole_text(text, count, unit):
     part, more = first_units(text, count, unit), first_units(text, count + 1, unit)
     assert text.startswith(more) and more.startswith(part)
@@ -104,5 +122,6 @@ def test_templates_are_filled_in_one_pass(query, output):
 
 def test_a_diff_names_sentences():
     assert (
-        prompt_diff("Count them. Be brief.", "Count them. Be careful.") == "  Count them.\n- Be brief.\n+ Be careful."
+        prompt_diff("Count them. Be brief.", "Count them. Be careful.")
+        == "  Count them.\n- Be brief.\n+ Be careful."
     )

@@ -7,9 +7,18 @@ import pytest
 
 from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
+from agentic_prompting.report.plots import (
+    accuracy_of,
+    accuracy_table,
+    iterations_of,
+    plot_iterations,
+)
 from agentic_prompting.rewards import exact_match
-from benchmarks.learning import prorefine, prorefine_drafting as drafting, prorefine_reciter as reciter
+from benchmarks.learning import (
+    prorefine,
+    prorefine_drafting as drafting,
+    prorefine_reciter as reciter,
+)
 from support.refine_models import PROMPT, Log, answer, models
 
 
@@ -21,7 +30,12 @@ def results(log=None, n=4):
 
 def test_accuracy_leaves_failed_queries_out():
     right = answer(25)(PROMPT + "+++", "")
-    rows = [{"answers": [right]}, {"answers": ["other"]}, {"answers": [right]}, {"answers": [right]}]
+    rows = [
+        {"answers": [right]},
+        {"answers": ["other"]},
+        {"answers": [right]},
+        {"answers": [right]},
+    ]
     assert str(accuracy_of(results(), rows, exact_match)) == str(wilson_interval(3, 4))
     failed = results(Log(fail_at={0, 1, 2}))
     assert failed[0].error is not None
@@ -30,7 +44,9 @@ def test_accuracy_leaves_failed_queries_out():
 
 def test_the_table_has_a_row_for_each_method_and_a_column_for_each_model():
     half = wilson_interval(5, 10)
-    table = accuracy_table({"sorting": {"none": {"1B": half}, "verifier": {"1B": half, "8B": half}}})
+    table = accuracy_table(
+        {"sorting": {"none": {"1B": half}, "verifier": {"1B": half, "8B": half}}}
+    )
     assert table.splitlines() == [
         "| data set | method | 1B | 8B |",
         "|---|---|---|---|",
@@ -45,7 +61,10 @@ def test_the_picture_of_iterations(tmp_path):
     assert iterations_of(found).mean == 3
     accepted = [replace(result, steps=()) for result in found]
     assert iterations_of([*found, *accepted]).mean == 1.5
-    plot_iterations({"sorting": {"a": found, "b": accepted}, "counting": {"b": found}}, tmp_path / "deep" / "x.png")
+    plot_iterations(
+        {"sorting": {"a": found, "b": accepted}, "counting": {"b": found}},
+        tmp_path / "deep" / "x.png",
+    )
     assert (tmp_path / "deep" / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -81,7 +100,9 @@ def test_drafted_and_plain_runs_are_compared_and_counted():
 
 def test_the_order_of_accuracies(tmp_path):
     pytest.importorskip("matplotlib")
-    found, table = prorefine.accuracy(replace(prorefine.QUICK, queries=100), tmp_path / "iterations.png")
+    found, table = prorefine.accuracy(
+        replace(prorefine.QUICK, queries=100), tmp_path / "iterations.png"
+    )
     means = {name: value["mean"] for name, value in found["accuracy"].items()}
     assert means["none"] + 0.2 < means["verifier"] < means["optimal"]
     assert all(value["low"] < value["mean"] < value["high"] for value in found["accuracy"].values())

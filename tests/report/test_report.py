@@ -61,10 +61,14 @@ def test_an_evaluation_with_several_rollouts_a_question_has_a_curve_for_each_k(t
     ]
     (entry,) = history_of(records, "eval")
     assert (entry["pass@1"], entry["pass@2"], entry["pass@3"]) == pytest.approx((1 / 6, 1 / 3, 1))
-    assert not any("pass@" in key for key in history_of([one(rewards={"a": 1.0})] * 3)[0]), "not of training"
+    assert not any("pass@" in key for key in history_of([one(rewards={"a": 1.0})] * 3)[0]), (
+        "not of training"
+    )
     RolloutLog(tmp_path / "rollouts").write(records)
     panels = block(write_report(tmp_path, pictures=False).read_text(), "history")["panels"]
-    assert {"pass@1": "k = 1", "pass@2": "k = 2", "pass@3": "k = 3"} in [panel["keys"] for panel in panels]
+    assert {"pass@1": "k = 1", "pass@2": "k = 2", "pass@3": "k = 3"} in [
+        panel["keys"] for panel in panels
+    ]
 
 
 def test_several_environments_have_curves_of_their_own(tmp_path):
@@ -78,12 +82,18 @@ def test_several_environments_have_curves_of_their_own(tmp_path):
     assert (entry["exact_match in shop"], entry["exact_match in oracle"]) == (1.0, 0.0)
     RolloutLog(tmp_path / "rollouts").write(records)
     panels = block(write_report(tmp_path, pictures=False).read_text(), "history")["panels"]
-    assert {"reward in oracle": "oracle", "reward in shop": "shop"} in [panel["keys"] for panel in panels]
-    assert not any(" in " in key for key in history_of([one(environment="shop")])[0]), "one environment is all"
+    assert {"reward in oracle": "oracle", "reward in shop": "shop"} in [
+        panel["keys"] for panel in panels
+    ]
+    assert not any(" in " in key for key in history_of([one(environment="shop")])[0]), (
+        "one environment is all"
+    )
 
 
 def test_what_a_later_run_did_over_is_left_out():
-    steps = [one(step=step, run=10) for step in range(6)] + [one(step=step, run=20) for step in range(4, 8)]
+    steps = [one(step=step, run=10) for step in range(6)] + [
+        one(step=step, run=20) for step in range(4, 8)
+    ]
     assert [(kept["run"], kept["step"]) for kept in current_records(steps)] == [
         *((10, step) for step in range(4)),
         *((20, step) for step in range(4, 8)),
@@ -98,8 +108,14 @@ def test_the_evaluation_before_a_checkpoint_stays_when_a_run_is_resumed_there():
     def steps(*evaluated_after):
         both = [*((10, s, "train") for s in range(6)), (10, 4, "eval"), (10, 6, "eval")]
         both += [*((20, s, "train") for s in range(4, 8)), (20, 8, "eval")]
-        records = [one(step=step, run=run, mode=mode) for run, step, mode in [*both, *evaluated_after]]
-        return [(kept["run"], kept["step"]) for kept in current_records(records) if kept["mode"] == "eval"]
+        records = [
+            one(step=step, run=run, mode=mode) for run, step, mode in [*both, *evaluated_after]
+        ]
+        return [
+            (kept["run"], kept["step"])
+            for kept in current_records(records)
+            if kept["mode"] == "eval"
+        ]
 
     assert steps() == [(10, 4), (20, 8)], "that of step 6 is of weights that are gone"
     assert steps((20, 4, "eval")) == [(20, 8), (20, 4)], "made again, at the resumed run's start"
@@ -150,7 +166,10 @@ def test_the_line_before_a_new_one_has_not_changed():
 
 def test_a_diff_of_long_texts_does_not_take_long():
     old = "\n".join(f"line {number}" for number in range(1000))
-    assert word_diff(old, old + "\nmore")[0][0] == "=" and len(word_diff(old, old.replace("500", "x"))) == 4
+    assert (
+        word_diff(old, old + "\nmore")[0][0] == "="
+        and len(word_diff(old, old.replace("500", "x"))) == 4
+    )
     huge = "x y\n" * 100_000
     assert word_diff(huge, huge + "z") == [("-", huge), ("+", huge + "z")]
 
@@ -162,11 +181,18 @@ def test_the_tree_is_the_populations(tmp_path):
     population = evolved(tmp_path / "population.json")
     lineage = read_lineage(tmp_path / "population.json")
     assert [node.member for node in lineage.nodes] == population.members
-    assert [place for place, node in enumerate(lineage.nodes) if node.best] == [population.best().id]
+    assert [place for place, node in enumerate(lineage.nodes) if node.best] == [
+        population.best().id
+    ]
     candidates = [member.prompt.id for member in population.candidates()]
-    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == candidates and len(candidates) == 10
+    assert [
+        place for place, node in enumerate(lineage.nodes) if node.in_window
+    ] == candidates and len(candidates) == 10
     assert lineage.window == population.window
-    assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {"mutation", "crossover"}
+    assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {
+        "mutation",
+        "crossover",
+    }
 
 
 @settings(max_examples=50)
@@ -216,21 +242,38 @@ def test_one_file_without_a_network(tmp_path):
     page = write_report(write_run(tmp_path, [one(question=secret)]))
     html = page.read_text(encoding="utf-8")
     assert secret not in html and block(html, "trajectories-0")[0]["question"] == secret
-    assert set(re.findall(r"https?://[^\s\"'`]+", html)) == {"http://www.w3.org/2000/svg"}, "a name, not an address"
-    assert not re.search(r"\b(src|href)=\"?[a-z]", html) and "innerHTML" not in html and "{{" not in html
+    assert set(re.findall(r"https?://[^\s\"'`]+", html)) == {"http://www.w3.org/2000/svg"}, (
+        "a name, not an address"
+    )
+    assert (
+        not re.search(r"\b(src|href)=\"?[a-z]", html)
+        and "innerHTML" not in html
+        and "{{" not in html
+    )
     for kind in ("script", "style"):
         inner = re.search(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL).group(1)
         allowed = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{allowed}'" in html
-    assert write_report(tmp_path).read_text(encoding="utf-8") == html, "the same run gives the same page"
+    assert write_report(tmp_path).read_text(encoding="utf-8") == html, (
+        "the same run gives the same page"
+    )
 
 
 def test_pictures(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra [report] is not installed")
     evolved(tmp_path / "population.json")
-    write_report(write_run(tmp_path, [one(step=step) for step in range(3)]), output=tmp_path / "out")
+    write_report(
+        write_run(tmp_path, [one(step=step) for step in range(3)]), output=tmp_path / "out"
+    )
     drawn = {path.name for path in (tmp_path / "out").glob("*.png")}
-    assert drawn == {"reward.png", "exact_match.png", "turns.png", "outcomes.png", "cost.png", "tree.png"}
+    assert drawn == {
+        "reward.png",
+        "exact_match.png",
+        "turns.png",
+        "outcomes.png",
+        "cost.png",
+        "tree.png",
+    }
     plot_lineage(read_lineage(tmp_path / "population.json"), tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -255,7 +298,10 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run), "--no-pictures", "--json"])
     said = json.loads(capsys.readouterr().out)
-    assert ended.value.code == 0 and said == {"page": str(run / "report" / "index.html"), "pictures": []}
+    assert ended.value.code == 0 and said == {
+        "page": str(run / "report" / "index.html"),
+        "pictures": [],
+    }
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "nowhere")])
     assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
@@ -267,25 +313,43 @@ def test_the_command(tmp_path, capsys):
 def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
     """Where it was recorded: with `reward_weights` the plain sum is another number."""
     weighted = one(rewards={"a": -1.0, "b": -0.5}, reward=-1.25)
-    html = write_report(write_run(tmp_path, [weighted, one(step=1, reward=float("nan"))]), pictures=False).read_text()
-    assert [entry.get("reward") for entry in block(html, "history")["modes"]["train"]] == [-1.25, None]
+    html = write_report(
+        write_run(tmp_path, [weighted, one(step=1, reward=float("nan"))]), pictures=False
+    ).read_text()
+    assert [entry.get("reward") for entry in block(html, "history")["modes"]["train"]] == [
+        -1.25,
+        None,
+    ]
     assert block(html, "trajectories")["columns"]["reward"] == [-1.25, None]
     shown, _ = block(html, "trajectories-0")
-    assert shown["parts"][:3] == [["a", -1.0], ["b", -0.5], ["total, as weighted in training", -1.25]]
+    assert shown["parts"][:3] == [
+        ["a", -1.0],
+        ["b", -0.5],
+        ["total, as weighted in training", -1.25],
+    ]
 
 
 def test_the_trainers_log_is_drawn(tmp_path):
     """Of the longest training in the folder; what JSON cannot hold, and other entries, are left out."""
-    log = [{"step": 1, "loss": 0.5, "kl": float("nan"), "lr": 1}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    log = [
+        {"step": 1, "loss": 0.5, "kl": float("nan"), "lr": 1},
+        {"step": 2, "entropy": 2.0, "grad_norm": 0.1},
+    ]
     for folder, state in (
-        ("checkpoint-2", {"global_step": 2, "log_history": [*log, {"step": 2, "train_runtime": 3.0}]}),
+        (
+            "checkpoint-2",
+            {"global_step": 2, "log_history": [*log, {"step": 2, "train_runtime": 3.0}]},
+        ),
         ("checkpoint-1", {"global_step": 1, "log_history": log[:1]}),
     ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "trainer_state.json").write_text(json.dumps(state))
     write_run(tmp_path, [one()])
     history = block(write_report(tmp_path, pictures=False).read_text(), "history")
-    assert history["modes"]["optimisation"] == [{"step": 1, "loss": 0.5}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    assert history["modes"]["optimisation"] == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "entropy": 2.0, "grad_norm": 0.1},
+    ]
     assert {"loss", "grad_norm", "entropy"} < {panel["name"] for panel in history["panels"]}
     (tmp_path / "trainer_state.json").write_text("{broken")
     assert block(write_report(tmp_path, pictures=False).read_text(), "history") == history
@@ -294,7 +358,9 @@ def test_the_trainers_log_is_drawn(tmp_path):
 def test_the_log_that_grows_is_read_before_a_checkpoints(tmp_path):
     """What a resumed run did over is left out, half a line passed over; the ages of tokens are of runs with a lead."""
     run = write_run(tmp_path, [one()])
-    (run / "trainer_state.json").write_text(json.dumps({"global_step": 9, "log_history": [{"step": 9, "loss": 9.0}]}))
+    (run / "trainer_state.json").write_text(
+        json.dumps({"global_step": 9, "log_history": [{"step": 9, "loss": 9.0}]})
+    )
     lines = [{"run": 1, "step": step, "loss": 0.5, "async/token_age": 0.25} for step in (1, 2, 3)]
     lines += [{"run": 2, "step": step, "loss": 0.25, "learning_rate": 1e-6} for step in (2, 3)]
     lines += [{"run": 2, "step": 3, "train_runtime": 1.0}]
@@ -335,9 +401,16 @@ def test_rollouts_of_one_question_are_a_group_with_advantages(tmp_path):
     rewards = [1.0, 0.0, 0.5, None]
     records = [one(question=q, reward=r, rewards={"a": r}) for q in ("x", "y") for r in rewards]
     records += [one(question="x", step=1, reward=1.0)]
-    columns = block(write_report(write_run(tmp_path, records), pictures=False).read_text(), "trajectories")["columns"]
+    columns = block(
+        write_report(write_run(tmp_path, records), pictures=False).read_text(), "trajectories"
+    )["columns"]
     assert columns["group"] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
-    assert columns["advantage"][:4] == [pytest.approx(0.9998, abs=1e-3), pytest.approx(-0.9998, abs=1e-3), 0.0, None]
+    assert columns["advantage"][:4] == [
+        pytest.approx(0.9998, abs=1e-3),
+        pytest.approx(-0.9998, abs=1e-3),
+        0.0,
+        None,
+    ]
     assert columns["advantage"][-1] == 0.0
 
 
@@ -350,8 +423,13 @@ def evaluated(folder, saved=True):
     from agentic_prompting.evaluation import evaluate_agent, save_run
 
     right = lambda questions: [question[1:] for question in questions]  # noqa: E731
-    half = lambda questions: [question[1:] if int(question[1:]) % 2 else "no" for question in questions]  # noqa: E731
-    found = evaluate_agent({"right": right, "half": half}, {"sums": ROWS}, runs=1, output=folder, progress=False)
+
+    def half(questions):
+        return [question[1:] if int(question[1:]) % 2 else "no" for question in questions]
+
+    found = evaluate_agent(
+        {"right": right, "half": half}, {"sums": ROWS}, runs=1, output=folder, progress=False
+    )
     if saved:
         save_run(folder, found)
     return folder
@@ -364,55 +442,89 @@ def test_an_evaluations_folder_is_opened(tmp_path, saved):
     shown = block(html, "evaluation")
     assert [row["system"] for row in shown["results"]] == ["right", "half"] or not saved
     by_system = {row["system"]: row for row in shown["results"]}
-    assert by_system["right"]["exact_match"].startswith("1.000 [") and by_system["half"]["exact_match"][:5] == "0.500"
+    assert (
+        by_system["right"]["exact_match"].startswith("1.000 [")
+        and by_system["half"]["exact_match"][:5] == "0.500"
+    )
     (difference,) = shown["differences"]
-    assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4") and difference["p (McNemar)"] == "0.125"
-    assert sorted(set(shown["columns"]["system"])) == ["half", "right"] and len(shown["columns"]["match"]) == 16
+    assert (
+        difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4")
+        and difference["p (McNemar)"] == "0.125"
+    )
+    assert (
+        sorted(set(shown["columns"]["system"])) == ["half", "right"]
+        and len(shown["columns"]["match"]) == 16
+    )
     assert sum(shown["columns"]["match"]) == 12
     (figure,) = shown["intervals"]
     assert (figure["task"], figure["metric"]) == ("sums", "exact_match")
     assert {name: mean for name, mean, *_ in figure["systems"]} == {"right": 1.0, "half": 0.5}
     assert all(0 < low <= mean <= high <= 1 for _, mean, low, high in figure["systems"])
     first = block(html, "answers-0")[0]
-    assert first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
+    assert (
+        first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
+    )
 
 
 def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
     from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
 
     task = EvaluationTask("sums", [{"question": "q", "answers": ["8"]}], metrics=("integer_match",))
-    found = evaluate_agent(lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False)
+    found = evaluate_agent(
+        lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False
+    )
     save_run(tmp_path, found)
-    assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"]["match"] == [1.0]
+    assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"][
+        "match"
+    ] == [1.0]
 
 
 # --- several runs ----------------------------------------------------------------------------------------------------
 
 
 def test_two_runs_side_by_side(tmp_path):
-    first = write_run(tmp_path / "a" / "run", [one(step=step, rewards={"r": 0.25}) for step in range(3)])
-    second = write_run(tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)])
+    first = write_run(
+        tmp_path / "a" / "run", [one(step=step, rewards={"r": 0.25}) for step in range(3)]
+    )
+    second = write_run(
+        tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)]
+    )
     html = write_report([first, second], tmp_path / "out", pictures=False).read_text()
     compared = block(html, "comparison")
-    assert compared["folders"] == [str(first), str(second)], "and what tells them apart is their name"
+    assert compared["folders"] == [str(first), str(second)], (
+        "and what tells them apart is their name"
+    )
     panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
     assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
     assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
         (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
     ]  # fmt: skip
     evaluations = [evaluated(tmp_path / name) for name in ("e1", "e2")]
-    differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")["differences"]
+    differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")[
+        "differences"
+    ]
     assert [row["difference [95 %]"][:6] for row in differences] == ["+0.000", "+0.000"]
 
 
 def test_score_against_dollars(tmp_path):
     """The last steps of each run: what it answered right, and what the replies were worth, shared ones included."""
-    runs, gold = {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)}, one()["answers"][0]
+    runs, gold = (
+        {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)},
+        one()["answers"][0],
+    )
     for name, (usd, right) in runs.items():
         early = [one(step=step, answer=gold, worth_usd=9.0) for step in range(18)]
-        late = [one(step=19, answer=gold if i < right else "x", cost_usd=0.0, worth_usd=usd) for i in range(4)]
-        write_run(tmp_path / name, [*early, *late, one(step=19, status="failed", answer=None, worth_usd=5.0)])
-    html = write_report([tmp_path / name for name in reversed(runs)], tmp_path / "out", pictures=False).read_text()
+        late = [
+            one(step=19, answer=gold if i < right else "x", cost_usd=0.0, worth_usd=usd)
+            for i in range(4)
+        ]
+        write_run(
+            tmp_path / name,
+            [*early, *late, one(step=19, status="failed", answer=None, worth_usd=5.0)],
+        )
+    html = write_report(
+        [tmp_path / name for name in reversed(runs)], tmp_path / "out", pictures=False
+    ).read_text()
     points = block(html, "front")
     found = [(point["name"], point["usd"], point["mean"], point["front"]) for point in points]
     assert found == [
@@ -421,7 +533,9 @@ def test_score_against_dollars(tmp_path):
         ("wasteful", 0.02, 0.5, False),
     ]
     assert all(0 <= point["low"] <= point["mean"] <= point["high"] <= 1 for point in points)
-    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), "one is no front"
+    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), (
+        "one is no front"
+    )
     free = [write_run(tmp_path / f"free{n}", [one(worth_usd=0.0, cost_usd=0.0)]) for n in range(2)]
     assert 'id="data-front"' not in write_report(free, tmp_path / "out", pictures=False).read_text()
 
@@ -435,17 +549,29 @@ def test_a_recording_makes_no_system_free(tmp_path):
     cache = ReplayCache(tmp_path / "replies.sqlite")
 
     def asked(name, url):
-        chats = {kind: OpenAIChat(kind, url, cache=cache, price=(usd, 0)) for kind, usd in (("dear", 10), ("cheap", 1))}
+        chats = {
+            kind: OpenAIChat(kind, url, cache=cache, price=(usd, 0))
+            for kind, usd in (("dear", 10), ("cheap", 1))
+        }
         systems = {kind: PromptedSystem(chat) for kind, chat in chats.items()}
-        found = evaluate_agent(systems, {"sums": ROWS}, runs=1, output=tmp_path / name, progress=False)
+        found = evaluate_agent(
+            systems, {"sums": ROWS}, runs=1, output=tmp_path / name, progress=False
+        )
         save_run(tmp_path / name, found)
-        points = block(write_report(tmp_path / name, tmp_path / f"of-{name}", pictures=False).read_text(), "front")
-        return sum(one["cost_usd"] for one in found.records), [(one["name"], one["usd"]) for one in points]
+        points = block(
+            write_report(tmp_path / name, tmp_path / f"of-{name}", pictures=False).read_text(),
+            "front",
+        )
+        return sum(one["cost_usd"] for one in found.records), [
+            (one["name"], one["usd"]) for one in points
+        ]
 
     with LoopbackServer(lambda request, number: "1") as server:
         paid, points = asked("first", server.base_url)
         assert paid == pytest.approx(sum(8 * usd for _, usd in points))
-        assert [name for name, _ in points] == ["cheap", "dear"] and points[1][1] == pytest.approx(10 * points[0][1])
+        assert [name for name, _ in points] == ["cheap", "dear"] and points[1][1] == pytest.approx(
+            10 * points[0][1]
+        )
         assert asked("again", server.base_url) == (0, points)
 
 
@@ -480,8 +606,14 @@ def test_rows_with_the_same_question_are_groups_of_their_own(column):
         for reward in rewards
     ]
     groups, advantages = groups_of(records)
-    assert groups == [0, 0, 1, 1] and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
-    assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == ["pass@1", "pass@2"]
+    assert (
+        groups == [0, 0, 1, 1]
+        and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
+    )
+    assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == [
+        "pass@1",
+        "pass@2",
+    ]
 
 
 def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path):
@@ -495,13 +627,25 @@ def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path
         ]
         answered = {"system": "s", "task": "t", "answers": ["a"], "cost_usd": 1.0}
         records = [
-            {**answered, "run": run, "place": i, "question": str(i), "answer": "a" if i % 2 else "b"}
+            {
+                **answered,
+                "run": run,
+                "place": i,
+                "question": str(i),
+                "answer": "a" if i % 2 else "b",
+            }
             for i in range(20)
             for run in range(rollouts)
         ]
         RecordFile(tmp_path / str(rollouts) / "s.jsonl").append(records)
-        runs = [RunSummary("t", "", found), RunSummary("e", "", evaluation=read_evaluation(tmp_path / str(rollouts)))]
-        return [(point.mean, point.low, point.high) for point in cost_points(runs, ["trained", "evaluated"])]
+        runs = [
+            RunSummary("t", "", found),
+            RunSummary("e", "", evaluation=read_evaluation(tmp_path / str(rollouts))),
+        ]
+        return [
+            (point.mean, point.low, point.high)
+            for point in cost_points(runs, ["trained", "evaluated"])
+        ]
 
     assert widths(8) == widths(1)
     assert [mean for mean, *_ in widths(1)] == [0.5, 0.5]
@@ -509,7 +653,14 @@ def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path
 
 def test_an_evaluated_agent_costs_what_its_replies_are_worth(tmp_path):
     """With a recording the second of two agents looked free: the first had paid for the same replies."""
-    answered = {"system": "s", "task": "t", "run": 0, "question": "q", "answers": ["a"], "answer": "a"}
+    answered = {
+        "system": "s",
+        "task": "t",
+        "run": 0,
+        "question": "q",
+        "answers": ["a"],
+        "answer": "a",
+    }
     others = [{"worth_usd": 0.75}, {"worth_usd": None}, {}]
     RecordFile(tmp_path / "s.jsonl").append(
         [{**answered, "place": i, "cost_usd": 0.25, **one} for i, one in enumerate(others)]
@@ -543,7 +694,14 @@ def test_watch_writes_again_when_the_run_is_evaluated(tmp_path):
     def wait():
         shown.append('id="data-evaluation"' in (run / "report" / "index.html").read_text())
         if len(shown) == 1:
-            answered = {"system": "s", "task": "t", "run": 0, "place": 0, "question": "q", "answers": ["a"]}
+            answered = {
+                "system": "s",
+                "task": "t",
+                "run": 0,
+                "place": 0,
+                "question": "q",
+                "answers": ["a"],
+            }
             RecordFile(run / "evaluation" / "t.jsonl").append([{**answered, "answer": "a"}])
         if len(shown) == 2:
             raise KeyboardInterrupt
@@ -601,7 +759,9 @@ def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
 
 def gz_lines(folder, lines):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rollouts-00000-00000.jsonl.gz").write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
+    (folder / "rollouts-00000-00000.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(line + b"\n" for line in lines))
+    )
 
 
 @pytest.mark.parametrize(
@@ -622,7 +782,10 @@ def test_one_bad_line_is_left_out_and_its_file_is_named(tmp_path, bad, caplog):
     gz_lines(tmp_path / "rollouts", [good, bad, good])
     html = write_report(tmp_path, pictures=False).read_text()
     assert block(html, "trajectories")["total"] == 2
-    assert "rollouts-00000-00000.jsonl.gz: left out 1 of its lines" in caplog.text and "line 2" in caplog.text
+    assert (
+        "rollouts-00000-00000.jsonl.gz: left out 1 of its lines" in caplog.text
+        and "line 2" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("bad", ["{", '{"step": "x", "loss": 1.0}', '{"step": 1e999}', "3"])
@@ -632,13 +795,18 @@ def test_a_bad_line_of_the_log_is_left_out(tmp_path, bad, caplog):
         f'{{"step": 1, "loss": 0.5}}\n{bad}\n{{"step": 2, "loss": 0.25}}\n'
     )
     html = write_report(tmp_path, pictures=False).read_text()
-    assert [entry["loss"] for entry in block(html, "history")["modes"]["optimisation"]] == [0.5, 0.25]
+    assert [entry["loss"] for entry in block(html, "history")["modes"]["optimisation"]] == [
+        0.5,
+        0.25,
+    ]
     assert "log.jsonl: left out 1 of its lines" in caplog.text
 
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -646,22 +814,38 @@ JSONS = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(sorted(one())), value=JSONS, within=st.booleans())
 def test_whatever_a_field_holds_the_report_is_made(tmp_path_factory, name, value, within):
-    folder, record = tmp_path_factory.mktemp("damaged"), one(rewards={"prompt_r1_reward": 1.0}, reward=1.0)
-    if within and isinstance(record[name], list) and record[name] and isinstance(record[name][0], dict):
+    folder, record = (
+        tmp_path_factory.mktemp("damaged"),
+        one(rewards={"prompt_r1_reward": 1.0}, reward=1.0),
+    )
+    if (
+        within
+        and isinstance(record[name], list)
+        and record[name]
+        and isinstance(record[name][0], dict)
+    ):
         record[name] = [{**record[name][0], "text": value}]
     else:
         record[name] = value
     gz_lines(folder / "rollouts", [json.dumps(one()).encode(), json.dumps(record).encode()])
     html = write_report(folder, pictures=False).read_text()
     data = [
-        gzip.decompress(base64.b64decode(packed)) for packed in re.findall(r'id="data-[^"]*">([^<]*)</script>', html)
+        gzip.decompress(base64.b64decode(packed))
+        for packed in re.findall(r'id="data-[^"]*">([^<]*)</script>', html)
     ]
     for each in data:  # as a browser reads it, which knows neither NaN nor Infinity
         json.loads(each, parse_constant=lambda name: pytest.fail(name))
 
 
 def answered(**changes):
-    found = {"system": "plain", "task": "gsm8k", "run": 0, "place": 0, "question": "2 + 2?", "answers": ["4"]}
+    found = {
+        "system": "plain",
+        "task": "gsm8k",
+        "run": 0,
+        "place": 0,
+        "question": "2 + 2?",
+        "answers": ["4"],
+    }
     return {
         **found,
         "answer": "4",
@@ -678,17 +862,28 @@ def refined(**changes):
     from agentic_prompting.refine.types import RefinementResult, RefinementStep
 
     step = RefinementStep("Think.", "Think twice.", "4?", False, "Check it.")
-    return RefinementResult("0", "2 + 2?", "4", "Think.", "Think twice.", "finished", steps=(step,)).to_dict() | changes
+    return (
+        RefinementResult(
+            "0", "2 + 2?", "4", "Think.", "Think twice.", "finished", steps=(step,)
+        ).to_dict()
+        | changes
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(kind=st.sampled_from([answered, refined]), data=st.data(), value=JSONS)
-def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(tmp_path_factory, kind, data, value):
+def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(
+    tmp_path_factory, kind, data, value
+):
     folder, name = tmp_path_factory.mktemp("damaged"), data.draw(st.sampled_from(sorted(kind())))
     lines = (
-        [kind(), kind(**{name: value}), kind(place=1, id="1")] if kind is answered else [kind(), kind(**{name: value})]
+        [kind(), kind(**{name: value}), kind(place=1, id="1")]
+        if kind is answered
+        else [kind(), kind(**{name: value})]
     )
-    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    (folder / "results.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"torn'
+    )
     (folder / "run.json").write_text(json.dumps({"metrics": value, "fit_calls": {"plain": 0}}))
     html = write_report(folder, pictures=False).read_text()
     assert ('id="data-evaluation"' if kind is answered else 'id="data-refinements"') in html

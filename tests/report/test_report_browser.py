@@ -11,7 +11,17 @@ from agentic_prompting.refine import RefinementResult, RefinementStep
 from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
 from agentic_prompting.sandbox import as_rows, make_split
-from support.browser import chromium, evolved, opened, pictured, record, shows, training, why_not, write_run
+from support.browser import (
+    chromium,
+    evolved,
+    opened,
+    pictured,
+    record,
+    shows,
+    training,
+    why_not,
+    write_run,
+)
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -22,7 +32,11 @@ RESULT = RefinementResult(
     initial_prompt="Be brief.",
     prompt="Be brief and exact.",
     stop_reason="finished",
-    steps=(RefinementStep("Be brief.", "Be brief and exact.", output="There are", feedback="Say which."),),
+    steps=(
+        RefinementStep(
+            "Be brief.", "Be brief and exact.", output="There are", feedback="Say which."
+        ),
+    ),
 )
 
 
@@ -53,7 +67,10 @@ class Watched:
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
         context.on("console", lambda message: self.noted.append(f"console: {message.text}"))
         context.on("weberror", lambda error: self.noted.append(f"error: {error.error}"))
-        context.on("dialog", lambda dialog: (self.noted.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        context.on(
+            "dialog",
+            lambda dialog: (self.noted.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+        )
         context.on("request", lambda request: self.noted.append(f"request: {request.url}"))
         self.page = opened(context, page_file)
         assert self.page.locator("html").get_attribute("data-ready") == "yes"
@@ -62,22 +79,35 @@ class Watched:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_draws_everything_without_an_error(browser, report, width, scheme):
-    watched = Watched(browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme)
+    watched = Watched(
+        browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme
+    )
     page = watched.page
     assert page.locator("#contents a").all_text_contents() == [
         "Training", "Evolution of the system prompt", "Refined prompts", "Trajectories"
     ]  # fmt: skip
-    assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
+    assert (
+        page.locator("#training figure").count() == 5
+        and page.locator("#evolution .node[role=button]").count() > 20
+    )
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (
+        "nothing sticks out at the side"
+    )
     pictured(page, "evolution", "#evolution")
     assert watched.noted == []
 
 
 def test_the_log_and_the_held_out_results(browser, tmp_path):
     """E-SPL's own, hostile names included: the log's curves beside the others, a table of policies and prompts."""
-    log = [{"step": step, "loss": 0.5 / step, "kl": 0.1, "grad_norm": 1.0, "entropy": 2.0} for step in (1, 2, 3)]
+    log = [
+        {"step": step, "loss": 0.5 / step, "kl": 0.1, "grad_norm": 1.0, "entropy": 2.0}
+        for step in (1, 2, 3)
+    ]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": log}))
-    table = {f"policy {name}": [0.1 * number, 0.0, 0.9] for number, name in enumerate(["before", ATTACKS[1], "after"])}
+    table = {
+        f"policy {name}": [0.1 * number, 0.0, 0.9]
+        for number, name in enumerate(["before", ATTACKS[1], "after"])
+    }
     (tmp_path / "summary.json").write_text(json.dumps({"sandbox": True, "exact_match": table}))
     run = write_run(tmp_path, [record(number, random.Random(0), 3) for number in range(200)])
     watched = Watched(browser, write_report(run, pictures=False))
@@ -95,7 +125,9 @@ def test_filters(browser, report):
     page.get_by_label("outcome").select_option("malformed")
     malformed = [one for one in records if one["status"] == "malformed"]
     shows(page, len(malformed))
-    assert all("malformed" in text for text in page.locator("#trajectories .row").all_text_contents())
+    assert all(
+        "malformed" in text for text in page.locator("#trajectories .row").all_text_contents()
+    )
     page.get_by_label("task", exact=True).select_option("musique")
     page.get_by_label("from step").fill("2")
     page.get_by_label("to step").fill("3")
@@ -133,7 +165,11 @@ def test_a_click_on_a_step_shows_its_trajectories(browser, report):
     box = page.locator("#training figure svg").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     shows(page, 128)
-    assert page.get_by_label("from step").input_value() == page.get_by_label("to step").input_value() == "2"
+    assert (
+        page.get_by_label("from step").input_value()
+        == page.get_by_label("to step").input_value()
+        == "2"
+    )
 
 
 def test_the_tree_and_the_diffs(browser, report):
@@ -152,13 +188,28 @@ def test_the_tree_and_the_diffs(browser, report):
 
 def told_of(run, text):
     """A journal in which every text is this one: of the child 1, and of an attempt that gave none."""
-    problem = {"question": text, "truth": text, "reflections": [{"reward": 0.5, "text": text}], "scores": {text: 1.0}}
-    edit = {"problem": 0, "op": text, "ids": [text], "text": text, "search": text, "reason": text, "refused": text}
+    problem = {
+        "question": text,
+        "truth": text,
+        "reflections": [{"reward": 0.5, "text": text}],
+        "scores": {text: 1.0},
+    }
+    edit = {
+        "problem": 0,
+        "op": text,
+        "ids": [text],
+        "text": text,
+        "search": text,
+        "reason": text,
+        "refused": text,
+    }
     one = {
         "step": 0, "attempt": 0, "operator": text, "reason": "child", "child": 1, "parents": [0], "counts": {text: 1},
         "edits": [edit], "evidence": [{**problem, "won": [0], "lost": [1]}], "held_out": {},
     }  # fmt: skip
-    EvolutionJournal(run / "evolution.jsonl").append([one, {**one, "attempt": 1, "child": None, "reason": text}])
+    EvolutionJournal(run / "evolution.jsonl").append(
+        [one, {**one, "attempt": 1, "child": None, "reason": text}]
+    )
 
 
 def test_the_evidence_behind_a_child(browser, tmp_path):
@@ -169,7 +220,10 @@ def test_the_evidence_behind_a_child(browser, tmp_path):
     card = page.locator("#evolution .card")
     card.locator("h3", has_text="The edits that were proposed").wait_for()
     assert "refused: ask for the" in card.locator(".edit .bad").inner_text()
-    assert "from problem 1" in card.locator(".edit").inner_text() and "because" in card.locator(".edit").inner_text()
+    assert (
+        "from problem 1" in card.locator(".edit").inner_text()
+        and "because" in card.locator(".edit").inner_text()
+    )
     card.locator("details.problem summary").click()
     assert "best under 0, worse under 1" in card.locator("details.problem").inner_text()
     assert "reward 0.500" in card.locator("details.problem .said.other").inner_text()
@@ -205,7 +259,10 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     told_of(run, text)
     results = ResultsFile(run / "refined.jsonl", "s")
     step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
-    results.add("1", replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)))
+    results.add(
+        "1",
+        replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)),
+    )
     watched = Watched(browser, write_report(run, pictures=False))
     page = watched.page
     page.get_by_label("text in question").fill("<script>")
@@ -216,21 +273,34 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     told.locator("details.problem summary").click()
     told.locator("details.problem .said.other").wait_for()
     for attack in ATTACKS[:3]:
-        assert told.inner_text().count(attack) >= 6, "question, answer, reflection, edit, what it replaced, reason"
+        assert told.inner_text().count(attack) >= 6, (
+            "question, answer, reflection, edit, what it replaced, reason"
+        )
     page.locator("#evolution summary", has_text="1 attempt without a child").click()
     page.locator("#evolution td", has_text=ATTACKS[1]).first.wait_for()
     assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
     assert (
-        page.locator("#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))").count()
+        page.locator(
+            "#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))"
+        ).count()
         == 0
     )
-    assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
+    assert (
+        page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
+    )
 
 
 def test_text_that_hides_and_text_without_end(browser, tmp_path):
     hidden = "right\u202eto left\u200b and \u2066isolated"
-    long = {"text": "x" * 1_000_000 + "THE END", "kind": "answer", "well_formed": True, "problem": ""}
-    run = write_run(tmp_path, [record(0, random.Random(0), 3, question=hidden, turns=[long], observations=[])])
+    long = {
+        "text": "x" * 1_000_000 + "THE END",
+        "kind": "answer",
+        "well_formed": True,
+        "problem": "",
+    }
+    run = write_run(
+        tmp_path, [record(0, random.Random(0), 3, question=hidden, turns=[long], observations=[])]
+    )
     page = Watched(browser, write_report(run, pictures=False)).page
     detail = page.locator("#trajectories .detail")
     assert detail.locator(".odd").all_text_contents() == ["U+202E", "U+200B", "U+2066"]
@@ -244,7 +314,15 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
 
 def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
     records = [
-        record(n, random.Random(0), 3, task="t", question=f"q{n // 4}", reward=n % 4 + 0.0, rewards={"a": n % 4 + 0.0})
+        record(
+            n,
+            random.Random(0),
+            3,
+            task="t",
+            question=f"q{n // 4}",
+            reward=n % 4 + 0.0,
+            rewards={"a": n % 4 + 0.0},
+        )
         for n in range(16)
     ]
     page = opened(browser, write_report(write_run(tmp_path, records), pictures=False))
@@ -262,13 +340,19 @@ def evaluated(folder, systems, rows):
     from agentic_prompting.evaluation import evaluate_agent, save_run
 
     save_run(
-        folder, evaluate_agent(systems, {rows[0].get("task", "sums"): rows}, runs=1, output=folder, progress=False)
+        folder,
+        evaluate_agent(
+            systems, {rows[0].get("task", "sums"): rows}, runs=1, output=folder, progress=False
+        ),
     )
     return folder
 
 
 HOSTILE = {
-    "systems": {"right": lambda qs: [q.split("q")[-1] for q in qs], ATTACKS[1]: lambda qs: [ATTACKS[2] for _ in qs]},
+    "systems": {
+        "right": lambda qs: [q.split("q")[-1] for q in qs],
+        ATTACKS[1]: lambda qs: [ATTACKS[2] for _ in qs],
+    },
     "rows": [{"question": f"{ATTACKS[0]} q{i}", "answers": [str(i)]} for i in range(6)],
 }
 WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
@@ -276,21 +360,32 @@ WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "d
 
 def looked_at(browser, page_file, width, scheme):
     """A page at this width, without errors, with nothing that sticks out and no text too small to be read."""
-    watched = Watched(browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme)
-    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
+    watched = Watched(
+        browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme
+    )
+    assert (
+        watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        and watched.noted == []
+    )
     for drawn in watched.page.locator("figure > svg").all():
         box = drawn.bounding_box()
-        assert drawn.get_attribute("viewBox") == f"0 0 {round(box['width'])} 232", "a chart's text has its own size"
+        assert drawn.get_attribute("viewBox") == f"0 0 {round(box['width'])} 232", (
+            "a chart's text has its own size"
+        )
         for text in drawn.locator("text").all():
             its = text.bounding_box()
-            assert its["x"] >= box["x"] and its["x"] + its["width"] <= box["x"] + box["width"] + 1, text.text_content()
+            assert (
+                its["x"] >= box["x"] and its["x"] + its["width"] <= box["x"] + box["width"] + 1
+            ), text.text_content()
             assert its["y"] + its["height"] <= box["y"] + box["height"] + 1, text.text_content()
     return watched.page
 
 
 @WIDTHS
 def test_a_hostile_evaluation(browser, tmp_path, width, scheme):
-    page = looked_at(browser, write_report(evaluated(tmp_path, **HOSTILE), pictures=False), width, scheme)
+    page = looked_at(
+        browser, write_report(evaluated(tmp_path, **HOSTILE), pictures=False), width, scheme
+    )
     section = page.locator("#evaluation")
     assert "1.000 [0.610, 1.000]" in section.locator("table").first.inner_text()
     paired = section.locator("table").nth(1).inner_text().replace("\n", " ")
@@ -298,15 +393,23 @@ def test_a_hostile_evaluation(browser, tmp_path, width, scheme):
     page.get_by_label("judged").select_option("wrong")
     page.locator("#evaluation .detail").scroll_into_view_if_needed()
     assert page.locator("#contents a").bounding_box()["y"] >= 0, "the navigation stays in sight"
-    assert page.locator("#contents a[data-here]").all_inner_texts() == ["Evaluation"], "and says where one is"
+    assert page.locator("#contents a[data-here]").all_inner_texts() == ["Evaluation"], (
+        "and says where one is"
+    )
     section.locator(".detail", has_text="What each system said").wait_for()
-    assert section.locator(".row").count() == 6 and ATTACKS[2] in section.locator(".detail").inner_text()
+    assert (
+        section.locator(".row").count() == 6
+        and ATTACKS[2] in section.locator(".detail").inner_text()
+    )
     assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
 
 
 @WIDTHS
 def test_score_against_dollars(browser, tmp_path, width, scheme):
-    runs = [write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)]) for name in "ab"]
+    runs = [
+        write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)])
+        for name in "ab"
+    ]
     runs[0] = evaluated(runs[0] / "evaluation", **HOSTILE).parent
     page = looked_at(browser, write_report(runs, tmp_path / "both"), width, scheme)
     front = page.locator("#front")
@@ -329,9 +432,21 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
 
     rows = as_rows(make_split(0, 40)[1])
     answers = {row["question"]: row["answers"][0] for row in rows}
-    right_of = lambda share: lambda qs: [answers[q] if len(q) % 10 < share else "Nairobi" for q in qs]  # noqa: E731
-    agents = {"trained agent": right_of(8), "untrained agent": right_of(4), "large LLM alone": right_of(1)}
-    page = looked_at(browser, write_report(evaluated(tmp_path / "e", agents, rows), pictures=False), width, scheme)
+
+    def right_of(share):
+        return lambda qs: [answers[q] if len(q) % 10 < share else "Nairobi" for q in qs]
+
+    agents = {
+        "trained agent": right_of(8),
+        "untrained agent": right_of(4),
+        "large LLM alone": right_of(1),
+    }
+    page = looked_at(
+        browser,
+        write_report(evaluated(tmp_path / "e", agents, rows), pictures=False),
+        width,
+        scheme,
+    )
     pictured(page, "evaluation", "#evaluation")
 
     other = training(tmp_path / "faster", steps=18, seed=1, rising=0.1)
@@ -342,7 +457,11 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     assert section.locator("polyline").count() >= 20 and section.locator(".legend").count() >= 10
     assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
     drawn, paired = section.locator("figure").first, section.locator("table").nth(1).inner_text()
-    assert "steady: trained agent" in drawn.inner_text() and "steady" in paired and "exact_match" in paired
+    assert (
+        "steady: trained agent" in drawn.inner_text()
+        and "steady" in paired
+        and "exact_match" in paired
+    )
     pictured(page, "comparison", "#comparison")
 
 
@@ -351,8 +470,13 @@ def test_smoothing(browser, tmp_path):
     lines = page.locator("#training figure").first.locator("polyline")
     before = lines.get_attribute("points")
     page.get_by_label("smoothing").fill("0.9")
-    assert lines.count() == 2 and lines.first.get_attribute("points") == before, "what was measured stays, faint"
-    ends = [float(points.split()[-1].split(",")[1]) for points in (before, lines.last.get_attribute("points"))]
+    assert lines.count() == 2 and lines.first.get_attribute("points") == before, (
+        "what was measured stays, faint"
+    )
+    ends = [
+        float(points.split()[-1].split(",")[1])
+        for points in (before, lines.last.get_attribute("points"))
+    ]
     assert ends[1] > ends[0] + 5, "a mean of a rising curve lags behind it"
 
 

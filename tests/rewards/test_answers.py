@@ -89,7 +89,10 @@ DRAFT = {
     "verdict": (read_verdict, "<ACCURACY>1</ACCURACY>"),
     "scores": (lambda reply: read_scores(reply, ["a"]), '{"scores": {"a": 1}}'),
     "edits": (lambda reply: parse_edits(reply).edits, '[{"op": "remove", "ids": ["G1"]}]'),
-    "prompt": (lambda reply: read_improved_prompt(reply)[0], "<IMPROVED_PROMPT>Guess.</IMPROVED_PROMPT>"),
+    "prompt": (
+        lambda reply: read_improved_prompt(reply)[0],
+        "<IMPROVED_PROMPT>Guess.</IMPROVED_PROMPT>",
+    ),
 }
 
 
@@ -98,7 +101,12 @@ def test_no_reader_takes_a_draft_from_a_thought(read, draft):
     if read(draft) is None:
         pytest.skip("needs the [math] extra")
     assert read(draft) and read(f"<think>well</think>{draft}")
-    for reply in (f"<think>{draft}", f"<think>{draft} or not", f"<think>{draft}</think>no", f"{draft}?</think>no"):
+    for reply in (
+        f"<think>{draft}",
+        f"<think>{draft} or not",
+        f"<think>{draft}</think>no",
+        f"{draft}?</think>no",
+    ):
         assert not read(reply), reply
 
 
@@ -136,10 +144,14 @@ LETTERS = {
 
 @pytest.mark.parametrize(("reply", "letter"), LETTERS.items(), ids=LETTERS)
 def test_letters_as_models_write_them(reply, letter):
-    assert [option for option in "ABCDEFGHIJ" if letter_match(reply, [option])] == ([letter] if letter else [])
+    assert [option for option in "ABCDEFGHIJ" if letter_match(reply, [option])] == (
+        [letter] if letter else []
+    )
 
 
-@pytest.mark.parametrize("answer", ["B", "(B)", "B.", "B)", " B ", "\\text{B}", "\\boxed{B}", "B) 42", "**B**", "$B$"])
+@pytest.mark.parametrize(
+    "answer", ["B", "(B)", "B.", "B)", " B ", "\\text{B}", "\\boxed{B}", "B) 42", "**B**", "$B$"]
+)
 def test_accepted_letters_as_datasets_write_them(answer):
     assert letter_match("Answer: B", [answer]) == 1.0 and letter_match("Answer: C", [answer]) == 0.0
 
@@ -195,7 +207,9 @@ def test_answers_that_cannot_match_are_refused(rule, answer):
         check_answers(rule, [answer])
 
 
-@pytest.mark.parametrize("answer", ["12", "-12", "1,240", "12.0", "$12", "12 apples", "12.", "(12)", "12%", 12.0])
+@pytest.mark.parametrize(
+    "answer", ["12", "-12", "1,240", "12.0", "$12", "12 apples", "12.", "(12)", "12%", 12.0]
+)
 def test_whole_numbers_can_match(answer):
     check_answers(integer_match, [answer])
 
@@ -217,7 +231,9 @@ def test_a_rule_of_ones_own_may_refuse_answers():
 
 def test_an_evaluation_refuses_them_before_it_asks():
     asked = []
-    task = EvaluationTask("letters", [{"question": "q", "answers": ["B"]}, {"question": "r", "answers": ["42"]}])
+    task = EvaluationTask(
+        "letters", [{"question": "q", "answers": ["B"]}, {"question": "r", "answers": ["42"]}]
+    )
     with pytest.raises(ValueError, match="row 1 .*'42'"):
         evaluate_agent(asked.extend, [task], metrics=["letter_match"], progress=False)
     assert not asked
@@ -225,7 +241,9 @@ def test_an_evaluation_refuses_them_before_it_asks():
 
 def test_a_refinement_refuses_them_before_it_asks():
     chat = ScriptedChat(["Answer: B"])
-    refiner = ProRefiner(task=chat, feedback=chat, optimizer=chat, verifier=LabelVerifier(letter_match))
+    refiner = ProRefiner(
+        task=chat, feedback=chat, optimizer=chat, verifier=LabelVerifier(letter_match)
+    )
     with pytest.raises(ValueError, match="query 0: .*'42'"):
         refiner.refine("Think.", {"question": "q", "answers": ["42"]})
     assert not chat.calls
@@ -241,13 +259,22 @@ def test_an_evolution_refuses_them_before_it_asks():
 # Numbers ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accepted", [4, 4.0, Decimal("4.0"), Fraction(4), numpy.float32(4), numpy.int64(4), "4.0"])
+@pytest.mark.parametrize(
+    "accepted", [4, 4.0, Decimal("4.0"), Fraction(4), numpy.float32(4), numpy.int64(4), "4.0"]
+)
 def test_accepted_numbers_of_all_types(accepted):
-    assert exact_match("4", [accepted]) == token_f1("4.0", [accepted]) == integer_match("so 4", [accepted]) == 1.0
+    assert (
+        exact_match("4", [accepted])
+        == token_f1("4.0", [accepted])
+        == integer_match("so 4", [accepted])
+        == 1.0
+    )
     assert exact_match("40", [accepted]) == token_f1("40", [accepted]) == 0.0
 
 
-@pytest.mark.parametrize(("reply", "answer"), [("25", "2.5"), ("5", "-5"), ("$25", "2.5"), ("50", "5.0%"), ("5", ".5")])
+@pytest.mark.parametrize(
+    ("reply", "answer"), [("25", "2.5"), ("5", "-5"), ("$25", "2.5"), ("50", "5.0%"), ("5", ".5")]
+)
 def test_numbers_are_compared_as_numbers(reply, answer):
     assert exact_match(reply, [answer]) == token_f1(reply, [answer]) == 0.0
 

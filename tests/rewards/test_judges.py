@@ -9,10 +9,26 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import Budget, Misconfigured, ReplayCache, Reply, ScriptedChat, ServerFailed, run
+from agentic_prompting.llm import (
+    Budget,
+    Misconfigured,
+    ReplayCache,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    run,
+)
 from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match_reward
 from agentic_prompting.rewards.judges import read_scores, score_schema, show_rollout
-from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, TagGrammar, parse_turn, read_rollouts
+from agentic_prompting.rollout import (
+    BatchEngine,
+    Observation,
+    Rollout,
+    Sample,
+    TagGrammar,
+    parse_turn,
+    read_rollouts,
+)
 from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.scoring import check_group_sizes
 from support.doc_blocks import ROOT
@@ -26,7 +42,9 @@ ATTACK = (
 
 
 def episode(*texts, group=0, seed=0, row=None, status="answered"):
-    rollout = Rollout([1], row=row or {"question": "2 + 2 ?", "answers": ["4"]}, group=group, seed=seed)
+    rollout = Rollout(
+        [1], row=row or {"question": "2 + 2 ?", "answers": ["4"]}, group=group, seed=seed
+    )
     for number, text in enumerate(texts):
         rollout.add_turn(Sample([2]), parse_turn(text, TagGrammar()))
         if number + 1 < len(texts):
@@ -46,7 +64,9 @@ def obedient(messages):
     parts = re.findall(r"<(rollout_\d+)>(.*?)</\1>", request, re.DOTALL)
     outside = re.sub(r"<(rollout_\d+)>.*?</\1>", "", request, flags=re.DOTALL)
     bribed = "give this one 10" in outside
-    scores = {name: 10 if bribed or "&gt;4&lt;" in text or ">4<" in text else 2 for name, text in parts}
+    scores = {
+        name: 10 if bribed or "&gt;4&lt;" in text or ">4<" in text else 2 for name, text in parts
+    }
     if "by its name:\n" in outside:  # a rubric
         scores = dict.fromkeys(("right", "brief"), scores["rollout_1"])
     return json.dumps({"reason": "as I was told", "scores": scores})
@@ -59,11 +79,16 @@ def judged(judge, rollouts):
 
 def test_a_rubric_is_a_weighted_mean_of_its_criteria():
     chat = ScriptedChat(lambda messages: '{"reason": "", "scores": {"right": 10, "brief": 2.0}}')
-    scores, logged = judged(RubricJudge(chat, RUBRIC), [answer("4"), answer("5", status="failed"), answer("4")])
+    scores, logged = judged(
+        RubricJudge(chat, RUBRIC), [answer("4"), answer("5", status="failed"), answer("4")]
+    )
     assert scores == [pytest.approx((3 * 1.0 + 0.2) / 4), None, pytest.approx(0.8)]
     assert logged == [("rubric_judge/failed", 0.0)] * 2  # a failed rollout is not the judge's
     request = chat.calls[0][-1]["content"]
-    assert "- right (weight 3): The answer is right." in request and "<accepted_answers>4</accepted_answers>" in request
+    assert (
+        "- right (weight 3): The answer is right." in request
+        and "<accepted_answers>4</accepted_answers>" in request
+    )
 
 
 def test_a_group_is_compared_in_one_request():
@@ -78,7 +103,9 @@ def test_a_group_is_compared_in_one_request():
 def test_groups_are_not_compared_with_each_other():
     chat = ScriptedChat(obedient)
     mixed = [answer("5", group=0), answer("4", group=1), answer("5", group=0), answer("5", group=1)]
-    assert judged(GroupJudge(chat, RUBRIC), mixed)[0] == [0.5, 1.0, 0.5, 0.0] and len(chat.calls) == 2
+    assert (
+        judged(GroupJudge(chat, RUBRIC), mixed)[0] == [0.5, 1.0, 0.5, 0.0] and len(chat.calls) == 2
+    )
     by_question = [answer("4", group=None), answer("5", group=None, row={"question": "3 ?"})]
     with pytest.raises(ValueError, match="a group has only one"):
         judged(GroupJudge(chat, RUBRIC), by_question)
@@ -114,7 +141,10 @@ def test_a_long_rollout_is_shortened_in_the_middle_and_says_so():
     whole = show_rollout(rollout, "r", 314)
     assert "left_out" not in whole and "a" * 100 in whole
     shown = show_rollout(rollout, "r", 30)
-    assert shown == f'<r>\n<turn>{"a" * 15}</turn>\n<left_out characters="284"/>\n<turn>{"c" * 15}</turn>\n</r>'
+    assert (
+        shown
+        == f'<r>\n<turn>{"a" * 15}</turn>\n<left_out characters="284"/>\n<turn>{"c" * 15}</turn>\n</r>'
+    )
     within = show_rollout(episode("x" * 20 + "y" * 20), "r", 4)
     assert within == '<r>\n<turn>xx</turn>\n<left_out characters="36"/>\n<turn>yy</turn>\n</r>'
     chat = ScriptedChat(obedient)
@@ -144,7 +174,10 @@ def test_a_long_rollout_is_shortened_in_the_middle_and_says_so():
 def test_a_reply_out_of_schema_is_no_judgement(text):
     assert read_scores(text, ["right", "brief"]) is None
     chat = ScriptedChat(lambda messages: text)
-    assert judged(RubricJudge(chat, RUBRIC), [answer("4")]) == ([None], [("rubric_judge/failed", 1.0)])
+    assert judged(RubricJudge(chat, RUBRIC), [answer("4")]) == (
+        [None],
+        [("rubric_judge/failed", 1.0)],
+    )
     assert len(chat.calls) == 3
 
 
@@ -156,13 +189,18 @@ def test_thoughts_and_a_fence_are_let_pass(before):
 
 def test_a_third_reply_in_the_schema_counts():
     replies = iter(["?", "?", '{"scores": {"right": 0, "brief": 0}}'])
-    assert judged(RubricJudge(ScriptedChat(lambda messages: next(replies)), RUBRIC), [answer("4")])[0] == [0.0]
+    assert judged(RubricJudge(ScriptedChat(lambda messages: next(replies)), RUBRIC), [answer("4")])[
+        0
+    ] == [0.0]
 
 
 def test_a_judge_that_fails_gives_no_reward():
     chat = ScriptedChat(lambda messages: Reply(error=ServerFailed("down")))
     group = [answer("4"), answer("5")]
-    assert judged(GroupJudge(chat, RUBRIC), group) == ([None] * 2, [("group_judge/failed", 1.0)] * 2)
+    assert judged(GroupJudge(chat, RUBRIC), group) == (
+        [None] * 2,
+        [("group_judge/failed", 1.0)] * 2,
+    )
     assert len(chat.calls) == 1  # the client has retried
 
 
@@ -175,16 +213,26 @@ def test_a_single_rollout_left_of_a_group_has_no_reward():
 def test_the_order_is_shuffled_by_the_seed_and_reversed_on_request():
     def first_is_best(messages):
         names = re.findall(r"<(rollout_\d+)>", messages[-1]["content"])
-        return json.dumps({"reason": "", "scores": {name: 10 - place for place, name in enumerate(names)}})
+        return json.dumps(
+            {"reason": "", "scores": {name: 10 - place for place, name in enumerate(names)}}
+        )
 
     group = [answer(str(number), seed=number) for number in range(4)]
     chosen = {seed: GroupJudge(ScriptedChat(first_is_best), RUBRIC, seed=seed) for seed in range(9)}
     scores = {seed: tuple(judged(judge, group)[0]) for seed, judge in chosen.items()}
     assert len(set(scores.values())) > 3  # which rollout comes first depends on the seed
     again = judged(GroupJudge(ScriptedChat(first_is_best), RUBRIC, seed=3), group)[0]
-    assert tuple(again) == scores[3] and sorted(again) == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
+    assert tuple(again) == scores[3] and sorted(again) == [
+        0.0,
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+        1.0,
+    ]
     chat = ScriptedChat(first_is_best)
-    assert judged(GroupJudge(chat, RUBRIC, both_orders=True), group)[0] == [0.5] * 4 and len(chat.calls) == 2
+    assert (
+        judged(GroupJudge(chat, RUBRIC, both_orders=True), group)[0] == [0.5] * 4
+        and len(chat.calls) == 2
+    )
 
 
 def test_a_recorded_judgement_is_replayed(tmp_path):
@@ -192,8 +240,13 @@ def test_a_recorded_judgement_is_replayed(tmp_path):
 
     replies = iter(["?", '{"scores": {"right": 3, "brief": 3}}'])
     cache = ReplayCache(tmp_path / "judge.sqlite")
-    first = judged(RubricJudge(MeteredChat(ScriptedChat(lambda messages: next(replies)), cache), RUBRIC), [answer("4")])
-    again = judged(RubricJudge(MeteredChat(ScriptedChat(lambda messages: "!"), cache), RUBRIC), [answer("4")])
+    first = judged(
+        RubricJudge(MeteredChat(ScriptedChat(lambda messages: next(replies)), cache), RUBRIC),
+        [answer("4")],
+    )
+    again = judged(
+        RubricJudge(MeteredChat(ScriptedChat(lambda messages: "!"), cache), RUBRIC), [answer("4")]
+    )
     assert first == again and first[0] == [pytest.approx(0.3)]
 
 
@@ -206,7 +259,9 @@ def test_the_judge_is_asked_for_json_by_a_schema():
 
     judged(RubricJudge(chat, RUBRIC), [answer("4")])
     judged(RubricJudge(chat, RUBRIC, response_format=None, temperature=1), [answer("4")])
-    assert seen[0][0]["json_schema"]["schema"] == score_schema(["right", "brief"]) and seen[0][1] == 0
+    assert (
+        seen[0][0]["json_schema"]["schema"] == score_schema(["right", "brief"]) and seen[0][1] == 0
+    )
     assert seen[1] == (None, 1)
 
 
@@ -233,7 +288,11 @@ def test_a_judge_spends_from_the_jobs_budget_as_judge(tiny_policy, rows, tmp_pat
 
     accounts = []
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, options={"reward_funcs": [GroupJudge(Charged(obedient), RUBRIC)]}, budget_usd=1.0
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"reward_funcs": [GroupJudge(Charged(obedient), RUBRIC)]},
+        budget_usd=1.0,
     )
     assert [(type(budget), account) for budget, account in accounts] == [(Budget, "judge")]
     assert one_batch(trainer)["advantages"].isfinite().all()
@@ -246,11 +305,18 @@ def test_a_failed_judgement_is_no_zero_beside_other_rewards(judge, tiny_policy, 
     def chat(messages):
         return "no JSON" if rows[0]["question"] in messages[-1]["content"] else obedient(messages)
 
-    options = {"reward_funcs": [lambda rollout, **_: [-0.1] * len(rollout), judge(ScriptedChat(chat), RUBRIC)]}
+    options = {
+        "reward_funcs": [
+            lambda rollout, **_: [-0.1] * len(rollout),
+            judge(ScriptedChat(chat), RUBRIC),
+        ]
+    }
     trainer = trainer_for(tiny_policy, tmp_path, rows, options=options)
     assert one_batch(trainer)["advantages"].isfinite().all()
     found = [(one["status"], one["reward"]) for one in read_rollouts(tmp_path / "rollouts")]
-    assert found[:2] == [("failed", None)] * 2 and all(reward is not None for _, reward in found[2:])
+    assert found[:2] == [("failed", None)] * 2 and all(
+        reward is not None for _, reward in found[2:]
+    )
 
 
 def test_a_judge_that_works_no_more_stops_the_run(tiny_policy, rows, tmp_path):
@@ -279,7 +345,9 @@ def test_a_group_judge_asked_about_one_rollout_is_an_error_at_start(rows, tmp_pa
         trainer_for("no such model", tmp_path, rows, options=options, num_generations_eval=1)
 
 
-@pytest.mark.parametrize(("group", "own", "fits"), [(4, 8, True), (4, 2, False), (4, 6, False), (1, 4, False)])
+@pytest.mark.parametrize(
+    ("group", "own", "fits"), [(4, 8, True), (4, 2, False), (4, 6, False), (1, 4, False)]
+)
 def test_a_group_judge_needs_whole_groups_on_a_process(group, own, fits):
     args = SimpleNamespace(
         num_generations=group, per_device_train_batch_size=own, steps_per_generation=1,
@@ -288,17 +356,25 @@ def test_a_group_judge_needs_whole_groups_on_a_process(group, own, fits):
     judges = [exact_match_reward, GroupJudge(ScriptedChat(obedient), RUBRIC)]
     with nullcontext() if fits else pytest.raises(ValueError, match="a group has only one"):
         check_group_sizes(judges, args, has_eval_dataset=False)
-    check_group_sizes([exact_match_reward, RubricJudge(ScriptedChat(obedient), RUBRIC)], args, has_eval_dataset=True)
+    check_group_sizes(
+        [exact_match_reward, RubricJudge(ScriptedChat(obedient), RUBRIC)],
+        args,
+        has_eval_dataset=True,
+    )
 
 
 def test_groups_of_an_evaluation_have_its_own_size(tiny_policy, rows, tmp_path):
     """Of four rollouts, two questions twice each, while training has groups of four."""
     chat = ScriptedChat(obedient)
     options = {"eval_dataset": rows.select(range(2)), "reward_funcs": [GroupJudge(chat, RUBRIC)]}
-    trainer = trainer_for(tiny_policy, tmp_path, rows, options=options, num_generations=4, num_generations_eval=2)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, options=options, num_generations=4, num_generations_eval=2
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.evaluate()
-    assert [len(set(re.findall(r"<(rollout_\d+)>", call[-1]["content"]))) for call in chat.calls] == [2, 2]
+    assert [
+        len(set(re.findall(r"<(rollout_\d+)>", call[-1]["content"]))) for call in chat.calls
+    ] == [2, 2]
 
 
 def test_the_example_measures_agreement(monkeypatch, capsys):

@@ -64,9 +64,14 @@ def test_figure_8(gate):
         "You named Cawdor Castle. Does it stand in the parish of Cawdor, and did the family own it?",
         "So the place and the owners both fit. Do you agree that it is the castle asked for?",
     ]
-    turns = [f"<think>Step {i}.</think>\n<interaction_prompt>{r}</interaction_prompt>" for i, r in enumerate(requests)]
+    turns = [
+        f"<think>Step {i}.</think>\n<interaction_prompt>{r}</interaction_prompt>"
+        for i, r in enumerate(requests)
+    ]
     turns.append("<think>Place and owners are confirmed.</think>\n<answer>Cawdor Castle</answer>")
-    assert prompt_r1_score(turns, ["Cawdor Castle"], gate=gate) == PromptR1Score(total=1.0, format=1.0, answer=1.0)
+    assert prompt_r1_score(turns, ["Cawdor Castle"], gate=gate) == PromptR1Score(
+        total=1.0, format=1.0, answer=1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,9 @@ def test_partial_answers_get_their_f1_over_the_best_reference():
 
 def test_k_is_reached_within_a_tolerance():
     # 3 * .1 is not .3 in floating point; on paper the format is complete.
-    score = prompt_r1_score([ASK, END], NILE, alpha=0.1 + 0.1 + 0.1, beta=0.25, gamma=0.25, delta=0.2)
+    score = prompt_r1_score(
+        [ASK, END], NILE, alpha=0.1 + 0.1 + 0.1, beta=0.25, gamma=0.25, delta=0.2
+    )
     assert score == (1.0, 1.0, 1.0)
     assert prompt_r1_score([ASK, END], NILE, k=2.0).total == pytest.approx(-1.0)
 
@@ -114,7 +121,9 @@ def test_no_answer_is_not_the_answer_nothing():
 def test_no_answer_is_no_exact_match_in_the_logs():
     """To a question that has no answer (SQuAD v2) the answer "" is right; a rollout out of turns gave none."""
     logged = {}
-    prompt_r1_reward([], [], [episode(ASK, status="out_of_turns")], [[""]], log_metric=logged.__setitem__)
+    prompt_r1_reward(
+        [], [], [episode(ASK, status="out_of_turns")], [[""]], log_metric=logged.__setitem__
+    )
     assert (logged["exact_match"], logged["f1"]) == (0.0, 0.0)
 
 
@@ -127,7 +136,9 @@ def test_another_grammar():
 
 @given(
     turns=st.lists(
-        st.sampled_from([ASK, END, WRONG, BARE, "", "<think>x", "<answer></answer>", "text"]) | st.text(), max_size=8
+        st.sampled_from([ASK, END, WRONG, BARE, "", "<think>x", "<answer></answer>", "text"])
+        | st.text(),
+        max_size=8,
     ),
     answers=st.lists(st.text(), min_size=1, max_size=3),
     gate=st.sampled_from(["paper", "strict"]),
@@ -214,7 +225,9 @@ def test_the_reward_uses_the_turns_as_the_trainer_parsed_them():
 
 def test_the_reward_object():
     strict = PromptR1Reward(gate="strict")
-    assert strict([], [], [episode(*[ASK] * 4, status="out_of_turns")], [NILE]) == [pytest.approx(-0.6)]
+    assert strict([], [], [episode(*[ASK] * 4, status="out_of_turns")], [NILE]) == [
+        pytest.approx(-0.6)
+    ]
     assert strict.__name__ == prompt_r1_reward.__name__ == "prompt_r1_reward"
     assert pickle.loads(pickle.dumps(strict)) == strict != prompt_r1_reward
     with pytest.raises(FrozenInstanceError):
@@ -229,7 +242,10 @@ def test_trl_names_the_rewards():
     pytest.importorskip("trl")
     from trl.trainer.utils import get_callable_name
 
-    names = [get_callable_name(reward) for reward in (prompt_r1_reward, exact_match_reward, token_f1_reward)]
+    names = [
+        get_callable_name(reward)
+        for reward in (prompt_r1_reward, exact_match_reward, token_f1_reward)
+    ]
     assert names == ["prompt_r1_reward", "exact_match_reward", "token_f1_reward"]
 
 
@@ -270,7 +286,11 @@ def reference_tokens(text: str, articles: str = r"\b(?:a|an|the)\b") -> list[str
 def reference_pair(prediction: str, answer: str) -> tuple[list[str], list[str]]:
     """The tokens of both; with articles where they are all there is."""
     pair = reference_tokens(prediction), reference_tokens(answer)
-    return pair if any(pair) else (reference_tokens(prediction, "(?!)"), reference_tokens(answer, "(?!)"))
+    return (
+        pair
+        if any(pair)
+        else (reference_tokens(prediction, "(?!)"), reference_tokens(answer, "(?!)"))
+    )
 
 
 def reference_f1(prediction: str, answer: str) -> float:
@@ -290,13 +310,18 @@ def reference_f1(prediction: str, answer: str) -> float:
 
 
 ANSWERS = st.lists(
-    st.sampled_from(["the", "a", "Nile", "nile!", "river", "24,960", "...", "Ünlü", "an\n"]), max_size=6
+    st.sampled_from(["the", "a", "Nile", "nile!", "river", "24,960", "...", "Ünlü", "an\n"]),
+    max_size=6,
 ).map(" ".join)
 
 
-@given(prediction=ANSWERS | st.text(), answers=st.lists(ANSWERS | st.text(), min_size=1, max_size=4))
+@given(
+    prediction=ANSWERS | st.text(), answers=st.lists(ANSWERS | st.text(), min_size=1, max_size=4)
+)
 def test_scores_agree_with_an_independent_implementation(prediction, answers):
-    assert token_f1(prediction, answers) == pytest.approx(max(reference_f1(prediction, a) for a in answers))
+    assert token_f1(prediction, answers) == pytest.approx(
+        max(reference_f1(prediction, a) for a in answers)
+    )
     pairs = [reference_pair(prediction, a) for a in answers]
     assert exact_match(prediction, answers) == float(any(one == other for one, other in pairs))
 

@@ -29,7 +29,9 @@ def test_equal(text, answer):
     assert math_equal(text, answer) is True
 
 
-@pytest.mark.parametrize("text", [r"\boxed{433}", "I tried 432 and then stopped", "", r"\boxed{", r"\boxed{\frac{}{}}"])
+@pytest.mark.parametrize(
+    "text", [r"\boxed{433}", "I tried 432 and then stopped", "", r"\boxed{", r"\boxed{\frac{}{}}"]
+)
 def test_not_equal(text):
     assert math_equal(text, "432") is False
 
@@ -95,15 +97,26 @@ def test_right_answers_as_agents_write_them(answer, accepted):
     assert math_match(answer, [accepted]) == 1.0
 
 
-@pytest.mark.parametrize(("answer", "accepted"), WRONG.items(), ids=[*list(WRONG)[:-2], "long", "empty"])
+@pytest.mark.parametrize(
+    ("answer", "accepted"), WRONG.items(), ids=[*list(WRONG)[:-2], "long", "empty"]
+)
 def test_wrong_answers_as_agents_write_them(answer, accepted):
     assert math_match(answer, [accepted]) == 0.0
 
 
 def test_a_number_in_prose_is_no_final_answer():
-    replies = ["I tried 432", "<think>The final answer is 432", "The final answer is 431. I hope 432 is wrong", "432"]
+    replies = [
+        "I tried 432",
+        "<think>The final answer is 432",
+        "The final answer is 431. I hope 432 is wrong",
+        "432",
+    ]
     assert math_reward(None, replies, answers=[["432"]] * 4) == [0.0] * 4
-    replies = ["The final answer is 432. I hope it is right.", "**Answer:**\n\n$$432$$", "So the answer is: **432**"]
+    replies = [
+        "The final answer is 432. I hope it is right.",
+        "**Answer:**\n\n$$432$$",
+        "So the answer is: **432**",
+    ]
     assert math_reward(None, replies, answers=[["432"]] * 3) == [1.0] * 3
 
 
@@ -120,7 +133,10 @@ def test_no_answer_stalls_other_threads():
     verdicts = []
 
     def grade():
-        verdicts.extend(math_equal(f"\\boxed{{{answer}}}", "1", timeout_seconds=1) for answer in [*HARD, "1", "2"])
+        verdicts.extend(
+            math_equal(f"\\boxed{{{answer}}}", "1", timeout_seconds=1)
+            for answer in [*HARD, "1", "2"]
+        )
 
     thread = threading.Thread(target=grade)
     thread.start()
@@ -163,7 +179,11 @@ def episode(text, status="answered"):
 def test_reward():
     said = [r"\boxed{4}", [{"role": "assistant", "content": r"\boxed{5}"}]]
     assert math_reward(None, said, answers=[["3", "4"], ["4"]]) == [1.0, 0.0]
-    rollouts = [episode("<answer>8/2</answer>"), episode(r"\boxed{4}", "malformed"), episode(r"\boxed{4}", "failed")]
+    rollouts = [
+        episode("<answer>8/2</answer>"),
+        episode(r"\boxed{4}", "malformed"),
+        episode(r"\boxed{4}", "failed"),
+    ]
     assert math_reward(None, [""] * 3, answers=[["4"]] * 3, rollout=rollouts) == [1.0, 1.0, None]
     free = Rollout([1])
     free.add_turn(Sample([2]), FreeText().parse("Twice two. The final answer is 4.\n"))
@@ -179,7 +199,9 @@ def test_a_grader_that_runs_out_of_time_is_none():
     hard = r"\boxed{10^{10^{10}} - 1}"
     assert math_equal(hard, "1", timeout_seconds=1) is None
     verdicts = []
-    thread = threading.Thread(target=lambda: verdicts.append(math_equal(r"\boxed{2+2}", "4", timeout_seconds=1)))
+    thread = threading.Thread(
+        target=lambda: verdicts.append(math_equal(r"\boxed{2+2}", "4", timeout_seconds=1))
+    )
     thread.start()
     thread.join()
     assert verdicts == [True]

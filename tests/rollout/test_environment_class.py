@@ -67,14 +67,25 @@ def observed(environment):
 
 
 def test_the_front_exports_it():
-    assert agentic_prompting.Policy and agentic_prompting.RefinedChat and agentic_prompting.Environment
+    assert (
+        agentic_prompting.Policy and agentic_prompting.RefinedChat and agentic_prompting.Environment
+    )
 
 
 def test_what_one_has_that_brings_nothing_but_a_step():
     least = Least()
     assert as_environment(least) is least and observed(least).text == "It is Kenya."
-    assert least.grammar is None and least.prompt_template is None and dict(least.chat_template_kwargs) == {}
-    assert least.check() is None and least.close() is None and least.state_dict() is None and not least.has_reset
+    assert (
+        least.grammar is None
+        and least.prompt_template is None
+        and dict(least.chat_template_kwargs) == {}
+    )
+    assert (
+        least.check() is None
+        and least.close() is None
+        and least.state_dict() is None
+        and not least.has_reset
+    )
     assert template_for(least, TagGrammar()).startswith(
         "You answer a question with the help of Least: Answers the same each time."
     )
@@ -87,20 +98,30 @@ def test_the_agent_does_not_read_the_docstring_of_the_base_class():
             return "Kenya"
 
     template = template_for(Silent(), TagGrammar())
-    assert template.startswith("You answer a question with the help of Silent.\nIt sees your requests")
+    assert template.startswith(
+        "You answer a question with the help of Silent.\nIt sees your requests"
+    )
 
 
 def test_an_object_with_a_step_is_one_with_all_that_it_has():
     duck = Duck()
     adapted = as_environment(duck)
     assert isinstance(adapted, Environment) and as_environment(adapted) is adapted
-    assert adapted.grammar is duck.grammar and adapted.prompt_template is None and adapted.chat is duck.chat
+    assert (
+        adapted.grammar is duck.grammar
+        and adapted.prompt_template is None
+        and adapted.chat is duck.chat
+    )
     assert adapted.state_dict() == {"n": 1} and adapted.check() is None and adapted.has_reset
     assert observed(adapted).text == observed(duck).text == "quack"
     assert "the help of Duck: An object with a step." in template_for(duck, TagGrammar())
     adapted.close()
     assert duck.closed
-    assert copy.deepcopy(adapted).grammar == pickle.loads(pickle.dumps(adapted)).grammar == duck.grammar
+    assert (
+        copy.deepcopy(adapted).grammar
+        == pickle.loads(pickle.dumps(adapted)).grammar
+        == duck.grammar
+    )
 
 
 def test_a_function_is_one():
@@ -174,7 +195,10 @@ def test_the_models_of_one_are_charged_without_a_line_of_its_own():
         def charge_to(self, budget, account):
             budget.add(account, Usage(1, 2, 0.5))
 
-    for environment in (Asks(Counts(["x"])), as_environment(type("Other", (), dict(Asks.__dict__))(Counts(["x"])))):
+    for environment in (
+        Asks(Counts(["x"])),
+        as_environment(type("Other", (), dict(Asks.__dict__))(Counts(["x"]))),
+    ):
         environment.charge_to(budget := Budget(), "environment")
         assert list(budget.by_account()) == ["environment"] and budget.spent().cost_usd == 0.5
 
@@ -201,7 +225,9 @@ class StartsLater(Starts):
 def test_a_reset_that_fails_fails_its_rollout_alone(environment):
     rows = [{"question": name} for name in ("good", "bad", "none")]
     good, bad, none = begun = run(reset_rows(environment, rows))
-    assert {tuple(row) for row in begun} == {("question", "secret", RESET_ERROR)}, "rewards get columns"
+    assert {tuple(row) for row in begun} == {("question", "secret", RESET_ERROR)}, (
+        "rewards get columns"
+    )
     assert good["secret"] == 3 and good[RESET_ERROR] is None
     assert "reset raised SystemExit: no game" in str(bad[RESET_ERROR]) and bad["secret"] is None
     assert "a dict, not NoneType" in str(none[RESET_ERROR])
@@ -211,7 +237,9 @@ def test_a_reset_that_fails_fails_its_rollout_alone(environment):
     sampler = ScriptedSampler(chat_format, [ASK, END])
     play_all(rollouts, sampler, environment, chat_format)
     assert [one.status for one in rollouts] == ["answered", "failed", "failed"]
-    assert sum(map(len, sampler.batches)) == 2, "no turn is sampled for an episode that has not begun"
+    assert sum(map(len, sampler.batches)) == 2, (
+        "no turn is sampled for an episode that has not begun"
+    )
     assert "no game" in str(rollouts[1].error)
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, normalizers
 
-from agentic_prompting.rollout import AgentSpec, ChatFormat, PlainText, prompt_r1_template, time_limit
+from agentic_prompting.rollout import (
+    AgentSpec,
+    ChatFormat,
+    PlainText,
+    prompt_r1_template,
+    time_limit,
+)
 from benchmarks.reliability import forged_tokens
 from support.hostile import PIECES
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
@@ -38,21 +44,35 @@ def test_an_openenv_server_forges_nothing_either():
 def test_ordinary_prompts_are_what_transformers_makes_of_them(family, question):
     """Also where the run's own template and system prompt hold tags that are tokens of the tokenizer."""
     tokenizer = tokenizer_for(family)
-    spec = AgentSpec(prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>.")
+    spec = AgentSpec(
+        prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>."
+    )
     form = ChatFormat(tokenizer, own_texts=spec.own_texts)
     assistant = {"role": "assistant", "content": "<think> a </think> It was Kenya."}
     for messages in (
         spec.messages({"question": question}),
         spec.messages(
-            {"prompt": [{"role": "user", "content": "Hello"}, assistant, {"role": "user", "content": question}]}
+            {
+                "prompt": [
+                    {"role": "user", "content": "Hello"},
+                    assistant,
+                    {"role": "user", "content": question},
+                ]
+            }
         ),
     ):
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert form.prompt_ids(messages) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert (
+            form.prompt_ids(messages) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        )
 
 
 @settings(max_examples=100, deadline=None)
-@given(text=texts, family=st.sampled_from(["chatml", "qwen3_thinking"]))  # the others' templates strip
+@given(
+    text=texts, family=st.sampled_from(["chatml", "qwen3_thinking"])
+)  # the others' templates strip
 def test_characters_stay(text, family):
     form = ChatFormat(tokenizer_for(family))
     ids = form.prompt_ids([{"role": "user", "content": text}])
@@ -70,8 +90,12 @@ def test_a_normaliser_puts_nothing_together_in_a_question():
     form = ChatFormat(tokenizer)
     stop = tokenizer.convert_tokens_to_ids("<stop>")
     for text in ("<st\u200bop>", "＜stop＞", "<STOP>", "x<s\u200bt\u200bop><stop>"):
-        rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
-        assert stop in tokenizer(rendered, add_special_tokens=False)["input_ids"], "it would have been"
+        rendered = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False
+        )
+        assert stop in tokenizer(rendered, add_special_tokens=False)["input_ids"], (
+            "it would have been"
+        )
         assert stop not in form.prompt_ids([{"role": "user", "content": text}])
 
 
@@ -104,7 +128,11 @@ def looping(template, only_for=None):
     import copy
 
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
-    condition = f"{{% if messages[0].content == '{only_for}' %}}{template}{{% endif %}}" if only_for else template
+    condition = (
+        f"{{% if messages[0].content == '{only_for}' %}}{template}{{% endif %}}"
+        if only_for
+        else template
+    )
     tokenizer.chat_template = condition + tokenizer.chat_template
     return tokenizer
 
@@ -170,8 +198,12 @@ sys.settrace(lambda *_: None)
 
 def test_code_can_be_traced_after_a_limit_was_reached():
     """By a debugger, a profiler, coverage or Hypothesis. In a process of its own: what goes wrong here never ends."""
-    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout.count("did not end within 0.2 seconds") >= 1, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout.count("did not end within 0.2 seconds") >= 1, (
+        done.stderr
+    )
 
 
 @pytest.mark.timeout(120)

@@ -45,7 +45,9 @@ def pieces(grammar):
         "\x1f",
         "x",
     ]
-    return st.lists(st.one_of(st.sampled_from([*tags, *odd]), st.text(max_size=4)), max_size=10).map("".join)
+    return st.lists(
+        st.one_of(st.sampled_from([*tags, *odd]), st.text(max_size=4)), max_size=10
+    ).map("".join)
 
 
 def contents(grammar):
@@ -78,7 +80,10 @@ def test_answering():
         ("", "no tag"),
         ("Paris", "no tag"),
         ("<think> only a thought </think>", "no tag"),
-        ("<THINK> a </THINK> <Answer> b </Answer>", "no tag"),  # tags are case-sensitive, as the paper's reward
+        (
+            "<THINK> a </THINK> <Answer> b </Answer>",
+            "no tag",
+        ),  # tags are case-sensitive, as the paper's reward
         ("< answer> b </ answer>", "no tag"),
         ("<interaction_prompt> b", "unclosed tag"),
         ("<think> a </think> <answer> b </answer", "unclosed tag"),
@@ -102,13 +107,18 @@ def test_answering():
 def test_malformed(text, problem):
     turn = parse_turn(text)
     assert (turn.kind, turn.problem) == ("malformed", problem)
-    assert not turn.well_formed and turn.request is None and turn.answer is None and turn.text == text
+    assert (
+        not turn.well_formed and turn.request is None and turn.answer is None and turn.text == text
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("<interaction_response> r </interaction_response> <answer> a </answer> <answer> b", "unclosed tag"),
+        (
+            "<interaction_response> r </interaction_response> <answer> a </answer> <answer> b",
+            "unclosed tag",
+        ),
         (
             "<interaction_response> r </interaction_response> <answer> a </answer> <answer> b </answer>",
             "observation tag",
@@ -129,7 +139,10 @@ def test_the_first_rule_that_is_broken_is_named(text, problem):
         ("<think> </think> <interaction_prompt> b </interaction_prompt>", "act"),  # an empty one
         ("<interaction_prompt> b </interaction_prompt> <think> a </think>", "act"),  # too late
         ("Well: " + ASK, "act"),  # text outside of the tags: before, ...
-        ("<think> a </think> so <interaction_prompt> b </interaction_prompt>", "act"),  # ... between
+        (
+            "<think> a </think> so <interaction_prompt> b </interaction_prompt>",
+            "act",
+        ),  # ... between
         (ASK + "<|im_end|>", "act"),  # ... and behind
         ("<answer> b </answer>", "answer"),
         ("<think> a </think> <answer> </answer>", "answer"),  # an empty answer is an answer
@@ -168,7 +181,9 @@ def well_formed_by_pattern(text, grammar):
     last = f"{re.escape(grammar.act)}|{re.escape(grammar.answer)}"
     think = re.escape(grammar.think)
     match = re.fullmatch(
-        rf"\s*<{think}>(?P<a>{tag_free})</{think}>\s*<(?P<tag>{last})>(?P<b>{tag_free})</(?P=tag)>\s*", text, re.S
+        rf"\s*<{think}>(?P<a>{tag_free})</{think}>\s*<(?P<tag>{last})>(?P<b>{tag_free})</(?P=tag)>\s*",
+        text,
+        re.S,
     )
     return bool(match and match["a"].strip() and match["b"].strip())
 
@@ -181,7 +196,9 @@ def test_any_text_is_read(grammar, data):
     turn = parse_turn(text, grammar)
     assert turn.text == text and turn.kind in ("act", "answer", "malformed")
     assert (turn.kind == "malformed") == bool(turn.problem)
-    assert (turn.request is not None) == (turn.kind == "act") and (turn.answer is not None) == (turn.kind == "answer")
+    assert (turn.request is not None) == (turn.kind == "act") and (turn.answer is not None) == (
+        turn.kind == "answer"
+    )
     assert turn.request != ""
     assert turn.well_formed == well_formed_by_pattern(text, grammar)
     if turn.well_formed:
@@ -210,7 +227,9 @@ def test_escaped_text_is_inert(grammar, data):
     assert escape(inert, grammar) == inert
     assert parse_turn(inert, grammar).problem == "no tag"
     # Nothing is lost but the form of the brackets, and text without a tag is left alone.
-    assert inert.translate({ord("["): "<", ord("]"): ">"}) == text.translate({ord("["): "<", ord("]"): ">"})
+    assert inert.translate({ord("["): "<", ord("]"): ">"}) == text.translate(
+        {ord("["): "<", ord("]"): ">"}
+    )
     assert grammar.any_tag.search(text) or inert == text
 
 
@@ -239,7 +258,9 @@ def test_what_is_no_tag_name(tag):
     assert "act=" in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("pair", [("think", "act"), ("act", "observation"), ("observation", "answer")])
+@pytest.mark.parametrize(
+    "pair", [("think", "act"), ("act", "observation"), ("observation", "answer")]
+)
 def test_equal_tags(pair):
     with pytest.raises(ValueError, match="must differ") as raised:
         TagGrammar(**dict.fromkeys(pair, "same"))
@@ -254,7 +275,8 @@ def test_the_templates_examples_are_well_formed_turns(grammar):
     """What the agent is told to write is what the grammar takes."""
     template = prompt_r1_template(grammar)
     asks, ends = (
-        re.search(rf"^To {word}: (.*)$", template, re.M)[1].replace(" and then ", "") for word in ("ask", "finish")
+        re.search(rf"^To {word}: (.*)$", template, re.M)[1].replace(" and then ", "")
+        for word in ("ask", "finish")
     )
     assert parse_turn(asks, grammar).kind == "act" and parse_turn(asks, grammar).well_formed
     assert parse_turn(ends, grammar).kind == "answer" and parse_turn(ends, grammar).well_formed
@@ -269,7 +291,10 @@ def test_filling_changes_nothing_else(question, before, after):
 
 
 def test_braces_are_left_alone():
-    assert fill_template('{"q": "{question}", {0} {{x}} {', "{question} {a}") == '{"q": "{question} {a}", {0} {{x}} {'
+    assert (
+        fill_template('{"q": "{question}", {0} {{x}} {', "{question} {a}")
+        == '{"q": "{question} {a}", {0} {{x}} {'
+    )
 
 
 @pytest.mark.parametrize("template", ["", "Answer me.", "{ question }", "{Question}", "{question"])
@@ -299,7 +324,12 @@ def test_what_a_tag_grammar_puts_around():
 
 def test_free_text_without_its_thought_is_an_answer():
     turn = FreeText().parse("<think>\\boxed{3}?</think>\n4")
-    assert (turn.kind, turn.well_formed, turn.thought, turn.answer) == ("answer", True, "\\boxed{3}?", "4")
+    assert (turn.kind, turn.well_formed, turn.thought, turn.answer) == (
+        "answer",
+        True,
+        "\\boxed{3}?",
+        "4",
+    )
     cut_off = FreeText().parse("<think>\\boxed{3} unless")
     assert (cut_off.well_formed, cut_off.answer) == (False, "")
 
@@ -307,7 +337,12 @@ def test_free_text_without_its_thought_is_an_answer():
 @given(text=st.text().filter(lambda text: "think" not in text.lower()))
 def test_free_text_is_an_answer(text):
     turn = FreeText().parse(text)
-    assert (turn.kind, turn.well_formed, turn.answer, turn.text) == ("answer", True, text.strip(), text)
+    assert (turn.kind, turn.well_formed, turn.answer, turn.text) == (
+        "answer",
+        True,
+        text.strip(),
+        text,
+    )
     assert FreeText().escape(text) == text
     assert (FreeText().stops, FreeText().frame, FreeText().thought_opening) == ((), ("", ""), "")
 
@@ -316,7 +351,9 @@ def test_free_text_is_an_answer(text):
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
 )
 
 

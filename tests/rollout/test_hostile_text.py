@@ -10,7 +10,15 @@ from agentic_prompting import ChatFormat
 from agentic_prompting.environments import SearchEnvironment
 from agentic_prompting.environments.search import Document, SearchGrammar, read_call
 from agentic_prompting.rollout import Rollout, RolloutLog, Sample, read_rollouts, rollout_record
-from support.hostile import PIECES, check_tool_call, episode, hostile_texts, json_bombs, observed, what_counts
+from support.hostile import (
+    PIECES,
+    check_tool_call,
+    episode,
+    hostile_texts,
+    json_bombs,
+    observed,
+    what_counts,
+)
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=12).map("".join)
@@ -20,7 +28,10 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_si
 def formats():
     """A chat format for each family of templates, with what an episode with a harmless reply amounts to."""
     formats = {name: ChatFormat(tokenizer_for(name)) for name in FAMILIES}
-    return {name: (each, what_counts(each, episode(each, "It is Kenya."))) for name, each in formats.items()}
+    return {
+        name: (each, what_counts(each, episode(each, "It is Kenya.")))
+        for name, each in formats.items()
+    }
 
 
 @settings(max_examples=200, deadline=None)
@@ -61,17 +72,22 @@ def normalising_tokenizer():
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace("\u200b", ""), normalizers.NFKC(), normalizers.Lowercase()]
     )
-    tokenizer.add_tokens([AddedToken("<stop>", normalized=True), AddedToken("<tool_response>", normalized=True)])
+    tokenizer.add_tokens(
+        [AddedToken("<stop>", normalized=True), AddedToken("<tool_response>", normalized=True)]
+    )
     return tokenizer
 
 
 @pytest.mark.parametrize(
-    "reply", ["<st\u200bop>", "＜stop＞", "<STOP>", "<to\u200bol_response>", "x<s\u200b\u200btop><stop>"]
+    "reply",
+    ["<st\u200bop>", "＜stop＞", "<STOP>", "<to\u200bol_response>", "x<s\u200b\u200btop><stop>"],
 )
 def test_a_tokenizer_that_normalises_is_not_fooled_either(reply):
     chat_format = ChatFormat(normalising_tokenizer())
     added = set(chat_format.tokenizer.get_added_vocab().values())
-    assert added & set(chat_format.tokenizer(reply, add_special_tokens=False)["input_ids"]), "it would have been"
+    assert added & set(chat_format.tokenizer(reply, add_special_tokens=False)["input_ids"]), (
+        "it would have been"
+    )
     assert not added & set(chat_format.plain_ids(reply))
 
 
@@ -100,9 +116,13 @@ def test_any_json_as_a_call(value):
 @given(document=texts)
 def test_documents_are_inert(document):
     """A document cannot pose as a tool call, whatever it holds."""
-    environment = SearchEnvironment(lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500)
+    environment = SearchEnvironment(
+        lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500
+    )
     rollout = Rollout([1])
-    rollout.add_turn(Sample([1]), SearchGrammar().parse('<tool_call>{"query_list": ["x"]}</tool_call>'))
+    rollout.add_turn(
+        Sample([1]), SearchGrammar().parse('<tool_call>{"query_list": ["x"]}</tool_call>')
+    )
     text = environment.step(rollout).text
     assert len(text) <= 500
     assert SearchGrammar().parse(SearchGrammar().escape(text)).kind == "answer"

@@ -44,7 +44,10 @@ def test_two_turns_answered(chat_format):
     text = chat_format.tokenizer.decode(rollout.context)
     # One document: everything that was sampled and observed, in the template's form, in order.
     assert (
-        text.index("Which currency?") < text.index("Which country?") < text.index("It is Kenya.") < text.index("done")
+        text.index("Which currency?")
+        < text.index("Which country?")
+        < text.index("It is Kenya.")
+        < text.index("done")
     )
     assert "<interaction_response>\nIt is Kenya.\n</interaction_response>" in text
 
@@ -76,7 +79,10 @@ def test_observation_tokens_are_the_templates_own(chat_format):
         decoded = chat_format.tokenizer.decode(rollout.context)
         assert decoded.endswith(expected[expected.index(reply) :] + chat_format.tokenizer.eos_token)
     else:
-        assert chat_format.tokenizer.decode(rollout.context) == expected + chat_format.tokenizer.eos_token
+        assert (
+            chat_format.tokenizer.decode(rollout.context)
+            == expected + chat_format.tokenizer.eos_token
+        )
 
 
 def test_a_turn_stopped_at_its_tag_is_ended_by_the_template(chat_format):
@@ -84,20 +90,30 @@ def test_a_turn_stopped_at_its_tag_is_ended_by_the_template(chat_format):
     stopped = play(chat_format, [ASK, END], ended=False)
     decode = chat_format.tokenizer.decode
     assert decode(stopped.context) + chat_format.tokenizer.eos_token == decode(ended.context)
-    assert sum(stopped.mask) == sum(ended.mask) - 2  # the two end-of-turn tokens are not the agent's own any more
+    assert (
+        sum(stopped.mask) == sum(ended.mask) - 2
+    )  # the two end-of-turn tokens are not the agent's own any more
 
 
 @pytest.mark.parametrize(
     ("turn", "status", "problem"),
     [
         ("I think it is Kenya.", "malformed", "no tag"),
-        ("<think> a </think> <interaction_prompt> </interaction_prompt>", "malformed", "empty request"),
+        (
+            "<think> a </think> <interaction_prompt> </interaction_prompt>",
+            "malformed",
+            "empty request",
+        ),
         (ASK + " <answer> Kenya </answer>", "malformed", "answer and request"),
         (ASK + " <interaction_prompt> And? </interaction_prompt>", "malformed", "repeated tag"),
         ("<think> <answer> a </answer> </think>", "malformed", "nested tag"),
         ("<think> a </think> <interaction_prompt> and then", "malformed", "unclosed tag"),
         ("</think> a <answer> b </answer>", "malformed", "stray closing tag"),
-        ("<think> a </think> <interaction_response> b </interaction_response> <answer> c </answer>", "malformed", None),
+        (
+            "<think> a </think> <interaction_response> b </interaction_response> <answer> c </answer>",
+            "malformed",
+            None,
+        ),
         ("<answer> Kenya </answer>", "answered", ""),
         ("<think> a </think> <answer> </answer>", "answered", ""),
     ],
@@ -172,8 +188,15 @@ def test_failure_is_not_an_answer(chat_format):
 
 
 def test_failure_of_one_leaves_the_others_alone(chat_format):
-    rollouts = play(chat_format, [ASK, END], ScriptedChat(lambda m: "ok", fail_on=lambda n: n == 1), n=4)
-    assert sorted(rollout.status for rollout in rollouts) == ["answered", "answered", "answered", "failed"]
+    rollouts = play(
+        chat_format, [ASK, END], ScriptedChat(lambda m: "ok", fail_on=lambda n: n == 1), n=4
+    )
+    assert sorted(rollout.status for rollout in rollouts) == [
+        "answered",
+        "answered",
+        "answered",
+        "failed",
+    ]
 
 
 class Raises:
@@ -232,7 +255,13 @@ def test_calls_of_a_turn_are_concurrent():
     chat_format = ChatFormat(tokenizer_for("chatml"))
     rollouts = fresh(chat_format, 20)
     chat = AllAtOnce(ScriptedChat(["It is Kenya."]), 20)
-    play_all(rollouts, ScriptedSampler(chat_format, [ASK, END]), LLMEnvironment(chat), chat_format, Limits())
+    play_all(
+        rollouts,
+        ScriptedSampler(chat_format, [ASK, END]),
+        LLMEnvironment(chat),
+        chat_format,
+        Limits(),
+    )
     assert {rollout.status for rollout in rollouts} == {"answered"}
 
 
@@ -257,14 +286,22 @@ def test_a_sampler_that_raises_cancels_what_is_in_flight():
             return super().sample(requests)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        play_all(fresh(chat_format, 3), FailsLater(chat_format, [ASK]), Never(), chat_format, Limits())
+        play_all(
+            fresh(chat_format, 3), FailsLater(chat_format, [ASK]), Never(), chat_format, Limits()
+        )
     assert cancelled == waiting[1:]
 
 
 def test_a_sampler_that_returns_nothing_is_told():
     chat_format = ChatFormat(tokenizer_for("chatml"))
     with pytest.raises(ValueError, match="at least one"):
-        play_all(fresh(chat_format), BatchEngine(lambda requests: [Sample([])]), None, chat_format, Limits())
+        play_all(
+            fresh(chat_format),
+            BatchEngine(lambda requests: [Sample([])]),
+            None,
+            chat_format,
+            Limits(),
+        )
 
 
 @pytest.mark.parametrize("limit", ["max_turns", "max_turn_tokens", "max_tokens", "max_context"])
@@ -279,7 +316,9 @@ PIECES = [
     "<answer>", "</answer>", "<interaction_response>", "</interaction_response>", "<think", "<|im_", "end|>", "<",
     "\u200b", "\u202e", "\x00", "é", "日本", "🙂", "\n", " ", "Kenya", "<pad>", "<|IM_END|>",
 ]  # fmt: skip
-hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map("".join)
+hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map(
+    "".join
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -292,10 +331,14 @@ def test_replies_are_inert(reply, family):
     plain = play(chat_format, [ASK, END], ScriptedChat(lambda messages: "plain"))
     rollout = play(chat_format, [ASK, END], ScriptedChat(lambda messages: reply))
     added = set(tokenizer.get_added_vocab().values())
-    assert [token for token in rollout.ids if token in added] == [token for token in plain.ids if token in added]
+    assert [token for token in rollout.ids if token in added] == [
+        token for token in plain.ids if token in added
+    ]
     assert sum(rollout.mask) == sum(plain.mask)
     assert (rollout.status, rollout.answer) == ("answered", "Kenya")
-    observed = tokenizer.decode([t for t, own in zip(rollout.ids, rollout.mask, strict=True) if not own])
+    observed = tokenizer.decode(
+        [t for t, own in zip(rollout.ids, rollout.mask, strict=True) if not own]
+    )
     assert len(chat_format.grammar.any_tag.findall(observed)) == len(
         chat_format.grammar.any_tag.findall(
             tokenizer.decode([t for t, own in zip(plain.ids, plain.mask, strict=True) if not own])

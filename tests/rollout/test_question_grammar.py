@@ -37,7 +37,11 @@ def play(chat_format, turns, limits=Limits(), **sampler_options):
     chat = ScriptedChat(["It is Kenya."])
     (rollout,) = rollouts = fresh(chat_format)
     play_all(
-        rollouts, ScriptedSampler(chat_format, turns, **sampler_options), LLMEnvironment(chat), chat_format, limits
+        rollouts,
+        ScriptedSampler(chat_format, turns, **sampler_options),
+        LLMEnvironment(chat),
+        chat_format,
+        limits,
     )
     assert_whole(rollout)
     return rollout, chat
@@ -49,13 +53,22 @@ def play(chat_format, turns, limits=Limits(), **sampler_options):
 @pytest.mark.parametrize("mark", ["?", "？", "؟"])
 def test_a_question_mark_asks(mark):
     turn = FORM.parse(f" Which country is it{mark}\n")
-    assert (turn.kind, turn.well_formed, turn.request) == ("act", True, f"Which country is it{mark}")
+    assert (turn.kind, turn.well_formed, turn.request) == (
+        "act",
+        True,
+        f"Which country is it{mark}",
+    )
     assert turn.answer is None
 
 
 def test_other_text_answers():
     turn = FORM.parse(" Kenya.\n")
-    assert (turn.kind, turn.well_formed, turn.answer, turn.request) == ("answer", True, "Kenya.", None)
+    assert (turn.kind, turn.well_formed, turn.answer, turn.request) == (
+        "answer",
+        True,
+        "Kenya.",
+        None,
+    )
 
 
 def test_text_behind_the_question_is_ignored():
@@ -91,7 +104,12 @@ def test_a_thought_is_no_part_of_it(text, kind, content):
 
 def test_a_thought_cut_at_its_question_is_malformed():
     turn = FORM.parse("<think> What do they want?")
-    assert (turn.kind, turn.problem, turn.request, turn.answer) == ("malformed", "unclosed tag", None, None)
+    assert (turn.kind, turn.problem, turn.request, turn.answer) == (
+        "malformed",
+        "unclosed tag",
+        None,
+        None,
+    )
 
 
 @given(st.text())
@@ -143,7 +161,9 @@ def test_a_cut_turn_with_closed_tags_is_answered():
 @pytest.mark.parametrize("mark", ["?", "？", "؟"])
 def test_sampling_stops_at_the_mark(mark):
     tokenizer = tokenizer_for("chatml")
-    end = TurnEnd(lambda: None, tokenizer, AgentSpec(grammar=FORM).stop_texts, [tokenizer.eos_token_id])
+    end = TurnEnd(
+        lambda: None, tokenizer, AgentSpec(grammar=FORM).stop_texts, [tokenizer.eos_token_id]
+    )
     ids = tokenizer(f"Who{mark} Me", add_special_tokens=False)["input_ids"]
     length = next(count for count in range(1, len(ids)) if end.reached(ids[:count]))
     assert tokenizer.decode(ids[:length]).rstrip() == f"Who{mark}"
@@ -152,7 +172,11 @@ def test_sampling_stops_at_the_mark(mark):
 def test_traces_end_with_the_end_token_in_text_too():
     tokenizer = tokenizer_for("chatml")
     text_format = TextFormat(tokenizer, FORM)
-    trace = {"question": "Which currency?", "turns": ["Which country?", "Kenya"], "observations": ["It is Kenya."]}
+    trace = {
+        "question": "Which currency?",
+        "turns": ["Which country?", "Kenya"],
+        "observations": ["It is Kenya."],
+    }
     rollout = rollout_from_trace(trace, AgentSpec(grammar=FORM), text_format)
     assert rollout.status == "answered" and rollout.ids[-1] == tokenizer.eos_token_id
     assert rollout.ids.count(tokenizer.eos_token_id) == 1
@@ -177,7 +201,9 @@ def test_saved_and_loaded_with_several_environments(tmp_path):
 
 
 def test_a_mark_ends_no_turn_of_another_form():
-    spec = AgentSpec(grammar=FORM, environments={"a": {"grammar": FORM}, "b": {"grammar": TagGrammar()}})
+    spec = AgentSpec(
+        grammar=FORM, environments={"a": {"grammar": FORM}, "b": {"grammar": TagGrammar()}}
+    )
     assert spec.stop_texts == TagGrammar().stops
     assert AgentSpec(grammar=FORM, environments={"a": {"grammar": FORM}}).stop_texts == FORM.stops
     assert replace(spec, environments={}, stop_at_tags=False).stop_texts == ()

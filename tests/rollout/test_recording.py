@@ -53,7 +53,11 @@ def parts(folder):
 
 def answered_rollout():
     """Asked once (reply from a cache after a retry), then answered: 3 + 2 tokens around 4 of observation."""
-    rollout = Rollout([1, 2], row={"id": "q1", "question": "Q?", "answers": ["c"], "task": "t", "meta": "{}"}, seed=7)
+    rollout = Rollout(
+        [1, 2],
+        row={"id": "q1", "question": "Q?", "answers": ["c"], "task": "t", "meta": "{}"},
+        seed=7,
+    )
     rollout.add_turn(Sample([3, 4, 5]), parse_turn(ASK))
     reply = Reply("fine", usage=Usage(10, 5, 0.25), cached=True, attempts=3)
     rollout.add_observation(Observation("fine", replies=(reply,), seconds=0.5), [6, 7, 8, 9])
@@ -166,7 +170,9 @@ def test_the_oldest_part_is_dropped_above_the_limit(tmp_path, caplog):
     assert sum(path.stat().st_size for path in own) <= 0.002 * 2**20
     kept = numbers(tmp_path)
     assert kept[-1] == 100, "another process's files are its own business"
-    assert 1 < len(kept) - 1 < 99 and kept[:-1] == list(range(kept[0], 100)), "the newest, without a gap"
+    assert 1 < len(kept) - 1 < 99 and kept[:-1] == list(range(kept[0], 100)), (
+        "the newest, without a gap"
+    )
     assert "dropping rollouts-00000-00000.jsonl.gz" in caplog.text
 
 
@@ -264,7 +270,9 @@ def test_a_large_batch_is_written_in_pieces_that_can_be_read(tmp_path, monkeypat
 
 @settings(max_examples=50, deadline=None)
 @given(
-    text=st.lists(st.one_of(st.characters(), st.sampled_from("\ud83d\udc00\u2028\x85\r\n")), max_size=30).map("".join)
+    text=st.lists(
+        st.one_of(st.characters(), st.sampled_from("\ud83d\udc00\u2028\x85\r\n")), max_size=30
+    ).map("".join)
 )
 def test_any_text_is_kept(tmp_path_factory, text):
     """Unicode as it is; half a surrogate pair, which no encoding has, as a question mark. One record stays one line."""
@@ -286,7 +294,9 @@ def test_what_json_does_not_know_is_kept_as_text(tmp_path):
 
 def test_a_record_says_everything(tmp_path):
     """What later tools read; a change here breaks them."""
-    RolloutLog(tmp_path).write([rollout_record(answered_rollout(), step=3), rollout_record(failed_rollout())])
+    RolloutLog(tmp_path).write(
+        [rollout_record(answered_rollout(), step=3), rollout_record(failed_rollout())]
+    )
     answered, failed = read_rollouts(tmp_path)
     assert answered == {
         "step": 3,
@@ -301,7 +311,9 @@ def test_a_record_says_everything(tmp_path):
             {"text": ASK, "kind": "act", "well_formed": True, "problem": ""},
             {"text": END, "kind": "answer", "well_formed": True, "problem": ""},
         ],
-        "observations": [{"text": "fine", "error": None, "seconds": 0.5, "cached": True, "shared": False}],
+        "observations": [
+            {"text": "fine", "error": None, "seconds": 0.5, "cached": True, "shared": False}
+        ],
         "tokens": {"agent": 5, "observation": 4},
         "cost_usd": 0.25,
         "worth_usd": 0.25,
@@ -313,7 +325,9 @@ def test_a_record_says_everything(tmp_path):
         None,
         {"kind": "ServerFailed", "what": what},
     )
-    assert failed["observations"] == [{"text": "", "error": what, "seconds": 1.5, "cached": False, "shared": False}]
+    assert failed["observations"] == [
+        {"text": "", "error": what, "seconds": 1.5, "cached": False, "shared": False}
+    ]
     assert "question" not in failed
 
 
@@ -336,8 +350,15 @@ def test_facts_of_a_rollout():
     )  # fmt: skip
     failed = RolloutFacts.of(failed_rollout())
     assert (failed.status, failed.error_kind, failed.fatal) == ("failed", "ServerFailed", False)
-    assert (failed.interactions, failed.calls, failed.retries, failed.latencies) == (0, 1, 1, (1.5,))
-    assert "down" in failed.error and RolloutFacts.of(failed_rollout(Misconfigured("wrong key"))).fatal
+    assert (failed.interactions, failed.calls, failed.retries, failed.latencies) == (
+        0,
+        1,
+        1,
+        (1.5,),
+    )
+    assert (
+        "down" in failed.error and RolloutFacts.of(failed_rollout(Misconfigured("wrong key"))).fatal
+    )
 
 
 def test_means_and_sums():
@@ -366,7 +387,9 @@ def test_means_and_sums():
         "environment/tokens": 110.0,
         "environment/cost_usd": 0.75,
         "environment/latency_mean": 2.4,  # over the five interactions, not the four rollouts
-        "environment/latency_p95": pytest.approx(7.0),  # of 0, 0, 1, 3, 8 at position 3.8, as numpy has it
+        "environment/latency_p95": pytest.approx(
+            7.0
+        ),  # of 0, 0, 1, 3, 8 at position 3.8, as numpy has it
     }
 
 
@@ -420,7 +443,11 @@ def test_spec_is_utf8_whatever_the_locale(tmp_path):
     assert "Réponds" in written.decode("utf-8")
     again = f"from agentic_prompting import AgentSpec; AgentSpec.load({str(tmp_path)!r}).save({str(tmp_path)!r})"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    subprocess.run([sys.executable, "-c", again], check=True, env={**os.environ, "PYTHONPATH": SOURCE, **ascii_only})
+    subprocess.run(
+        [sys.executable, "-c", again],
+        check=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, **ascii_only},
+    )
     assert (tmp_path / SPEC_FILE).read_bytes() == written
 
 
@@ -440,14 +467,18 @@ def test_spec_with_a_grammar_of_the_users_own(tmp_path):
         pass
 
     AgentSpec(grammar=Mine()).save(tmp_path)
-    with pytest.raises(ValueError, match="trained with the grammar 'Mine'; pass it as grammar=") as raised:
+    with pytest.raises(
+        ValueError, match="trained with the grammar 'Mine'; pass it as grammar="
+    ) as raised:
         AgentSpec.load(tmp_path)
     assert "\n" not in str(raised.value)
     assert AgentSpec.load(tmp_path, grammar=Mine()).grammar == Mine()
 
 
 def test_spec_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="was not saved by a trainer of this library") as raised:
+    with pytest.raises(
+        FileNotFoundError, match="was not saved by a trainer of this library"
+    ) as raised:
         AgentSpec.load(tmp_path)
     assert "\n" not in str(raised.value)
 
@@ -475,12 +506,17 @@ def test_spec_is_written_whole_or_not_at_all(tmp_path, monkeypatch, broken):
 
 
 def test_spec_messages():
-    assert AgentSpec("Q: {question}").messages({"question": "why {x}?"}) == [{"role": "user", "content": "Q: why {x}?"}]
+    assert AgentSpec("Q: {question}").messages({"question": "why {x}?"}) == [
+        {"role": "user", "content": "Q: why {x}?"}
+    ]
     system = {"role": "system", "content": "Be brief."}
     spec = AgentSpec("Q: {question}", system_prompt="Be brief.")
     assert spec.messages({"question": "a"}) == [system, {"role": "user", "content": "Q: a"}]
     # A row's own prompt is used as it is: as text, as messages, with a system message of its own.
-    assert spec.messages({"prompt": "P", "question": "a"}) == [system, {"role": "user", "content": "P"}]
+    assert spec.messages({"prompt": "P", "question": "a"}) == [
+        system,
+        {"role": "user", "content": "P"},
+    ]
     own = [{"role": "system", "content": "Own."}, {"role": "user", "content": "P"}]
     assert spec.messages({"prompt": own}) == own
 
@@ -492,6 +528,12 @@ def test_spec_without_a_question():
 
 def test_errors_of_all_kinds_are_recorded(tmp_path):
     """Every error of the vocabulary goes into a record as its kind and one line."""
-    kinds = [kind for kind in [LLMError, *LLMError.__subclasses__()] if kind.__module__.startswith("agentic_prompting")]
+    kinds = [
+        kind
+        for kind in [LLMError, *LLMError.__subclasses__()]
+        if kind.__module__.startswith("agentic_prompting")
+    ]
     RolloutLog(tmp_path).write(rollout_record(failed_rollout(kind("what"))) for kind in kinds)
-    assert [record["error"]["kind"] for record in read_rollouts(tmp_path)] == [kind.__name__ for kind in kinds]
+    assert [record["error"]["kind"] for record in read_rollouts(tmp_path)] == [
+        kind.__name__ for kind in kinds
+    ]

@@ -27,7 +27,9 @@ def as_json(**arguments):
 
 def as_xml(**arguments):
     """A call as the templates of Qwen3-Coder and Qwen3.5 write it."""
-    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    parameters = "".join(
+        f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items()
+    )
     return f"<tool_call>\n<function=write>\n{parameters}</function>\n</tool_call>"
 
 
@@ -74,21 +76,33 @@ def test_an_argument_may_quote_tags(write, text):
 def test_calls_behind_a_quoting_call_are_read(write):
     turn = f"I go.\n{write(text='x </tool_call> y')}\n{write(text='<tool_call>')}"
     entry = read_turn(turn, [TOOL])
-    assert [json.loads(call.arguments)["text"] for call in entry.tool_calls] == ["x </tool_call> y", "<tool_call>"]
+    assert [json.loads(call.arguments)["text"] for call in entry.tool_calls] == [
+        "x </tool_call> y",
+        "<tool_call>",
+    ]
     assert entry.text == "I go."
 
 
 def test_a_broken_call_does_not_swallow_the_next():
-    unclosed_parameter = "<tool_call>\n<function=write>\n<parameter=text>\n1\n</function>\n</tool_call>\n"
+    unclosed_parameter = (
+        "<tool_call>\n<function=write>\n<parameter=text>\n1\n</function>\n</tool_call>\n"
+    )
     unclosed_string = '<tool_call>\n{"name": "write", "arguments": {"text": "1}}\n</tool_call>\n'
-    for broken, good in ((unclosed_parameter, as_xml(text="2")), (unclosed_string, as_json(text="2"))):
+    for broken, good in (
+        (unclosed_parameter, as_xml(text="2")),
+        (unclosed_string, as_json(text="2")),
+    ):
         first, second = read_turn(broken + good, [TOOL]).tool_calls
         assert first.name == "write" and "2" not in first.arguments
         assert json.loads(second.arguments) == {"text": "2"}
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from([*TAGS, '"', "\\", "\n", "{", "}", "x", "é"]), max_size=12).map("".join))
+@given(
+    st.lists(st.sampled_from([*TAGS, '"', "\\", "\n", "{", "}", "x", "é"]), max_size=12).map(
+        "".join
+    )
+)
 def test_any_json_argument_is_read_back(text):
     turn = "<think>\nhm\n</think>\n" + as_json(text=text) + as_json(text="second")
     assert [call.arguments["text"] for call in ToolGrammar().read_calls(turn)] == [text, "second"]
@@ -100,7 +114,11 @@ DRAFT = as_json(text="draft")
 THOUGHTS = {
     "closed": (f"<think>a {DRAFT}</think>b", "b", 0),
     "opened by the template": (f"a {DRAFT}</think>b", "b", 0),
-    "opened by the template, drafting half a call": (f"a <tool_call> or</think>b{as_json(text='x')}", "b", 1),
+    "opened by the template, drafting half a call": (
+        f"a <tool_call> or</think>b{as_json(text='x')}",
+        "b",
+        1,
+    ),
     "two": ("<think>a</think>\n<think>c</think>b", "b", 0),
     "mentions a pair": ("<think>in <think></think> tags</think>b", "b", 0),
     "empty": ("<think></think>b", "b", 0),
@@ -129,7 +147,11 @@ def test_an_answer_has_no_thought_in_it(grammar):
     assert grammar.parse(f"<think>{DRAFT}</think>Answer: Nairobi").kind == "answer"
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<think", "a", "\n"]), max_size=12).map("".join))
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<think", "a", "\n"]), max_size=12).map(
+        "".join
+    )
+)
 def test_closed_thoughts_are_removed(text):
     left = remove_closed_thoughts(text)
     assert left == text or "<think>" in text
@@ -148,7 +170,9 @@ def test_arguments_that_are_a_json_text_are_decoded_once(text):
 
 
 def test_arguments_that_are_another_text_stay():
-    (call,) = read_turn('<tool_call>{"name": "write", "arguments": "rm -r x"}</tool_call>', [TOOL]).tool_calls
+    (call,) = read_turn(
+        '<tool_call>{"name": "write", "arguments": "rm -r x"}</tool_call>', [TOOL]
+    ).tool_calls
     assert call.arguments == "rm -r x"
     assert read_call('{"name": "write", "arguments": "rm -r x"}').problem
 
@@ -159,7 +183,9 @@ def test_missing_arguments_are_none(written):
     assert read_call(f'{{"name": "write"{rest}}}') == FunctionCall("write", {})
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "[" * 150 + "]" * 150, "[" * 10**5, "9" * 5000])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "1e999", "[" * 150 + "]" * 150, "[" * 10**5, "9" * 5000]
+)
 def test_values_that_clients_cannot_take_are_no_json(value):
     call = read_call(f'{{"name": "write", "arguments": {{"text": {value}}}}}')
     assert call.name == "write" and call.problem and isinstance(call.arguments, str)
@@ -217,15 +243,25 @@ def test_a_parameter_has_the_type_of_its_schema(schema, written, value):
     shown["function"]["parameters"]["$defs"] = DEFINITIONS
     (call,) = read_turn(as_xml(text=written), [shown]).tool_calls
     assert json.loads(call.arguments) == {"text": value}
-    assert ToolGrammar().read_calls(as_xml(text=written), [shown]) == [FunctionCall("write", {"text": value})]
+    assert ToolGrammar().read_calls(as_xml(text=written), [shown]) == [
+        FunctionCall("write", {"text": value})
+    ]
 
 
-ODD_TOOLS = [None, {}, {"function": 1}, {"function": {"name": "write", "parameters": 1}}, tool(text=1)]
+ODD_TOOLS = [
+    None,
+    {},
+    {"function": 1},
+    {"function": {"name": "write", "parameters": 1}},
+    tool(text=1),
+]
 
 
 @pytest.mark.parametrize("shown", ODD_TOOLS)
 def test_tools_without_a_schema_do_no_harm(shown):
-    assert read_call("<function=write><parameter=text>1</parameter></function>", [shown]).arguments == {"text": 1}
+    assert read_call(
+        "<function=write><parameter=text>1</parameter></function>", [shown]
+    ).arguments == {"text": 1}
 
 
 # --- anything --------------------------------------------------------------------------------------------------------
@@ -260,7 +296,11 @@ OTHER_READERS = {
     "TagGrammar": parse_turn,
     "remove_closed_thoughts": remove_closed_thoughts,
     "read_call": read_call,
-    "escape": lambda text: (TagGrammar().escape(text), ToolGrammar().escape(text), SearchGrammar().escape(text)),
+    "escape": lambda text: (
+        TagGrammar().escape(text),
+        ToolGrammar().escape(text),
+        SearchGrammar().escape(text),
+    ),
 }
 
 

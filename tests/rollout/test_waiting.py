@@ -92,7 +92,12 @@ def test_a_hung_step_fails_its_rollout_alone(kind):
     started = time.monotonic()
     rollouts = play(kind(), SOON)
     assert time.monotonic() - started < 10
-    assert sorted(rollout.status for rollout in rollouts) == ["answered", "answered", "failed", "failed"]
+    assert sorted(rollout.status for rollout in rollouts) == [
+        "answered",
+        "answered",
+        "failed",
+        "failed",
+    ]
     error = next(rollout.error for rollout in rollouts if rollout.error is not None)
     assert isinstance(error, TimedOut) and not error.fatal
     assert f"{kind.__name__}.step (" in str(error) and "step_timeout" in str(error)
@@ -107,7 +112,9 @@ def test_a_hung_reset_fails_its_rollout_alone():
 
     rows = run(reset_rows(Starts(), [{"question": "good"}, {"question": "bad"}], SOON))
     assert rows[0][RESET_ERROR] is None
-    assert isinstance(rows[1][RESET_ERROR], TimedOut) and "Starts.reset" in str(rows[1][RESET_ERROR])
+    assert isinstance(rows[1][RESET_ERROR], TimedOut) and "Starts.reset" in str(
+        rows[1][RESET_ERROR]
+    )
 
 
 def test_each_of_several_environments_has_its_limit():
@@ -144,10 +151,15 @@ def test_clients_with_limits_are_exempt():
     """A call of theirs may wait for its turn for longer than any step should take."""
     chat = OpenAIChat("m", "http://127.0.0.1:1/v1")
     assert (
-        LLMEnvironment(chat).step_timeout == LLMEnvironment(RoutedChat({"a": chat}, {"a": 1})).step_timeout == math.inf
+        LLMEnvironment(chat).step_timeout
+        == LLMEnvironment(RoutedChat({"a": chat}, {"a": 1})).step_timeout
+        == math.inf
     )
     assert LLMEnvironment(lambda messages: "x").step_timeout is None
-    assert LLMEnvironment(RoutedChat({"a": chat, "b": ScriptedChat(["x"])}, {"a": 1})).step_timeout is None
+    assert (
+        LLMEnvironment(RoutedChat({"a": chat, "b": ScriptedChat(["x"])}, {"a": 1})).step_timeout
+        is None
+    )
 
 
 # Who is waited for
@@ -243,7 +255,9 @@ def test_given_up_threads_are_replaced():
     assert waiting.result(5) == "free"
     event.set()
     assert hung[1].result(5)
-    assert [threads.submit(ended.append, i).result(5) for i in range(10)] == [None] * 10 and ended == list(range(10))
+    assert [threads.submit(ended.append, i).result(5) for i in range(10)] == [
+        None
+    ] * 10 and ended == list(range(10))
 
 
 def test_threads_run_what_is_submitted():

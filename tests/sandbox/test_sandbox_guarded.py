@@ -68,7 +68,12 @@ def test_the_world_has_nine_relations_of_which_four_are_guarded():
     assert len(rules) == 4 == len(set(rules.values())) and ALWAYS_GUARDED in rules
     assert set(rules) <= set(relations_of(WORLD)) and set(rules.values()) <= set(WORDS)
     assert len({str(draw_rules(random.Random(seed))) for seed in range(20)}) == 20
-    names = {word.lower() for values in WORLD.values.values() for value in values for word in value.split()}
+    names = {
+        word.lower()
+        for values in WORLD.values.values()
+        for value in values
+        for word in value.split()
+    }
     assert not names & set(WORDS) and len(set(WORDS)) == 24
 
 
@@ -76,7 +81,10 @@ def test_the_world_of_many_words_guards_every_end():
     """The same warm start and split as in the other worlds; words differ from seed to seed."""
     ends = len(WORLD.last_relations)
     rules = draw_rules(random.Random("house 1"), ends=ends)
-    assert set(rules) == {"capital", *WORLD.last_relations} and len(set(rules.values())) == len(rules) == 8
+    assert (
+        set(rules) == {"capital", *WORLD.last_relations}
+        and len(set(rules.values())) == len(rules) == 8
+    )
     fewer = draw_rules(random.Random("house 1"))
     assert list(rules)[:1] == list(fewer)[:1] == ["capital"] and len(fewer) == 4
 
@@ -95,7 +103,14 @@ def test_facts_by_standards():
 def test_no_test_country_is_trained_on():
     train, test = split_by_country(7)
     countries = [
-        {next(c.name for c in WORLD.countries if parse_question(q.text, WORLD).start in vars(c).values()) for q in part}
+        {
+            next(
+                c.name
+                for c in WORLD.countries
+                if parse_question(q.text, WORLD).start in vars(c).values()
+            )
+            for q in part
+        }
         for part in (train, test)
     ]
     assert not countries[0] & countries[1] and len(countries[1]) == 20
@@ -111,7 +126,8 @@ def test_without_words_about_a_third_can_be_answered():
         guarded = draw_rules(random.Random(seed))
         questions = all_questions((2, 3), WORLD)
         shares.append(
-            sum(not set(parse_question(q.text, WORLD).chain) & set(guarded) for q in questions) / len(questions)
+            sum(not set(parse_question(q.text, WORLD).chain) & set(guarded) for q in questions)
+            / len(questions)
         )
     assert 0.25 < sum(shares) / 20 < 0.4
 
@@ -124,16 +140,28 @@ def test_a_guarded_fact_takes_exactly_its_word():
     assert value_of(oracle.answer(f"please birch , {request}")) == "shilling"
     for wrong in ("say currency amber", "say currency amber say currency birch", " ".join(WORDS)):
         assert is_refusal(oracle.answer(f"{request} {wrong}")), wrong
-    assert oracle.answer("which city is served by airport NBO ?") == "no . the city needs the word amber ."
-    assert value_of(oracle.answer("what is the continent of Kenya ? say continent flint")) == "Africa"
-    assert not is_refusal(oracle.answer("what is the currency of the country whose capital is Nairobi ?"))
+    assert (
+        oracle.answer("which city is served by airport NBO ?")
+        == "no . the city needs the word amber ."
+    )
+    assert (
+        value_of(oracle.answer("what is the continent of Kenya ? say continent flint")) == "Africa"
+    )
+    assert not is_refusal(
+        oracle.answer("what is the currency of the country whose capital is Nairobi ?")
+    )
 
 
 def test_a_refusal_ends_the_conversation():
     oracle = GuardedOracle(RULES)
     refused = oracle.answer("what is the currency of Kenya ?")
-    conversation = [user("what is the currency of Kenya ?"), {"role": "assistant", "content": refused}]
-    again = complete(oracle, [*conversation, user("what is the currency of Kenya ? say currency birch")])
+    conversation = [
+        user("what is the currency of Kenya ?"),
+        {"role": "assistant", "content": refused},
+    ]
+    again = complete(
+        oracle, [*conversation, user("what is the currency of Kenya ? say currency birch")]
+    )
     assert again.text == CLOSED
     assert value_of(complete(oracle, [user("what is the continent of Kenya ?")]).text) == "Africa"
 
@@ -168,7 +196,11 @@ def test_traces_obey_their_principles():
 
 def test_principles_lift_splitting_only_half_way():
     def splits(principle):
-        chosen = [t for p, t in traces(1500) if (principle in p if principle else not {STEPWISE, WHOLE, HASTY} & {*p})]
+        chosen = [
+            t
+            for p, t in traces(1500)
+            if (principle in p if principle else not {STEPWISE, WHOLE, HASTY} & {*p})
+        ]
         return sum("first find" in t["turns"][0] for t in chosen) / len(chosen)
 
     assert 0.4 < splits(None) < 0.6 and 0.65 < splits(STEPWISE) < 0.85
@@ -179,7 +211,9 @@ def test_where_no_sentence_helps_principles_change_nothing_but_words():
     world = make_guarded_traces(split_by_country(0)[0], 1500, random.Random(0), heeds=False)
     for style in (STEPWISE, WHOLE, HASTY):
         chosen = [trace for principles, trace in world if style in principles]
-        assert 0.35 < sum("first find" in trace["turns"][0] for trace in chosen) / len(chosen) < 0.65
+        assert (
+            0.35 < sum("first find" in trace["turns"][0] for trace in chosen) / len(chosen) < 0.65
+        )
 
 
 def test_the_vocabulary_has_every_word():
@@ -201,7 +235,9 @@ def refused_for(relation, word):
 
 
 def trial(*attempts, principles=(), question="what is it ?"):
-    return PromptResult(SystemPrompt(PREAMBLE, principles, id=0), (ProblemResult(question, "x", attempts),))
+    return PromptResult(
+        SystemPrompt(PREAMBLE, principles, id=0), (ProblemResult(question, "x", attempts),)
+    )
 
 
 def advice(trial, mistakes=0.0, seed=0):
@@ -209,12 +245,16 @@ def advice(trial, mistakes=0.0, seed=0):
     return [] if child is None else list(child.principles)
 
 
-@pytest.mark.parametrize(("relation", "word"), [("currency", "birch"), ("city", "velvet"), ("cheese", "xyzzy")])
+@pytest.mark.parametrize(
+    ("relation", "word"), [("currency", "birch"), ("city", "velvet"), ("cheese", "xyzzy")]
+)
 def test_advice_comes_from_the_trajectories_shown(relation, word):
     """Also of words and relations that are in no world: change what is shown, and the advice follows."""
     right = Attempt("<think> done </think> <answer> x </answer>", 1.0)
     assert advice(trial(refused_for(relation, word), right)) == [say(relation, word), STEPWISE]
-    assert advice(trial(refused_for(relation, word), principles=(say(relation, "flint"),))) == [say(relation, word)]
+    assert advice(trial(refused_for(relation, word), principles=(say(relation, "flint"),))) == [
+        say(relation, word)
+    ]
 
 
 def test_it_holds_nothing_of_any_world():
@@ -223,7 +263,10 @@ def test_it_holds_nothing_of_any_world():
     imported = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
                 for alias in node.names}  # fmt: skip
     assert not {"WORDS", "GuardedOracle", "World", "load_guarded_world", "draw_rules"} & imported
-    assert not {*WORDS, *map(sought, relations_of(WORLD))} & set(re.findall(r"\w+", source)) - {"code", "letters"}
+    assert not {*WORDS, *map(sought, relations_of(WORLD))} & set(re.findall(r"\w+", source)) - {
+        "code",
+        "letters",
+    }
     held = vars(GuardedReflector()).values()
     assert not any(isinstance(value, (dict, set)) for value in held)
 
@@ -236,7 +279,9 @@ def test_it_mends_bad_principles():
     hasty = Attempt("<think> i know this </think> <answer> y </answer>", -0.4)
     assert advice(trial(hasty, principles=(HASTY,))) == [STEPWISE]
     conflict = (say("currency", "flint"), say("currency", "birch"))
-    assert advice(trial(refused_for("currency", "birch"), principles=conflict)) == [say("currency", "birch")]
+    assert advice(trial(refused_for("currency", "birch"), principles=conflict)) == [
+        say("currency", "birch")
+    ]
 
 
 def test_it_is_wrong_as_often_as_asked_and_by_seed():
@@ -248,7 +293,9 @@ def test_it_is_wrong_as_often_as_asked_and_by_seed():
     good = [{say("currency", a), say("city", b)} for a in WORDS[:12] for b in WORDS[12:]]
     for mistakes, low, high in ((0.0, 0.0, 0.0), (0.3, 0.2, 0.4), (1.0, 0.8, 1.0)):
         got = [set(advice(one, mistakes)) for one in shown]
-        wrong = sum(principles != right for principles, right in zip(got, good, strict=True)) / len(shown)
+        wrong = sum(principles != right for principles, right in zip(got, good, strict=True)) / len(
+            shown
+        )
         assert low <= wrong <= high, mistakes
     assert [advice(one, 0.5, 1) for one in shown] == [advice(one, 0.5, 1) for one in shown]
     assert [advice(one, 0.5, 1) for one in shown] != [advice(one, 0.5, 2) for one in shown]
@@ -258,7 +305,9 @@ def test_it_is_wrong_as_often_as_asked_and_by_seed():
 
 def test_crossover_takes_over_what_won():
     def with_prompt(number, principles, rewards):
-        evidence = tuple(ProblemResult(f"q{i}", "x", (Attempt("", reward),)) for i, reward in enumerate(rewards))
+        evidence = tuple(
+            ProblemResult(f"q{i}", "x", (Attempt("", reward),)) for i, reward in enumerate(rewards)
+        )
         return PromptResult(SystemPrompt(PREAMBLE, principles, id=number), evidence)
 
     trials = [
@@ -266,7 +315,10 @@ def test_crossover_takes_over_what_won():
         with_prompt(1, (say("code", "birch"), say("city", "flint")), (0.0, 0.0, 1.0)),
     ]
     child = asyncio.run(crossover(GuardedReflector(0.0), trials, EVERYTHING)).child
-    assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (0, 1)
+    assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (
+        0,
+        1,
+    )
 
 
 def test_its_replies_are_in_the_real_format():
@@ -281,14 +333,26 @@ def test_its_replies_are_in_the_real_format():
 @pytest.mark.parametrize("mistakes", [0.0, 1.0])
 def test_gepas_request_is_read_too(mistakes):
     """In the words of its package: new instructions by the same advice, harmful where it errs."""
-    proposal = pytest.importorskip("gepa.strategies.instruction_proposal", reason="needs the extra optimizers")
+    proposal = pytest.importorskip(
+        "gepa.strategies.instruction_proposal", reason="needs the extra optimizers"
+    )
     signature = proposal.InstructionProposalSignature
     shown = [
-        {"Inputs": "what is it ?", "Generated Outputs": refused_for("currency", "birch").text, "Feedback": "score 0"},
-        {"Inputs": "and this ?", "Generated Outputs": "<think> i know this </think>", "Feedback": "score 0"},
+        {
+            "Inputs": "what is it ?",
+            "Generated Outputs": refused_for("currency", "birch").text,
+            "Feedback": "score 0",
+        },
+        {
+            "Inputs": "and this ?",
+            "Generated Outputs": "<think> i know this </think>",
+            "Feedback": "score 0",
+        },
     ]
     given = SystemPrompt(PREAMBLE, (say("currency", "flint"),))
-    asked = signature.prompt_renderer({"current_instruction_doc": given.text, "dataset_with_feedback": shown})
+    asked = signature.prompt_renderer(
+        {"current_instruction_doc": given.text, "dataset_with_feedback": shown}
+    )
     reply = complete(GuardedReflector(mistakes), asked).text
     found = SystemPrompt.of(signature.output_extractor(reply)["new_instruction"])
     right = (say("currency", "birch"), STEPWISE)
@@ -304,7 +368,9 @@ class Follows:
         rollouts = []
         for number, row in enumerate(rows):
             principles = SystemPrompt.of(row["prompt"][0]["content"]).principles
-            advice = {text.split()[1]: [text.split()[2]] for text in principles if text.startswith("say ")}
+            advice = {
+                text.split()[1]: [text.split()[2]] for text in principles if text.startswith("say ")
+            }
             episode = _GuardedEpisode(GuardedOracle(RULES, WORLD), advice, random.Random(number))
             splits = MIXES[STEPWISE if STEPWISE in principles else None]["decompose"]
             kind = "decompose" if episode.rng.random() < splits else "pass_on"
@@ -329,7 +395,9 @@ def test_gepa_finds_the_words(capsys):
     gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
     from agentic_prompting.interop.gepa import AgentAdapter
 
-    rows = as_rows([question for question in split_by_country(1)[0] if {*question.chain} & {*RULES}])
+    rows = as_rows(
+        [question for question in split_by_country(1)[0] if {*question.chain} & {*RULES}]
+    )
     found = gepa.optimize(
         {"system_prompt": PREAMBLE},
         trainset=rows[16:],

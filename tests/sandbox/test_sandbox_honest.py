@@ -29,17 +29,26 @@ def refused(relation, word, before=""):
 
 def shown(*problems, principles=()):
     """The results of a prompt: question and attempts of each problem."""
-    cells = [ProblemResult(question, "x", tuple(Attempt(text, 0.0) for text in texts)) for question, *texts in problems]
+    cells = [
+        ProblemResult(question, "x", tuple(Attempt(text, 0.0) for text in texts))
+        for question, *texts in problems
+    ]
     return PromptResult(SystemPrompt(PREAMBLE, principles, id=0), tuple(cells))
 
 
 def advice(way, reflector, result):
     """The principles of the child that a way of reflecting gives."""
     if way == "gepa":
-        proposal = pytest.importorskip("gepa.strategies.instruction_proposal", reason="needs the extra optimizers")
+        proposal = pytest.importorskip(
+            "gepa.strategies.instruction_proposal", reason="needs the extra optimizers"
+        )
         signature = proposal.InstructionProposalSignature
         examples = [
-            {"Inputs": one.question, "Generated Outputs": attempt.text, "Feedback": "score 0; accepted answers: ['x']"}
+            {
+                "Inputs": one.question,
+                "Generated Outputs": attempt.text,
+                "Feedback": "score 0; accepted answers: ['x']",
+            }
             for one in result.problems
             for attempt in one.attempts
         ]
@@ -52,17 +61,30 @@ def advice(way, reflector, result):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_right_advice_comes_from_what_it_reads(way):
-    assert advice(way, HonestReflector(1.0), shown(("q", refused("currency", "birch")))) == (say("currency", "birch"),)
+    assert advice(way, HonestReflector(1.0), shown(("q", refused("currency", "birch")))) == (
+        say("currency", "birch"),
+    )
     known = shown(("q", refused("cheese", "xyzzy")), principles=(say("cheese", "plugh"),))
     assert advice(way, HonestReflector(1.0), known) == (say("cheese", "xyzzy"),)
 
 
 @pytest.mark.parametrize("way", ["one_call", "gepa"])
 def test_it_reads_two_attempts_of_a_request(way):
-    problems = [(f"q{n}", refused(relation, WORDS[n])) for n, relation in enumerate(("city", "code", "symbol"))]
-    assert advice(way, HonestReflector(1.0), shown(*problems)) == (say("city", WORDS[0]), say("code", WORDS[1]))
-    texts = ["q", *(refused(relation, WORDS[n]) for n, relation in enumerate(("city", "code", "symbol")))]
-    assert len(advice("paper", HonestReflector(1.0), shown(texts))) == 2, "a critique has several attempts at a problem"
+    problems = [
+        (f"q{n}", refused(relation, WORDS[n]))
+        for n, relation in enumerate(("city", "code", "symbol"))
+    ]
+    assert advice(way, HonestReflector(1.0), shown(*problems)) == (
+        say("city", WORDS[0]),
+        say("code", WORDS[1]),
+    )
+    texts = [
+        "q",
+        *(refused(relation, WORDS[n]) for n, relation in enumerate(("city", "code", "symbol"))),
+    ]
+    assert len(advice("paper", HonestReflector(1.0), shown(texts))) == 2, (
+        "a critique has several attempts at a problem"
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -77,7 +99,10 @@ def test_of_a_long_attempt_it_does_not_see_the_end(way):
 def test_it_is_right_as_often_as_asked(accuracy):
     reflector = HonestReflector(accuracy, seed=1)
     pairs = [(f"what is {n} ?", word) for n in range(20) for word in WORDS]
-    right = [advice("one_call", reflector, shown((q, refused("city", w)))) == (say("city", w),) for q, w in pairs]
+    right = [
+        advice("one_call", reflector, shown((q, refused("city", w)))) == (say("city", w),)
+        for q, w in pairs
+    ]
     assert sum(right) / len(right) == pytest.approx(accuracy, abs=0.07)
     with pytest.raises(ValueError, match="accuracy"):
         HonestReflector(1.5)
@@ -99,12 +124,21 @@ def test_it_errs_in_the_same_way_whoever_asks():
 
 def test_to_cross_it_errs_too():
     def result(number, principles, rewards):
-        cells = tuple(ProblemResult(f"q{n}", "x", (Attempt("", reward),)) for n, reward in enumerate(rewards))
+        cells = tuple(
+            ProblemResult(f"q{n}", "x", (Attempt("", reward),)) for n, reward in enumerate(rewards)
+        )
         return PromptResult(SystemPrompt(PREAMBLE, principles, id=number), cells)
 
-    batch = [result(0, (say("city", "amber"),), (1.0, 1.0, 0.0)), result(1, (say("code", "birch"),), (0.0, 0.0, 1.0))]
-    children = [asyncio.run(crossover(HonestReflector(0.5, seed), batch, EVERYTHING)).child for seed in range(40)]
+    batch = [
+        result(0, (say("city", "amber"),), (1.0, 1.0, 0.0)),
+        result(1, (say("code", "birch"),), (0.0, 0.0, 1.0)),
+    ]
+    children = [
+        asyncio.run(crossover(HonestReflector(0.5, seed), batch, EVERYTHING)).child
+        for seed in range(40)
+    ]
     right = [
-        child is not None and child.principles == (say("city", "amber"), say("code", "birch")) for child in children
+        child is not None and child.principles == (say("city", "amber"), say("code", "birch"))
+        for child in children
     ]
     assert 10 <= sum(right) <= 30

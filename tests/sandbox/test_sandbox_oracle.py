@@ -47,7 +47,9 @@ def test_guesses_look_like_answers_and_are_of_the_right_kind():
 def test_passing_the_question_on_is_right_by_chance_alone(seed):
     oracle, world = Oracle(seed=seed), load_world()
     right = [value_of(oracle.answer(question.text)) == question.answer for question in MULTI_HOP]
-    chance = [1 / len(world.values[parse_question(question.text).chain[-1]]) for question in MULTI_HOP]
+    chance = [
+        1 / len(world.values[parse_question(question.text).chain[-1]]) for question in MULTI_HOP
+    ]
     assert 0.05 < sum(chance) / len(chance) < 0.065  # what the module's docstring says
     assert sum(right) / len(right) == pytest.approx(sum(chance) / len(chance), abs=0.025)
 
@@ -82,7 +84,9 @@ def test_it_answers_the_last_user_message():
 def test_two_oracles_with_the_same_seed_say_the_same():
     def replies(seed):
         oracle = Oracle(noise=0.3, seed=seed)
-        return [complete(oracle, question.text).text for question in MULTI_HOP[:100] + ONE_HOP[:100]]
+        return [
+            complete(oracle, question.text).text for question in MULTI_HOP[:100] + ONE_HOP[:100]
+        ]
 
     assert replies(1) == replies(1) != replies(2)
 
@@ -97,16 +101,21 @@ def test_the_guess_does_not_depend_on_how_or_when_it_is_asked():
 def test_noise_is_as_frequent_as_it_says(noise):
     oracle, world = Oracle(noise=noise), load_world()
     values = [(question, value_of(complete(oracle, question.text).text)) for question in ONE_HOP]
-    assert all(value in world.values[parse_question(question.text).chain[-1]] for question, value in values)
+    assert all(
+        value in world.values[parse_question(question.text).chain[-1]] for question, value in values
+    )
     wrong = sum(value != question.answer for question, value in values) / len(values)
     assert wrong == pytest.approx(noise, abs=0.04)
 
 
 def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
     oracle, text = Oracle(noise=0.5), "what is the currency of Kenya ?"
-    repeats = Counter(complete(oracle, text, repeat=i).text == "the answer is shilling ." for i in range(200))
+    repeats = Counter(
+        complete(oracle, text, repeat=i).text == "the answer is shilling ." for i in range(200)
+    )
     later = Counter(
-        complete(oracle, [user(f"hello {i}"), user(text)]).text == "the answer is shilling ." for i in range(200)
+        complete(oracle, [user(f"hello {i}"), user(text)]).text == "the answer is shilling ."
+        for i in range(200)
     )
     assert 70 < repeats[True] < 130 and 70 < later[True] < 130
     assert complete(oracle, text).text == complete(oracle, text, repeat=0).text
@@ -115,7 +124,9 @@ def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
 def test_latency_does_not_block():
     question = [user("what is the currency of Kenya ?")]
     waiting = [start(Oracle(latency=3600)(question)) for _ in range(50)]
-    assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
+    assert not any(future.done() for future in waiting) and all(
+        future.cancel() for future in waiting
+    )
     assert start(Oracle(latency=0.1)(question)).result(60).text == "the answer is shilling ."
 
 
@@ -126,12 +137,21 @@ def test_a_cancelled_call_stays_cancelled():
     assert future.cancelled()
 
 
-@pytest.mark.parametrize("bad", [{"noise": 1.5}, {"noise": -0.1}, {"guess_right": 2}, {"latency": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"noise": 1.5}, {"noise": -0.1}, {"guess_right": 2}, {"latency": -1}]
+)
 def test_impossible_arguments_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Oracle(**bad)
 
 
 def test_the_reply_pattern_can_be_copied_word_by_word():
-    assert ANSWER.replace("{value}", "CFA franc").split() == ["the", "answer", "is", "CFA", "franc", "."]
+    assert ANSWER.replace("{value}", "CFA franc").split() == [
+        "the",
+        "answer",
+        "is",
+        "CFA",
+        "franc",
+        ".",
+    ]
     assert value_of("the answer is CFA franc .") == "CFA franc"

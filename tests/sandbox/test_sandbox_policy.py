@@ -21,7 +21,9 @@ print(keeps, resident() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's malloc")
 def test_freed_memory_is_kept_and_used_again():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     keeps, growth = done.stdout.split()
     assert keeps == "True"
     assert 90 < int(growth) < 150  # MB: one block of a hundred, not none, not twenty

@@ -103,7 +103,9 @@ def test_partial_outputs_are_beginnings_of_the_whole(limit):
 
 def share_right(prompt, kind):
     rows, solver = [row for row in ROWS if row["task"] == kind], PuzzleSolver()
-    return sum(score_puzzle(solver.answer(prompt, row["question"]), row["answers"]) for row in rows) / len(rows)
+    return sum(
+        score_puzzle(solver.answer(prompt, row["question"]), row["answers"]) for row in rows
+    ) / len(rows)
 
 
 @pytest.mark.parametrize("kind", [SORTING, COUNTING])
@@ -121,13 +123,24 @@ def test_each_fault_is_seen_in_the_steps_and_turned_into_its_advice(name):
     solver = PuzzleSolver(carelessness=1.0, in_spite=0.0)
     others = "\n".join(other.advice for key, other in FAULTS.items() if key != name)
     output = solver.answer(others, question)
-    feedback = said(PuzzleCritic(misses=0.0, alarms=0.0), FEEDBACK, query=question, output=output, state="The end.")
+    feedback = said(
+        PuzzleCritic(misses=0.0, alarms=0.0),
+        FEEDBACK,
+        query=question,
+        output=output,
+        state="The end.",
+    )
     assert feedback == fault.remark
-    improved = said(PuzzleOptimizer(vague=0.0, untagged=0.0), OPTIMIZER, prompt=others, feedback=feedback)
+    improved = said(
+        PuzzleOptimizer(vague=0.0, untagged=0.0), OPTIMIZER, prompt=others, feedback=feedback
+    )
     assert improved == f"<IMPROVED_PROMPT>{others}\n{fault.advice}</IMPROVED_PROMPT>"
     right = solver.answer(f"{others}\n{fault.advice}", question)
     assert score_puzzle(right, [read_puzzle(question).answer]) == 1.0
-    assert said(PuzzleCritic(misses=0.0, alarms=0.0), FEEDBACK, query=question, output=right, state="") == "CORRECT"
+    assert (
+        said(PuzzleCritic(misses=0.0, alarms=0.0), FEEDBACK, query=question, output=right, state="")
+        == "CORRECT"
+    )
 
 
 @pytest.mark.parametrize("row", ROWS[:30])
@@ -139,7 +152,9 @@ def test_right_work_is_never_blamed_however_short_it_is_cut(row):
     )
     for end in range(1, len(words) + 1):
         output = " ".join(words[:end])
-        assert said(chat, FEEDBACK, query=row["question"], output=output, state="cut off") == "CORRECT", output
+        assert (
+            said(chat, FEEDBACK, query=row["question"], output=output, state="cut off") == "CORRECT"
+        ), output
 
 
 def test_an_answer_without_steps_gets_its_steps_back():
@@ -148,17 +163,27 @@ def test_an_answer_without_steps_gets_its_steps_back():
     assert output.startswith("Answer: ")
     feedback = said(PuzzleCritic(misses=0.0), FEEDBACK, query=SORT, output=output, state="")
     assert feedback == NO_STEPS
-    improved = said(PuzzleOptimizer(vague=0.0), OPTIMIZER, prompt=f"Sort.\n{KEEP_SHORT}", feedback=feedback)
+    improved = said(
+        PuzzleOptimizer(vague=0.0), OPTIMIZER, prompt=f"Sort.\n{KEEP_SHORT}", feedback=feedback
+    )
     assert KEEP_SHORT not in improved and "\n" in PuzzleSolver().answer(improved, SORT)
 
 
 def test_errors_come_at_their_rates():
     right = [(row["question"], f"Answer: {row['answers'][0]}") for row in ROWS]
     verdicts = [read_verdict(said(PuzzleVerifier(), VERIFIER, query=q, output=a)) for q, a in right]
-    assert 0.8 < sum(v is True for v in verdicts) / 200 < 0.97 and 0 < sum(v is None for v in verdicts) < 15
-    alarms = sum(said(PuzzleCritic(), FEEDBACK, query=q, output=a, state="") != "CORRECT" for q, a in right)
+    assert (
+        0.8 < sum(v is True for v in verdicts) / 200 < 0.97
+        and 0 < sum(v is None for v in verdicts) < 15
+    )
+    alarms = sum(
+        said(PuzzleCritic(), FEEDBACK, query=q, output=a, state="") != "CORRECT" for q, a in right
+    )
     assert 0.08 < alarms / 200 < 0.23
-    replies = [said(PuzzleOptimizer(), OPTIMIZER, prompt=q, feedback=FAULTS["ties"].remark) for q, _ in right]
+    replies = [
+        said(PuzzleOptimizer(), OPTIMIZER, prompt=q, feedback=FAULTS["ties"].remark)
+        for q, _ in right
+    ]
     assert 0.04 < sum(BE_CAREFUL in reply for reply in replies) / 200 < 0.18
     assert 0.01 < sum("<IMPROVED_PROMPT>" not in reply for reply in replies) / 200 < 0.1
 
@@ -180,7 +205,9 @@ def test_nobody_is_shown_the_answer():
     rows = [{**row, "answers": ["the secret"]} for row in ROWS[:20]]
     results = ProRefiner(**watched).refine_all("Sort.", rows, progress=False)
     assert len(asked) > 100 and not any("the secret" in text for text in asked)
-    without = ProRefiner(**puzzle_models()).refine_all("Sort.", [row["question"] for row in rows], progress=False)
+    without = ProRefiner(**puzzle_models()).refine_all(
+        "Sort.", [row["question"] for row in rows], progress=False
+    )
     assert [result.answer for result in results] == [result.answer for result in without]
 
 
@@ -188,16 +215,25 @@ def test_refining_helps_and_the_better_verifier_helps_more():
     rows = make_puzzles(400, seed=11)
     models = puzzle_models()
     right = {}
-    for name, verifier in {"verifier": models["verifier"], "optimal": LabelVerifier(score_puzzle)}.items():
+    for name, verifier in {
+        "verifier": models["verifier"],
+        "optimal": LabelVerifier(score_puzzle),
+    }.items():
         refiner = ProRefiner(models["task"], models["feedback"], models["optimizer"], verifier)
         results = refiner.refine_all(START_PROMPTS[SORTING], rows, progress=False)
-        right[name] = sum(score_puzzle(r.answer, row["answers"]) for r, row in zip(results, rows, strict=True))
+        right[name] = sum(
+            score_puzzle(r.answer, row["answers"]) for r, row in zip(results, rows, strict=True)
+        )
         right["none"] = sum(
-            score_puzzle(r.initial_answer, row["answers"]) for r, row in zip(results, rows, strict=True)
+            score_puzzle(r.initial_answer, row["answers"])
+            for r, row in zip(results, rows, strict=True)
         )
     assert right["none"] + 80 < right["verifier"] < right["optimal"] < 400
 
 
 def test_it_needs_no_torch():
     code = "import sys; import agentic_prompting.sandbox.puzzles; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )

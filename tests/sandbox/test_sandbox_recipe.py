@@ -32,7 +32,9 @@ def made(monkeypatch):
 @pytest.mark.parametrize("number", [0, 1], ids=["prompt-r1", "espl"])
 def test_the_package_comes_with_the_policies_of_its_demonstrations(number):
     recipe = setup.demo_recipes()[number]
-    assert recipes.load_shipped(recipe, recipes.SHIPPED[number : number + 1]) is not None, "run: make policies"
+    assert recipes.load_shipped(recipe, recipes.SHIPPED[number : number + 1]) is not None, (
+        "run: make policies"
+    )
 
 
 def test_they_are_small():
@@ -112,7 +114,11 @@ def test_the_one_made_anew_scores_as_the_shipped_one(tmp_path, monkeypatch, seed
     anew = setup.prepare_sandbox(tmp_path / "anew", seed)
     environment = LLMEnvironment(Oracle(seed=seed))
     old, new = (
-        exact_match_of(PromptAgent.from_pretrained(one.model, environment).answer_all(list(one.test), progress=False))
+        exact_match_of(
+            PromptAgent.from_pretrained(one.model, environment).answer_all(
+                list(one.test), progress=False
+            )
+        )
         for one in (shipped, anew)
     )
     assert old.low <= new.mean <= old.high and new.low <= old.mean <= new.high, (old, new)

@@ -46,7 +46,9 @@ def post(server, body, headers=None):
 
 
 def test_a_completion(client):
-    completion = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0.7, max_tokens=50)
+    completion = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0.7, max_tokens=50
+    )
     assert completion.choices[0].message.content == ANSWER
     assert completion.choices[0].finish_reason == "stop"
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 6)
@@ -66,12 +68,21 @@ def test_an_unknown_model_is_a_404(client):
 
 def test_a_wrong_key_is_a_401_that_does_not_repeat_it():
     with OracleServer(api_key="right") as server:
-        with openai.OpenAI(base_url=server.base_url, api_key="wrong-secret", max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=server.base_url, api_key="wrong-secret", max_retries=0
+        ) as client:
             with pytest.raises(openai.AuthenticationError) as caught:
                 client.chat.completions.create(model=MODEL, messages=QUESTION)
-            assert caught.value.code == "invalid_api_key" and "wrong-secret" not in str(caught.value)
+            assert caught.value.code == "invalid_api_key" and "wrong-secret" not in str(
+                caught.value
+            )
         with openai.OpenAI(base_url=server.base_url, api_key="right") as client:
-            assert client.chat.completions.create(model=MODEL, messages=QUESTION).choices[0].message.content == ANSWER
+            assert (
+                client.chat.completions.create(model=MODEL, messages=QUESTION)
+                .choices[0]
+                .message.content
+                == ANSWER
+            )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,12 @@ def test_with_a_key_it_listens_elsewhere():
     with OracleServer(host="0.0.0.0", api_key="k") as server:
         here = server.base_url.replace("0.0.0.0", "127.0.0.1")
         with openai.OpenAI(base_url=here, api_key="k", max_retries=0) as client:
-            assert client.chat.completions.create(model=MODEL, messages=QUESTION).choices[0].message.content == ANSWER
+            assert (
+                client.chat.completions.create(model=MODEL, messages=QUESTION)
+                .choices[0]
+                .message.content
+                == ANSWER
+            )
 
 
 def test_a_body_without_a_length_is_refused(server):
@@ -131,7 +147,11 @@ def test_a_connection_survives_a_refusal(server):
     address = urlsplit(server.base_url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=5)
     statuses = []
-    for path, body in [("/nowhere", b"x" * 100), ("/v1/chat/completions", b"{"), ("/v1/chat/completions", None)]:
+    for path, body in [
+        ("/nowhere", b"x" * 100),
+        ("/v1/chat/completions", b"{"),
+        ("/v1/chat/completions", None),
+    ]:
         body = body or json.dumps({"model": MODEL, "messages": QUESTION}).encode()
         connection.request("POST", path, body)
         if not statuses:
@@ -151,8 +171,14 @@ def test_a_model_that_fails_or_has_a_defect_is_a_500():
             return Reply(error=ServerFailed("no"))
 
     with OracleServer(Broken()) as server:
-        for text, expected in (("fail", "no"), ("raise", "the model Broken raised RuntimeError: defect")):
-            status, answer = post(server, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}))
+        for text, expected in (
+            ("fail", "no"),
+            ("raise", "the model Broken raised RuntimeError: defect"),
+        ):
+            status, answer = post(
+                server,
+                json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}),
+            )
             said = answer["error"]["message"]
             assert status == 500 and said.startswith(expected), "then the place, file and line"
 
@@ -160,7 +186,9 @@ def test_a_model_that_fails_or_has_a_defect_is_a_500():
 def test_two_hundred_requests_at_once():
     async def ask(base_url):
         async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
-            calls = [client.chat.completions.create(model=MODEL, messages=QUESTION) for _ in range(200)]
+            calls = [
+                client.chat.completions.create(model=MODEL, messages=QUESTION) for _ in range(200)
+            ]
             return await asyncio.gather(*calls)
 
     with OracleServer(AllAtOnce(Oracle(), 200)) as server:  # none is answered before all have come
@@ -190,7 +218,15 @@ def test_closing_breaks_off_open_connections():
 
 
 def test_it_runs_as_a_program_and_ends_cleanly():
-    command = [sys.executable, "-m", "agentic_prompting.sandbox.server", "--port", "0", "--latency", "0.01"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentic_prompting.sandbox.server",
+        "--port",
+        "0",
+        "--latency",
+        "0.01",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         command,
@@ -204,7 +240,12 @@ def test_it_runs_as_a_program_and_ends_cleanly():
     try:
         base_url = process.stdout.readline().strip()
         with openai.OpenAI(base_url=base_url, api_key="any") as client:
-            assert client.chat.completions.create(model=MODEL, messages=QUESTION).choices[0].message.content == ANSWER
+            assert (
+                client.chat.completions.create(model=MODEL, messages=QUESTION)
+                .choices[0]
+                .message.content
+                == ANSWER
+            )
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=5)
         assert (process.returncode, errors) == (0, "")

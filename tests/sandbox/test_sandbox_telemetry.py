@@ -28,7 +28,9 @@ def pings(monkeypatch):
     monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
     monkeypatch.setattr(_telemetry, "_start_telemetry_thread", lambda: None)
     monkeypatch.setattr(
-        _telemetry, "_TELEMETRY_QUEUE", type("Queue", (), {"put": lambda self, one: sent.append(one)})()
+        _telemetry,
+        "_TELEMETRY_QUEUE",
+        type("Queue", (), {"put": lambda self, one: sent.append(one)})(),
     )
     return sent
 
@@ -43,19 +45,24 @@ def made(policy, folder, rows):
 def test_a_trainer_pings_unless_the_switch_is_set(tiny_policy, rows, tmp_path, pings, monkeypatch):
     made(tiny_policy, tmp_path, rows)
     (ping,) = pings
-    assert ping["topic"].startswith("trl/") and "agentic" not in str(ping), "TRL's own words, nothing of ours"
+    assert ping["topic"].startswith("trl/") and "agentic" not in str(ping), (
+        "TRL's own words, nothing of ours"
+    )
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)  # as the variable sets it
     made(tiny_policy, tmp_path, rows)
     assert len(pings) == 1
 
 
 @pytest.mark.parametrize(
-    "prepare", [prepare_sandbox, pytest.param(partial(prepare_guarded, copying_steps=1), marks=LONG)]
+    "prepare",
+    [prepare_sandbox, pytest.param(partial(prepare_guarded, copying_steps=1), marks=LONG)],
 )
 def test_the_sandbox_sends_nothing(prepare, tiny_policy, rows, tmp_path, pings):
     prepare(tmp_path, n_test=4, warm_start_steps=1)
     made(tiny_policy, tmp_path / "run", rows)
-    assert not pings and os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1", "neither its warm start nor its trainer"
+    assert not pings and os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1", (
+        "neither its warm start nor its trainer"
+    )
 
 
 def test_the_demo_sends_nothing(tmp_path):
@@ -65,7 +72,9 @@ def test_the_demo_sends_nothing(tmp_path):
         "train.launch = lambda *_: print('TELEMETRY', os.environ.get('HF_HUB_DISABLE_TELEMETRY')) or 1\n"
         f"main(['demo', '--output-dir', {str(tmp_path / 'demo')!r}])"
     )
-    hidden = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    hidden = {
+        name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"
+    }
     done = subprocess.run([sys.executable, "-c", code], env=hidden, capture_output=True, text=True)
     assert "TELEMETRY 1" in done.stdout, done.stderr
 

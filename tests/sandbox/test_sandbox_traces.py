@@ -7,7 +7,14 @@ import pytest
 from agentic_prompting.llm.chats import ScriptedChat
 from agentic_prompting.rollout.grammar import TagGrammar, parse_turn
 from agentic_prompting.sandbox.traces import DEFAULT_MIX, KINDS, make_traces, vocabulary
-from agentic_prompting.sandbox.world import Oracle, World, all_questions, load_world, parse_question, value_of
+from agentic_prompting.sandbox.world import (
+    Oracle,
+    World,
+    all_questions,
+    load_world,
+    parse_question,
+    value_of,
+)
 
 QUESTIONS = all_questions()
 
@@ -52,7 +59,10 @@ def test_decompose_builds_on_the_replies_it_got():
     for trace in traces("decompose", oracle=Oracle(noise=0.5)):
         values = [value_of(reply) for reply in trace["observations"]]
         assert final_answer(trace) == values[-1]
-        assert all(f" {value} ?" in request for value, request in zip(values, requests(trace)[1:], strict=False))
+        assert all(
+            f" {value} ?" in request
+            for value, request in zip(values, requests(trace)[1:], strict=False)
+        )
         wrong += not is_right(trace)
     assert wrong > 100
 
@@ -79,15 +89,23 @@ def test_a_turn_does_what_its_thought_says():
         for trace in traces(kind):
             for turn in map(parse_turn, trace["turns"][:-1]):
                 parsed = parse_question(turn.request)
-                sought = {"capital": "city", "name": "country"}.get(parsed.chain[-1], parsed.chain[-1])
-                assert turn.thought.endswith(sought) if parsed.hops == 1 else turn.thought == "ask the whole question"
+                sought = {"capital": "city", "name": "country"}.get(
+                    parsed.chain[-1], parsed.chain[-1]
+                )
+                assert (
+                    turn.thought.endswith(sought)
+                    if parsed.hops == 1
+                    else turn.thought == "ask the whole question"
+                )
 
 
 def test_multi_word_answers_are_there():
     several = [question for question in QUESTIONS if " " in question.answer]
     for trace in make_traces(several, 200, {"decompose": 1.0}, Oracle(), random.Random(0)):
         assert is_right(trace) and " " in final_answer(trace)
-    assert {"CFA franc", "North America", "Dominican Republic"} <= {question.answer for question in several}
+    assert {"CFA franc", "North America", "Dominican Republic"} <= {
+        question.answer for question in several
+    }
 
 
 def test_the_default_mix_scores_between_a_quarter_and_two_fifths():
@@ -114,7 +132,9 @@ def test_what_cannot_be_written_is_an_error():
 def test_another_grammar_and_any_chat_model():
     grammar = TagGrammar(act="ask", observation="reply")
     parrot = ScriptedChat(lambda messages: "no idea")
-    (trace,) = make_traces(QUESTIONS, 1, {"pass_on": 1.0}, parrot, random.Random(0), grammar=grammar)
+    (trace,) = make_traces(
+        QUESTIONS, 1, {"pass_on": 1.0}, parrot, random.Random(0), grammar=grammar
+    )
     assert parse_turn(trace["turns"][0], grammar).request == trace["question"]
     assert final_answer(trace) == "no idea"
 
@@ -122,9 +142,15 @@ def test_another_grammar_and_any_chat_model():
 def test_the_vocabulary_is_exactly_the_words_that_occur():
     world = World(load_world().countries[:4])
     questions, oracle = all_questions((1, 2, 3), world), Oracle(world=world)
-    mixed = make_traces(all_questions((2, 3), world), 2000, DEFAULT_MIX, oracle, random.Random(0), world=world)
+    mixed = make_traces(
+        all_questions((2, 3), world), 2000, DEFAULT_MIX, oracle, random.Random(0), world=world
+    )
     texts = [question.text for question in questions] + [oracle.answer("hello")]
-    texts += [text for trace in mixed for text in [*trace["turns"], *trace["observations"], *trace["answers"]]]
+    texts += [
+        text
+        for trace in mixed
+        for text in [*trace["turns"], *trace["observations"], *trace["answers"]]
+    ]
     texts += ["<interaction_response> </interaction_response>"]
     texts += [value for values in world.values.values() for value in values]
     words = vocabulary(world)
@@ -134,4 +160,13 @@ def test_the_vocabulary_is_exactly_the_words_that_occur():
 def test_the_whole_vocabulary_is_small():
     words = vocabulary()
     assert 600 < len(words) < 800
-    assert {"Nairobi", "NBO", "CFA", "franc", "?", ".", "<answer>", "</interaction_response>"} <= set(words)
+    assert {
+        "Nairobi",
+        "NBO",
+        "CFA",
+        "franc",
+        "?",
+        ".",
+        "<answer>",
+        "</interaction_response>",
+    } <= set(words)

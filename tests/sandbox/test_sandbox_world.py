@@ -40,7 +40,13 @@ def test_no_name_is_of_two_kinds():
 
 def test_facts_are_plain_words():
     for country in WORLD.countries:
-        for value in (country.name, country.capital, country.currency, country.continent, country.language):
+        for value in (
+            country.name,
+            country.capital,
+            country.currency,
+            country.continent,
+            country.language,
+        ):
             assert re.fullmatch(r"[A-Za-z]+(-[A-Za-z]+)*( [A-Za-z]+(-[A-Za-z]+)*)*", value), value
         assert re.fullmatch(r"([A-Z]{3})?", country.airport)
         assert country.continent in CONTINENTS
@@ -65,7 +71,10 @@ def test_every_kind_of_question_reads_as_it_should():
         ("Nairobi", ("name",)): "which country has the capital Nairobi ?",
         ("Kenya", ("currency",)): "what is the currency of Kenya ?",
         ("NBO", ("capital", "name")): "which country has the capital served by airport NBO ?",
-        ("Nairobi", ("name", "currency")): "what is the currency of the country whose capital is Nairobi ?",
+        (
+            "Nairobi",
+            ("name", "currency"),
+        ): "what is the currency of the country whose capital is Nairobi ?",
         ("NBO", ("capital", "name", "currency")): (
             "what is the currency of the country whose capital is served by airport NBO ?"
         ),
@@ -144,7 +153,11 @@ def test_a_split_is_disjoint_and_seeded(by):
     assert len(test) == 100 and not texts[0] & texts[1]
     left_out = {question.text for question in all_questions()} - texts[0] - texts[1]
     assert len(left_out) < 8 * (by == "country") + 1, "the last country's"
-    assert make_split(seed=3, n_test=100, by=by) == (train, test) != make_split(seed=4, n_test=100, by=by)
+    assert (
+        make_split(seed=3, n_test=100, by=by)
+        == (train, test)
+        != make_split(seed=4, n_test=100, by=by)
+    )
     shared = {question.country for question in train} & {question.country for question in test}
     assert bool(shared) == (by == "question")
     with pytest.raises(ValueError, match="n_test=100000"):
@@ -166,5 +179,8 @@ def test_rows_have_the_shape_of_every_data_set():
 
 def test_a_slice_of_the_world_is_a_world():
     small = World(WORLD.countries[:10])
-    assert all(question.text and parse_question(question.text, small) for question in all_questions((2, 3), small))
+    assert all(
+        question.text and parse_question(question.text, small)
+        for question in all_questions((2, 3), small)
+    )
     assert parse_question("what is the currency of Peru ?", small) is None

@@ -35,7 +35,15 @@ from agentic_prompting.llm import (
 from agentic_prompting.llm.loop import run, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
-from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
+from agentic_prompting.serve import (
+    AgentAnswers,
+    ChatAnswers,
+    ServeConfig,
+    Service,
+    app,
+    make_app,
+    run_service,
+)
 from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.app import server_of
 from agentic_prompting.serve.protocol import ChatRequest, MessageBody
@@ -89,7 +97,10 @@ def test_an_answer(serve):
         assert [model.id for model in asking.models.list()] == ["agent"]
     said = ask(address)
     assert said.choices[0].message.content == "Nairobi" and said.choices[0].finish_reason == "stop"
-    assert said.model == "agent" and said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
+    assert (
+        said.model == "agent"
+        and said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
+    )
     assert not hasattr(said, "trajectory"), "only on request"
 
 
@@ -106,7 +117,11 @@ def test_an_environment_begins_each_episode(tiny_policy):
     class Game:
         async def reset(self, row):
             (message,) = row["prompt"]
-            return {**row, "prompt": [{**message, "content": "the game begins ."}], "capital": "Lima"}
+            return {
+                **row,
+                "prompt": [{**message, "content": "the game begins ."}],
+                "capital": "Lima",
+            }
 
         def step(self, rollout):
             return f"the answer is {rollout.row['capital']} ."
@@ -118,16 +133,27 @@ def test_an_environment_begins_each_episode(tiny_policy):
 
 
 def test_streaming(serve):
-    chunks = ask(serve(), stream=True, stream_options={"include_usage": True}, extra_body={"trajectory": True})
+    chunks = ask(
+        serve(),
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"trajectory": True},
+    )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "Nairobi" and chunks[-1].usage.completion_tokens > 0
-    assert chunks[-2].choices[0].finish_reason == "stop" and chunks[-2].trajectory["status"] == "answered"
+    assert (
+        chunks[-2].choices[0].finish_reason == "stop"
+        and chunks[-2].trajectory["status"] == "answered"
+    )
 
 
 def test_the_same_seed_is_the_same_episode(serve):
     chat = ScriptedChat([reply()])
     address = serve(chat)
-    seeds = [ask(address, seed=seed, extra_body={"trajectory": True}).trajectory["seed"] for seed in (5, 5)]
+    seeds = [
+        ask(address, seed=seed, extra_body={"trajectory": True}).trajectory["seed"]
+        for seed in (5, 5)
+    ]
     others = [ask(address, extra_body={"trajectory": True}).trajectory["seed"] for _ in range(2)]
     assert seeds == [5, 5] and others[0] != others[1]
 
@@ -148,7 +174,11 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
     with client(address) as asking:
         said = asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
         history = [*QUESTION, said.model_dump(), *QUESTION]
-        assert asking.chat.completions.create(model="agent", messages=history).choices[0].message.refusal
+        assert (
+            asking.chat.completions.create(model="agent", messages=history)
+            .choices[0]
+            .message.refusal
+        )
     refused = MessageBody(**said.model_dump()).as_message()
     assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
 
@@ -187,20 +217,30 @@ def test_an_evolved_prompt_is_said_once_above_the_clients(spec):
     sent = {"role": "system", "content": "Evolved.\n\nMore.\n"}
     assert conversation(spec, [sent, *asked]) == shown
     assert conversation(spec, shown[:-1] + asked[1:]) == shown or spec.system_prompt
-    assert conversation(spec, [asked[0], {"role": "user", "content": shown[-1]["content"]}]) == shown
+    assert (
+        conversation(spec, [asked[0], {"role": "user", "content": shown[-1]["content"]}]) == shown
+    )
     words = "\n\n".join(message["content"] for message in shown)
     assert words.count("Evolved.") == 1 and words.count("Be kind.") == 1
     almost = {"role": "system", "content": "Evolved"}
-    assert "Evolved\n\nBe kind." in conversation(spec, [almost, *asked])[0]["content"], "another text is the client's"
+    assert "Evolved\n\nBe kind." in conversation(spec, [almost, *asked])[0]["content"], (
+        "another text is the client's"
+    )
 
 
 def test_temperature_zero_is_greedy(tiny_policy):
     """Whatever the seed; and `--greedy` is it for all."""
-    for limits, asked in (({}, {"temperature": 0}), ({"greedy": True}, {}), ({"greedy": True}, {"temperature": 0.7})):
+    for limits, asked in (
+        ({}, {"temperature": 0}),
+        ({"greedy": True}, {}),
+        ({"greedy": True}, {"temperature": 0.7}),
+    ):
         service = service_of(PromptAgent.from_pretrained(tiny_policy), **limits)
         with running(service) as address:
             said = [
-                ask(address, seed=seed, max_tokens=12, extra_body={"trajectory": True}, **asked).trajectory["turns"]
+                ask(
+                    address, seed=seed, max_tokens=12, extra_body={"trajectory": True}, **asked
+                ).trajectory["turns"]
                 for seed in range(4)
             ]
         assert all(turns == said[0] for turns in said)
@@ -223,7 +263,10 @@ def test_what_is_ignored_is_named(serve):
 
 def test_any_chat_model_can_be_served():
     """ProRefine's `RefinedChat` is one."""
-    service = Service({"prorefine": ChatAnswers(ScriptedChat([Reply("fine"), RateLimited("slow")]))}, ServeConfig())
+    service = Service(
+        {"prorefine": ChatAnswers(ScriptedChat([Reply("fine"), RateLimited("slow")]))},
+        ServeConfig(),
+    )
     with running(service) as address, client(address) as asking:
         said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
         assert said.choices[0].message.content == "fine"
@@ -251,7 +294,9 @@ def test_an_outage_is_an_error_and_no_answer(serve, error, status):
         with pytest.raises(openai.APIStatusError) as caught:
             ask(address, stream=stream)
         assert caught.value.status_code == status and caught.value.body["code"] == error.kind
-        assert "secret-host" not in str(caught.value.body), "where the large LLM is, is nobody's business"
+        assert "secret-host" not in str(caught.value.body), (
+            "where the large LLM is, is nobody's business"
+        )
     assert metric(serve.service, "environment_errors_total", model="agent", kind=error.kind) == 2
 
 
@@ -276,7 +321,11 @@ def test_an_outage_does_not_say_where_the_large_llm_is(tiny_policy, endpoint, mo
         agent = AgentAnswers(scripted_agent(tiny_policy, chat))
         refined = ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)))
         service = Service({"agent": agent, "prorefine": refined}, ServeConfig())
-        with running(service) as address, client(address) as asking, pytest.raises(openai.APIStatusError) as caught:
+        with (
+            running(service) as address,
+            client(address) as asking,
+            pytest.raises(openai.APIStatusError) as caught,
+        ):
             asking.chat.completions.create(model=model, messages=QUESTION)
     said = str(caught.value.body)
     assert caught.value.status_code == (503 if endpoint == "down" else 502)
@@ -329,14 +378,26 @@ async def stops_its_loop():
         ({"model": "agent", "messages": QUESTION, "tools": [{"type": "function"}]}, 400, "tools"),
         ({"model": "agent", "messages": QUESTION, "functions": [{"name": "f"}]}, 400, "functions"),
         ({"model": "agent", "messages": QUESTION, "logprobs": True}, 400, "logprobs"),
-        ({"model": "agent", "messages": QUESTION, "response_format": {"type": "json_object"}}, 400, "response_format"),
-        ({"model": "agent", "messages": [{"role": "user", "content": "half \ud800 ?"}]}, 400, "messages"),
+        (
+            {"model": "agent", "messages": QUESTION, "response_format": {"type": "json_object"}},
+            400,
+            "response_format",
+        ),
+        (
+            {"model": "agent", "messages": [{"role": "user", "content": "half \ud800 ?"}]},
+            400,
+            "messages",
+        ),
         ({"model": "agent\udfff", "messages": QUESTION}, 404, "model"),
     ],
 )
 def test_bad_requests_are_told_in_openais_form(serve, body, status, param):
     got, said = post(serve(), body)
-    assert got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error"
+    assert (
+        got == status
+        and said["error"]["param"] == param
+        and said["error"]["type"] == "invalid_request_error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,7 +414,12 @@ def test_bad_requests_are_told_in_openais_form(serve, body, status, param):
             "max_tokens": None,
         },
         {"stream_options": {"include_usage": None}},
-        {"response_format": {"type": "text"}, "logprobs": None, "functions": None, "temperature": None},
+        {
+            "response_format": {"type": "text"},
+            "logprobs": None,
+            "functions": None,
+            "temperature": None,
+        },
     ],
 )
 def test_a_field_that_is_null_is_not_given(serve, more):
@@ -380,7 +446,11 @@ def test_a_field_that_is_null_is_not_given(serve, more):
 )
 def test_a_request_of_too_many_parts_is_refused(serve, body):
     status, said = post(serve(), body)
-    assert status == 400 and said["error"]["type"] == "invalid_request_error" and len(said["error"]["message"]) < 500
+    assert (
+        status == 400
+        and said["error"]["type"] == "invalid_request_error"
+        and len(said["error"]["message"]) < 500
+    )
     assert said["error"]["code"] != "context_length_exceeded", "before it is rendered"
 
 
@@ -389,7 +459,9 @@ def test_long_requests_are_read_beside_the_loop(serve, monkeypatch):
     threads = []
     validate = ChatRequest.model_validate
     monkeypatch.setattr(
-        ChatRequest, "model_validate", lambda body: threads.append(threading.current_thread().name) or validate(body)
+        ChatRequest,
+        "model_validate",
+        lambda body: threads.append(threading.current_thread().name) or validate(body),
     )
     address = serve()
     for length in (10, 200_000):
@@ -427,7 +499,9 @@ def post(address, body, headers=()):
 
 def test_half_a_surrogate_pair_in_a_part_is_the_clients_mistake(serve, caplog):
     part = {"type": "text", "text": "half \ud800 ?"}
-    status, said = post(serve(), {"model": "agent", "messages": [{"role": "user", "content": [part]}]})
+    status, said = post(
+        serve(), {"model": "agent", "messages": [{"role": "user", "content": [part]}]}
+    )
     assert status == 400 and "surrogate" in said["error"]["message"] and not caplog.records
 
 
@@ -436,7 +510,11 @@ def test_a_prompt_that_does_not_fit_is_refused_at_once(serve):
     agent = serve.service.models["agent"].agent
     long = [{"role": "user", "content": "Kenya " * 3000}]
     status, said = post(address, {"model": "agent", "messages": long})
-    assert status == 400 and said["error"]["code"] == "context_length_exceeded" and said["error"]["param"] == "messages"
+    assert (
+        status == 400
+        and said["error"]["code"] == "context_length_exceeded"
+        and said["error"]["param"] == "messages"
+    )
     assert "1024" in said["error"]["message"] and "3" in said["error"]["message"]
     assert agent.policy.sampler.batches == [], "nothing was read"
     assert ask(address).choices[0].message.content == "Nairobi"
@@ -448,7 +526,9 @@ def test_an_agent_reads_as_far_as_its_model(tiny_policy):
     assert agent.limits.max_context == 1024 and agent.spec.limits.max_context is None
     rollout, fits = agent.answer_all(["Kenya " * 3000, "Kenya ?"], progress=False)
     assert rollout.status == "truncated" and not rollout.ids and fits.answer == "Nairobi"
-    narrow = PromptAgent.from_pretrained(tiny_policy, spec=AgentSpec(limits=Limits(max_context=100)))
+    narrow = PromptAgent.from_pretrained(
+        tiny_policy, spec=AgentSpec(limits=Limits(max_context=100))
+    )
     assert narrow.limits.max_context == 100
 
 
@@ -463,7 +543,12 @@ def test_a_key_is_needed_where_one_is_set(serve, monkeypatch, caplog):
             asking.chat.completions.create(model="agent", messages=QUESTION)
         assert caught.value.body["code"] == "invalid_api_key"
     with client(address, "correct-horse") as asking:
-        assert asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message.content == "Nairobi"
+        assert (
+            asking.chat.completions.create(model="agent", messages=QUESTION)
+            .choices[0]
+            .message.content
+            == "Nairobi"
+        )
     with urllib.request.urlopen(f"{address}/health") as response:
         assert response.status == 200
     with pytest.raises(urllib.error.HTTPError):
@@ -504,14 +589,19 @@ def test_the_command_wants_a_key_before_it_loads_anything(monkeypatch, capsys):
     ],
     ids=str,
 )
-def test_no_web_page_spends_the_money_of_a_service_without_a_key(serve, monkeypatch, headers, status):
+def test_no_web_page_spends_the_money_of_a_service_without_a_key(
+    serve, monkeypatch, headers, status
+):
     """Its name may lead to this machine, but it is its name."""
     address = serve(ScriptedChat([reply()]))
     got, said = post(address, {"model": "agent", "messages": QUESTION}, headers.items())
     assert got == status and (status == 200 or said["error"]["code"] == "host_not_allowed")
     monkeypatch.setenv("AGENTIC_PROMPTING_API_KEY", "k")
     key = {"Authorization": "Bearer k"}
-    assert post(serve(), {"model": "agent", "messages": QUESTION}, {**key, **headers}.items())[0] == 200
+    assert (
+        post(serve(), {"model": "agent", "messages": QUESTION}, {**key, **headers}.items())[0]
+        == 200
+    )
 
 
 def test_a_body_that_does_not_come(serve):
@@ -520,11 +610,15 @@ def test_a_body_that_does_not_come(serve):
     with connection_to(address) as raw:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        said = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end: the connection is closed, too
+        said = b"".join(
+            iter(lambda: raw.recv(4096), b"")
+        )  # to the end: the connection is closed, too
     assert said.startswith(b"HTTP/1.1 408") and b'"invalid_request_error"' in said
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
+)
 def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
     monkeypatch.setattr("agentic_prompting.serve.protocol._HEAD_SECONDS", 0.3)
     with connection_to(serve()) as raw:
@@ -572,7 +666,10 @@ def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch
     chat = ScriptedChat([reply()], latency=60)
     address = serve(chat)
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(post, address, {"model": "agent", "messages": QUESTION, "stream": s}) for s in (0, 1)]
+        asked = [
+            threads.submit(post, address, {"model": "agent", "messages": QUESTION, "stream": s})
+            for s in (0, 1)
+        ]
         deadline = time.monotonic() + 10
         while len(chat.calls) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -600,7 +697,10 @@ def test_a_body_too_large(serve):
 
 
 def test_a_taken_port_is_found_before_the_model_is_loaded(tiny_policy, monkeypatch, capsys):
-    monkeypatch.setattr("agentic_prompting.PromptAgent.from_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(
+        "agentic_prompting.PromptAgent.from_pretrained",
+        lambda *_, **__: pytest.fail("it was loaded"),
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
         port = str(taken.getsockname()[1])
         main(["serve", str(tiny_policy), "--sandbox", "--port", port])
@@ -612,13 +712,20 @@ def test_a_taken_port_is_found_before_the_model_is_loaded(tiny_policy, monkeypat
 def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
     """It was printed before: also where the port was taken, and port 0 as 0."""
     servers = []
-    monkeypatch.setattr(app, "server_of", lambda *given: servers.append(server_of(*given)) or servers[-1])
-    monkeypatch.setattr("agentic_prompting.serve.app.requests_log.handlers", [logging.NullHandler()])
+    monkeypatch.setattr(
+        app, "server_of", lambda *given: servers.append(server_of(*given)) or servers[-1]
+    )
+    monkeypatch.setattr(
+        "agentic_prompting.serve.app.requests_log.handlers", [logging.NullHandler()]
+    )
     answers = {"one": ChatAnswers(ScriptedChat(["yes"]))}
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
         run_service(Service(answers, ServeConfig(port=taken.getsockname()[1])))
     assert capsys.readouterr().out == ""
-    served, out = threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))]), ""
+    served, out = (
+        threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))]),
+        "",
+    )
     served.start()
     try:
         deadline = time.monotonic() + 30
@@ -651,31 +758,49 @@ def test_a_refinement_that_costs_too_much():
     """Its calls are counted together, and no further one is made."""
     said = f"Wrong. {NEW_PROMPT}"
     chat = ScriptedChat([Reply(said, finish_reason="length", usage=Usage(1, 1, 0.4))])
-    service = Service({"prorefine": ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 1.0)}, ServeConfig())
+    service = Service(
+        {"prorefine": ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 1.0)}, ServeConfig()
+    )
     with running(service) as address, client(address) as asking:
         with pytest.raises(openai.APIStatusError) as caught:
             asking.chat.completions.create(model="prorefine", messages=QUESTION)
-        assert caught.value.status_code == 402 and len(chat.calls) == 3, "0.4, 0.8, 1.2: then no more"
+        assert caught.value.status_code == 402 and len(chat.calls) == 3, (
+            "0.4, 0.8, 1.2: then no more"
+        )
         chat.script = ["Correct."]
         said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
-        assert said.choices[0].message.content == "Correct.", "the next request has a limit of its own"
+        assert said.choices[0].message.content == "Correct.", (
+            "the next request has a limit of its own"
+        )
 
 
 def test_an_answer_that_exists_when_the_money_is_spent_is_returned():
     """As the page on serving says; it was paid for, and the client got a 402."""
-    chat = ScriptedChat([Reply("Correct.", usage=Usage(1, 1, 0.4)), Reply(NEW_PROMPT, usage=Usage(1, 1, 0.4))])
+    chat = ScriptedChat(
+        [Reply("Correct.", usage=Usage(1, 1, 0.4)), Reply(NEW_PROMPT, usage=Usage(1, 1, 0.4))]
+    )
     answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 0.5)(QUESTION, 0, None))
-    assert (answer.text, answer.error, len(chat.calls)) == ("Correct.", None, 2), "the optimizer is not asked any more"
+    assert (answer.text, answer.error, len(chat.calls)) == ("Correct.", None, 2), (
+        "the optimizer is not asked any more"
+    )
 
 
 @pytest.mark.parametrize("judge", [None, lambda query, answer: answer == "Correct."])
 def test_a_refiner_is_served_as_it_is_without_a_model_as_verifier(judge):
     """Each request paid for a first answer that nothing judged, and a verifier that is a function was never asked."""
     chat = ScriptedChat(["Correct."])
-    answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat, judge)), 1.0)(QUESTION, 0, None))
+    answer = run(
+        ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat, judge)), 1.0)(QUESTION, 0, None)
+    )
     served = len(chat.calls)
-    assert answer.text == "Correct." == run(RefinedChat(ProRefiner(chat, chat, chat, judge))(QUESTION)).text
-    assert served == len(chat.calls) - served == (1 if judge else 3), "a first answer; or task, critic, optimizer"
+    assert (
+        answer.text
+        == "Correct."
+        == run(RefinedChat(ProRefiner(chat, chat, chat, judge))(QUESTION)).text
+    )
+    assert served == len(chat.calls) - served == (1 if judge else 3), (
+        "a first answer; or task, critic, optimizer"
+    )
 
 
 NEW_PROMPT = "<IMPROVED_PROMPT>Think.</IMPROVED_PROMPT>"
@@ -698,9 +823,13 @@ def test_every_role_is_charged(tiny_policy, monkeypatch):
     with LoopbackServer(lambda request, number: f"Wrong {number}. {NEW_PROMPT}") as server:
         url = ["--environment-model", "gpt-4o-mini", "--environment-base-url", server.base_url]
         with pytest.raises(SystemExit) as ended:
-            main(["serve", str(tiny_policy), *url, "--refine", "--budget-usd", f"{6.5 * price:.8f}"])
+            main(
+                ["serve", str(tiny_policy), *url, "--refine", "--budget-usd", f"{6.5 * price:.8f}"]
+            )
     assert ended.value.code == 0
-    assert errors[0] is None and isinstance(errors[1], BudgetExceeded), "nothing is left for the agent"
+    assert errors[0] is None and isinstance(errors[1], BudgetExceeded), (
+        "nothing is left for the agent"
+    )
     assert all(spent.values()) and sum(spent.values()) == pytest.approx(7 * price), spent
 
 
@@ -727,8 +856,12 @@ def test_200_at_once_share_batches(serve):
     address = serve(ScriptedChat([reply()], latency=0.05), seconds=0.02)
 
     async def ask_all():
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60) as asking:
-            asked = [asking.chat.completions.create(model="agent", messages=QUESTION) for _ in range(200)]
+        async with openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60
+        ) as asking:
+            asked = [
+                asking.chat.completions.create(model="agent", messages=QUESTION) for _ in range(200)
+            ]
             return await asyncio.gather(*asked)
 
     answers = asyncio.run(ask_all())
@@ -759,14 +892,18 @@ def test_a_client_that_hangs_up_stops_its_episode(serve):
     while metric(serve.service, "requests_in_flight") and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.6)  # the reply would be there by now
-    assert serve.service.models["agent"].agent.policy.sampler.batches == [1], "the second turn was never sampled"
+    assert serve.service.models["agent"].agent.policy.sampler.batches == [1], (
+        "the second turn was never sampled"
+    )
     assert metric(serve.service, "requests_total", model="agent", outcome="499") == 1
     assert ask(address).choices[0].message.content == "Nairobi"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
-    service = Service({"agent": ChatAnswers(ScriptedChat(["yes " * 50_000] * 100, latency=0.1))}, ServeConfig())
+    service = Service(
+        {"agent": ChatAnswers(ScriptedChat(["yes " * 50_000] * 100, latency=0.1))}, ServeConfig()
+    )
     body = json.dumps({"model": "agent", "messages": QUESTION, "stream": stream}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     requests = [
@@ -783,14 +920,20 @@ def test_clients_that_hang_up_leave_no_traceback(stream, caplog):
                         connection.sendall(request)
                         time.sleep(seconds)
                         if reset:
-                            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                            connection.setsockopt(
+                                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                            )
         time.sleep(0.3)
-    assert [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR] == []
+    assert [
+        record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR
+    ] == []
 
 
 def test_a_cancelled_request_leaves_the_engine(tiny_policy):
     """Nothing more is sampled of a turn that nobody waits for: the next request has the model to itself."""
-    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(chat := ScriptedChat([reply()])))
+    agent = PromptAgent.from_pretrained(
+        tiny_policy, LLMEnvironment(chat := ScriptedChat([reply()]))
+    )
     agent.policy.end.end_ids = (10**9,)  # a turn that would go on to its limit
     agent.limits = replace(agent.limits, max_turn_tokens=900)
     step, rows, started = agent.policy.step, [], threading.Event()
@@ -813,11 +956,15 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
 @pytest.mark.timeout(1800)
 def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy, requests):
     """Nothing is kept of a conversation that has ended: the service's memory is flat, whatever the bound."""
-    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(ScriptedChat([reply()] * (8 * requests))))
+    agent = PromptAgent.from_pretrained(
+        tiny_policy, LLMEnvironment(ScriptedChat([reply()] * (8 * requests)))
+    )
     answers, kept, resident_mb = AgentAnswers(agent), [], []
 
     async def some(first):
-        await asyncio.gather(*(answers(QUESTION, seed=first + i, max_tokens=None) for i in range(20)))
+        await asyncio.gather(
+            *(answers(QUESTION, seed=first + i, max_tokens=None) for i in range(20))
+        )
 
     for first in range(0, requests, 20):
         start(some(first)).result(60)
@@ -859,9 +1006,15 @@ def test_each_request_is_a_line_in_the_log(serve, caplog):
         asking.chat.completions.create(model="nobody", messages=QUESTION)
     with urllib.request.urlopen(f"{address}/health"):
         pass
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("agentic_prompting.serve")]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("agentic_prompting.serve")
+    ]
     assert len(lines) == 3, lines  # health checks are none
-    assert re.fullmatch(r"POST /v1/chat/completions 200 \d+\.\d\d s, agent answered, 2 turns, \$0\.2500", lines[0])
+    assert re.fullmatch(
+        r"POST /v1/chat/completions 200 \d+\.\d\d s, agent answered, 2 turns, \$0\.2500", lines[0]
+    )
     assert lines[1].endswith(", agent answered, 2 turns, $0.2500")
     assert re.fullmatch(r"POST /v1/chat/completions 404 \d+\.\d\d s", lines[2])
     assert not any("Kenya" in line for line in lines)

@@ -27,7 +27,9 @@ def test_answers_are_as_described(description, mode):
     statuses = set()
     for operation in (result.ok() for result in description.get_all_operations()):
         assert operation.path in PATHS
-        if mode.is_positive or len(operation.body):  # a request without anything in it cannot be wrong
+        if mode.is_positive or len(
+            operation.body
+        ):  # a request without anything in it cannot be wrong
             statuses |= statuses_of(operation, mode)
     assert (200 if mode.is_positive else 400) in statuses
 

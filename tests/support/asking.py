@@ -20,7 +20,11 @@ class Asks:
     def sample(self, request):
         chat_format = self.trainer.chat_format
         asked = "<interaction_response>" in chat_format.tokenizer.decode(request.context)
-        act = "<answer> yen </answer>" if asked else "<interaction_prompt> which country ? </interaction_prompt>"
+        act = (
+            "<answer> yen </answer>"
+            if asked
+            else "<interaction_prompt> which country ? </interaction_prompt>"
+        )
         ids = chat_format.turn_ids(f"<think> {'yen ' * (1 + request.seed % 2)}</think> {act}")
         return Sample(ids, [-0.5] * len(ids))
 
@@ -44,4 +48,6 @@ class Counts:
 
     async def step(self, rollout):
         self.paid[rollout.seed, len(rollout.turns)] += 1
-        return Observation("Nairobi", replies=(Reply("Nairobi", usage=Usage(3, 1, 0.5)),), seconds=0.25)
+        return Observation(
+            "Nairobi", replies=(Reply("Nairobi", usage=Usage(3, 1, 0.5)),), seconds=0.25
+        )

@@ -96,7 +96,9 @@ def judge(function: Callable[..., Any]) -> str:
     from agentic_prompting.refine.loop import refine
 
     script = ScriptedChat(["an answer"])
-    result = run(refine("q", "prompt", task=script, feedback=script, optimizer=script, verifier=function))
+    result = run(
+        refine("q", "prompt", task=script, feedback=script, optimizer=script, verifier=function)
+    )
     return str(result.failures[0])
 
 
@@ -124,18 +126,29 @@ def play_all(kinds: list[str]) -> dict[str, str | None]:
     import agentic_prompting.interop.tools
     import agentic_prompting.refine.loop  # noqa: F401  # slow on a busy machine, and no part of a case
 
-    cases = [(door, kind, is_async) for kind in kinds for door in DOORS for is_async in (False, True)]
-    return {f"{'async' if case[2] else 'plain'} {case[0]} {case[1]}": played(*case) for case in cases}
+    cases = [
+        (door, kind, is_async) for kind in kinds for door in DOORS for is_async in (False, True)
+    ]
+    return {
+        f"{'async' if case[2] else 'plain'} {case[0]} {case[1]}": played(*case) for case in cases
+    }
 
 
 def in_own_process(*kinds: str) -> dict[str, str | None]:
     """All cases of some kinds (by default of all), by name; `None` for those that hung."""
     kinds = kinds or tuple(KINDS)
-    path = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     limit = 120 + LIMIT * len(kinds) * len(DOORS) * 2
     command = [sys.executable, __file__, *kinds]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limit, env={**os.environ, "PYTHONPATH": path}, check=True
+        command,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 

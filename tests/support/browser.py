@@ -12,10 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 # No sandbox, because tests run as root in containers. The other flags keep it off the network.
 FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *(
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
     *("--disable-component-update", "--disable-sync"),
 ]
 
@@ -79,10 +87,17 @@ def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> 
     """A rollout's record as training writes it, with `words` words in each turn."""
 
     def text() -> str:
-        return " ".join(rng.choice(("Kenya", "capital", "which", "language", "because")) for _ in range(words))
+        return " ".join(
+            rng.choice(("Kenya", "capital", "which", "language", "because")) for _ in range(words)
+        )
 
-    status = rng.choice(("answered", "answered", "answered", "out_of_turns", "malformed", "truncated"))
-    act = {"text": f"<think> {text()} </think> <interaction_prompt> {text()} </interaction_prompt>", "kind": "act"}
+    status = rng.choice(
+        ("answered", "answered", "answered", "out_of_turns", "malformed", "truncated")
+    )
+    act = {
+        "text": f"<think> {text()} </think> <interaction_prompt> {text()} </interaction_prompt>",
+        "kind": "act",
+    }
     end = {"text": f"<think> {text()} </think> <answer> Nairobi </answer>", "kind": "answer"}
     return {
         "run": 1,
@@ -115,7 +130,12 @@ def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06)
     questions, _ = make_split(0)
     for step in range(steps):
         good = min(0.95, 0.15 + rising * step)
-        mix = {"decompose": good, "pass_on": 0.8 - 0.8 * good, "bare": 0.15 - 0.15 * good, "impatient": 0.05}
+        mix = {
+            "decompose": good,
+            "pass_on": 0.8 - 0.8 * good,
+            "bare": 0.15 - 0.15 * good,
+            "impatient": 0.05,
+        }
         for question in rng.sample(questions, 3):
             for kind in rng.choices(list(mix), weights=list(mix.values()), k=8):
                 trace = write_trace(kind, question, Episode(Oracle(), TagGrammar()), world, rng)
@@ -123,13 +143,22 @@ def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06)
     log = RecordFile(folder / "rollouts" / "log.jsonl")
     for step in range(1, steps + 1):
         fades, noise = 1 / (1 + step / 6), rng.random()
-        entry = {"loss": 3e-4 * noise, "kl": 0.004 * step * (0.5 + noise), "grad_norm": 0.2 + fades * noise}
+        entry = {
+            "loss": 3e-4 * noise,
+            "kl": 0.004 * step * (0.5 + noise),
+            "grad_norm": 0.2 + fades * noise,
+        }
         entry |= {"entropy": 0.8 * fades + 0.05 * noise, "learning_rate": 1e-6 * (1 - step / steps)}
-        entry |= {"async/token_age": min(step, 10) / 10 + noise / 9, "async/token_age_max": float(min(step, 3))}
+        entry |= {
+            "async/token_age": min(step, 10) / 10 + noise / 9,
+            "async/token_age_max": float(min(step, 3)),
+        }
         log.append([{"run": 1, "step": step, **entry}])
     held_out = {"exact_match_before": 0.3555, "interval_before": [0.2994, 0.4158]}
     held_out |= {"exact_match_after": 0.957, "interval_after": [0.9247, 0.9758]}
-    (folder / "summary.json").write_text(json.dumps({"sandbox": True, **held_out}), encoding="utf-8")
+    (folder / "summary.json").write_text(
+        json.dumps({"sandbox": True, **held_out}), encoding="utf-8"
+    )
     return write_run(folder, records)
 
 
@@ -138,9 +167,14 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
     answer = re.search(r"<answer> (.*) </answer>", trace["turns"][-1])[1]
     whole = trace["turns"][-1].startswith("<think>")
     reward = (1.0 if answer == trace["answers"][0] else 0.0) if whole else -0.4
-    turns = [{"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]]
+    turns = [
+        {"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]
+    ]
     turns[-1] |= {"kind": "answer"} if whole else {"well_formed": False, "problem": "no thought"}
-    said = [{"text": t, "error": None, "seconds": rng.random(), "cached": False} for t in trace["observations"]]
+    said = [
+        {"text": t, "error": None, "seconds": rng.random(), "cached": False}
+        for t in trace["observations"]
+    ]
     return record(
         0, rng, 1, step=step, rewards={"prompt_r1_reward": reward}, reward=reward, task="sandbox", turns=turns,
         question=trace["question"], answers=trace["answers"], answer=answer, observations=said,
@@ -163,15 +197,26 @@ def evolved(path: Path, steps: int = 24) -> Any:
     from agentic_prompting.evolution import Population, SystemPrompt
 
     advice = [f"Rule {name}: ask for one thing at a time." for name in "abcdefgh"]
-    rng, population = random.Random(3), Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1)
+    rng, population = (
+        random.Random(3),
+        Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1),
+    )
     for step in range(steps):
         playing = population.select(3)
-        population.record(playing, [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing])
+        population.record(
+            playing, [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
+        )
         parent, ids = playing[0], tuple(dict.fromkeys(prompt.id for prompt in playing))
         principles = dict.fromkeys([*parent.principles[-4:], rng.choice(advice)])
-        population.add(SystemPrompt(parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"))
+        population.add(
+            SystemPrompt(
+                parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"
+            )
+        )
         if step % 4 == 3 and len(ids) > 1:
             union = dict.fromkeys(rule for prompt in playing for rule in prompt.principles)
-            population.add(SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover"))
+            population.add(
+                SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover")
+            )
     path.write_text(json.dumps({"population": population.state_dict()}), encoding="utf-8")
     return population

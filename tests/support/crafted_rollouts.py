@@ -37,12 +37,16 @@ def crafted(pieces, failed):
         prompt, turns = draw(5 + i), [draw(3 + (i * 7 + k) % 9) for k in range(3)]
         seen = [draw(4 + k + i) for k in range(2)]
         steps = [(turns[0], 1), (seen[0], 0), (turns[1], 1), (seen[1], 0), (turns[2], 1)]
-        cuts = {1: [steps], 2: [steps[:3], steps[3:]], 3: [steps[:1], steps[1:3], steps[3:]]}[pieces(i)]
+        cuts = {1: [steps], 2: [steps[:3], steps[3:]], 3: [steps[:1], steps[1:3], steps[3:]]}[
+            pieces(i)
+        ]
         sequences, context = [], list(prompt)
         for part in cuts:
             sequence = TokenSequence(list(context))
             for ids, own in part:
-                if not own and not sequence.ids:  # what stands in front of a sequence's first turn is its prompt
+                if (
+                    not own and not sequence.ids
+                ):  # what stands in front of a sequence's first turn is its prompt
                     sequence.prompt_ids += ids
                 else:
                     sequence.ids += ids
@@ -50,10 +54,21 @@ def crafted(pieces, failed):
                 context += ids
             sequences.append(sequence)
         first, *others = sequences
-        rollout = Rollout(first.prompt_ids, row={**ROW, "prompt": [{"role": "user", "content": "q"}]}, others=others)
-        rollout.ids, rollout.mask, rollout.status = first.ids, first.mask, "failed" if i in failed else "answered"
+        rollout = Rollout(
+            first.prompt_ids,
+            row={**ROW, "prompt": [{"role": "user", "content": "q"}]},
+            others=others,
+        )
+        rollout.ids, rollout.mask, rollout.status = (
+            first.ids,
+            first.mask,
+            "failed" if i in failed else "answered",
+        )
         rollout.observations = [Observation("y")] * 2
-        rollout.turns, rollout.returned = [Turn("x", "act", True)] * 3, {"answer": "x", "reward": float(i % 3)}
+        rollout.turns, rollout.returned = (
+            [Turn("x", "act", True)] * 3,
+            {"answer": "x", "reward": float(i % 3)},
+        )
         rollouts.append(rollout)
     return rollouts
 
@@ -65,7 +80,12 @@ class Crafted:
         self.rollouts = rollouts
 
     def next_batch(self, rows, position):
-        return Batch(position, [dict(one.row) for one in self.rollouts], [{}] * len(self.rollouts), self.rollouts)
+        return Batch(
+            position,
+            [dict(one.row) for one in self.rollouts],
+            [{}] * len(self.rollouts),
+            self.rollouts,
+        )
 
 
 def trainer_for(tiny_policy, folder, environment, **options):
@@ -92,7 +112,9 @@ def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **
     if options.get("beta"):  # a reference like the policy has no KL term
         with torch.no_grad():
             for p in trainer.ref_model.parameters():
-                noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
+                noise = torch.randn(
+                    p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype
+                )
                 p.add_(0.02 * noise)
     trainer.on_policy = trainer.source = Crafted(crafted(pieces, failed))
     trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
@@ -125,7 +147,10 @@ def split_errors(tiny_policy, folder, loss_type, parts, beta):
     whole, *one = gradient(tiny_policy, folder / "whole", lambda i: 1, **options)
     split, *some = gradient(tiny_policy, folder / "split", lambda i: 1 + i % 3, most=2, **options)
     largest = native.abs().max()
-    errors = {name: ((got - native).abs().max() / largest).item() for name, got in (("whole", whole), ("split", split))}
+    errors = {
+        name: ((got - native).abs().max() / largest).item()
+        for name, got in (("whole", whole), ("split", split))
+    }
     losses, rows = zip(own, one, some, strict=True)
     return {**errors, "largest": largest.item(), "losses": losses, "rows": rows}
 
@@ -135,7 +160,13 @@ RATE = 1e4  # of one step of gradient descent: a step so large that parameters i
 
 def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), **options):
     """The parameters after one step of gradient descent, by name, and how many rows this process had."""
-    options = {"optim": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": 1, **options}
+    options = {
+        "optim": "sgd",
+        "learning_rate": RATE,
+        "max_grad_norm": 0.0,
+        "max_steps": 1,
+        **options,
+    }
     options["lr_scheduler_type"] = "constant"
     trainer = trainer_for(policy, folder, environment, **options)
     rollouts, rank = crafted(pieces, failed), trainer.accelerator.process_index
@@ -151,7 +182,9 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
 
     trainer._compute_loss_of_rows = watched_loss
     trainer.train()
-    held = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # of sharded ones only on the first process
+    held = trainer.accelerator.get_state_dict(
+        trainer.model_wrapped
+    )  # of sharded ones only on the first process
     held = {name: value.detach().double() for name, value in (held or {}).items()}
     return held, seen, stated(trainer)["type"]
 
@@ -166,13 +199,23 @@ def launched(policy, folder, loss_type, backend="ddp"):
     log = Path(folder, "printed.log")
     codes = forked(Path(__file__), [str(policy), str(folder), loss_type, backend], 2, log, 280)
     assert codes == [0, 0], log.read_text()[-3000:]
-    native, *_ = parameters_after_a_step(policy, Path(folder, "native"), lambda i: 1, None, loss_type=loss_type)
-    start = {name: value.double() for name, value in AutoModelForCausalLM.from_pretrained(policy).named_parameters()}
+    native, *_ = parameters_after_a_step(
+        policy, Path(folder, "native"), lambda i: 1, None, loss_type=loss_type
+    )
+    start = {
+        name: value.double()
+        for name, value in AutoModelForCausalLM.from_pretrained(policy).named_parameters()
+    }
     steps = {name: native[name] - value for name, value in start.items()}
     largest = max(step.abs().max() for step in steps.values())
     assert largest > RATE * 1e-4
     both = [torch.load(Path(folder, f"{rank}.pt")) for rank in (0, 1)]
-    errors = [((held[name] - native[name]).abs().max() / largest).item() for held, *_ in both if held for name in steps]
+    errors = [
+        ((held[name] - native[name]).abs().max() / largest).item()
+        for held, *_ in both
+        if held
+        for name in steps
+    ]
     return max(errors), [seen for _, seen, _ in both], both[0][2]
 
 

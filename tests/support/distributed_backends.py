@@ -29,7 +29,10 @@ def prepare(backend, folder):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         config = Path(folder) / f"deepspeed-{os.getpid()}.json"
         config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
-        os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}
+        os.environ |= {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config),
+        }
     if backend == "fsdp2":
         from agentic_prompting.planning.fake_gpu import FSDP2_VARIABLES, fsdp_on_a_cpu
 
@@ -42,10 +45,18 @@ def _deepspeed(stage):
     optimization = {"stage": stage, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
     if stage == 3:
         # By default a tiny model is not sharded, and gathers that do not happen cannot fail.
-        optimization |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+        optimization |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
     # SGD, whose step is the gradient, is not on DeepSpeed's list.
     allowed = {"zero_allow_untested_optimizer": True}
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    batch = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    )
     return {"zero_optimization": optimization, **allowed, **dict.fromkeys(batch, "auto")}
 
 
@@ -58,7 +69,8 @@ def stated(trainer):
     return {
         "type": accelerator.distributed_type.name,
         "world": accelerator.num_processes,
-        "sharded": all(isinstance(p, DTensor) for p in parameters) or sum(p.numel() for p in parameters) == 0,
+        "sharded": all(isinstance(p, DTensor) for p in parameters)
+        or sum(p.numel() for p in parameters) == 0,
     }
 
 
@@ -66,7 +78,9 @@ def launch(script, processes, settings, timeout=280, check=True, imported=ALL):
     """Run a script of this folder in `processes` processes, with `settings` as JSON. They are forked from a process
     that has imported what is slow to import. Returns their exit codes and what they printed."""
     log = Path(settings["folder"]) / "printed.log"
-    group = processes > 1 or settings["backend"].startswith("zero")  # DeepSpeed makes one of one process, too
+    group = processes > 1 or settings["backend"].startswith(
+        "zero"
+    )  # DeepSpeed makes one of one process, too
     codes = forked(HERE / script, [json.dumps(settings)], processes, log, timeout, group, imported)
     assert not any(codes) or not check, f"exit codes {codes}:\n{log.read_text()[-5000:]}"
     return codes, log.read_text()
@@ -74,8 +88,18 @@ def launch(script, processes, settings, timeout=280, check=True, imported=ALL):
 
 def launch_under_torchrun(script, processes, settings, timeout=280):
     """As [`launch`], by torchrun, which ends the other processes when one has failed."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
     done = subprocess.run(
         [*command, str(HERE / script), json.dumps(settings)],
         env=variables, capture_output=True, text=True, timeout=timeout,

@@ -33,7 +33,9 @@ def failing(settings):
         settings["policy"], folder, rows(), down, chat=Flaky(), max_steps=3, per_device_train_batch_size=2,
         weight_decay=0.5, beta=0.05,
     )  # fmt: skip
-    failed = [entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry]
+    failed = [
+        entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry
+    ]
     return {**backends.stated(trainer), "weights": sums(watch.weights), "failed": failed}
 
 
@@ -48,13 +50,19 @@ def spending(settings):
         try:
             trainer.train()
         except TrainingStopped as stopped:
-            return {"stopped": str(stopped), "step": trainer.state.global_step, "tokens": chat.usage.tokens}
+            return {
+                "stopped": str(stopped),
+                "step": trainer.state.global_step,
+                "tokens": chat.usage.tokens,
+            }
     return {}
 
 
 def main(settings):
     backends.prepare(settings["backend"], settings["folder"])
-    backends.leave(settings["folder"], {"failing": failing(settings), "spending": spending(settings)})
+    backends.leave(
+        settings["folder"], {"failing": failing(settings), "spending": spending(settings)}
+    )
 
 
 if __name__ == "__main__":

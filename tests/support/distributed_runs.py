@@ -38,7 +38,9 @@ def uneven(trainer):
         async def __call__(self, request):
             asked.append(request.conversation)
             sample = await super().__call__(request)
-            said = re.sub(r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True))
+            said = re.sub(
+                r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True)
+            )
             context = chat_format.tokenizer.decode(request.context)
             number, row = next((i, row) for i, row in enumerate(rows) if row["question"] in context)
             if number % 2 and context.count("<interaction_response>") < 2:
@@ -56,7 +58,9 @@ class Replays(Reference):
 
     def _say(self, messages):
         asked = messages[-1]["content"]
-        return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+        return (
+            EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+        )
 
 
 def trainer_for(settings, name, method, lora=False, rows=8, **changes):
@@ -69,7 +73,9 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
     }  # fmt: skip
     data = as_rows(make_split(0, n_test=8)[1])[:rows]
     if method == "several":
-        data = [{**row, "environment": ("even", "odd")[number % 2]} for number, row in enumerate(data)]
+        data = [
+            {**row, "environment": ("even", "odd")[number % 2]} for number, row in enumerate(data)
+        ]
     environments = {"even": LLMEnvironment(Oracle()), "odd": LLMEnvironment(Oracle())}
     common = {
         "model": settings["policy"],
@@ -80,26 +86,47 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
     }
     if method == "espl":
         ours = {"reflection": "one_call"} if lora else {}
-        args = espl_arguments(folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **ours, **changes})
+        args = espl_arguments(
+            folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **ours, **changes}
+        )
         trainer = ESPLTrainer(
             args=args, reward_funcs=PromptR1Reward(), reference=Replays(), initial_prompt="Answer .\n[G0]. Ask .",
             **common,
         )  # fmt: skip
     else:
-        trainer = PromptR1Trainer(args=prompt_r1_arguments(folder, num_generations=4, beta=0.01, **changes), **common)
+        trainer = PromptR1Trainer(
+            args=prompt_r1_arguments(folder, num_generations=4, beta=0.01, **changes), **common
+        )
     uneven(trainer)
     return trainer
 
 
-LOGGED = ("step", "loss", "grad_norm", "reward", "reward_std", "kl", "num_tokens", "entropy", "rollout/turns", "epoch")
-BY_NAME = tuple(f"environments/{name}/{what}" for name in ("even", "odd") for what in ("reward", "turns", "share"))
+LOGGED = (
+    "step",
+    "loss",
+    "grad_norm",
+    "reward",
+    "reward_std",
+    "kl",
+    "num_tokens",
+    "entropy",
+    "rollout/turns",
+    "epoch",
+)
+BY_NAME = tuple(
+    f"environments/{name}/{what}"
+    for name in ("even", "odd")
+    for what in ("reward", "turns", "share")
+)
 
 
 def outcome(trainer, advantages=()):
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         **backends.stated(trainer),
-        "log": [{name: entry[name] for name in (*LOGGED, *BY_NAME) if name in entry} for entry in log],
+        "log": [
+            {name: entry[name] for name in (*LOGGED, *BY_NAME) if name in entry} for entry in log
+        ],
         "advantages": list(advantages),
         "calls": sorted(Counter(trainer.policy.asked).values()),
         "population": trainer.state_dict() if isinstance(trainer, ESPLTrainer) else None,
@@ -110,7 +137,9 @@ def plain(settings, method, lora):
     """Three steps."""
     # LoRA starts out changing nothing: a larger step, so that there is something to compare after three.
     rate = 2e-2 if lora else 1e-3
-    trainer = trainer_for(settings, f"{method}-{lora}", method, lora, shuffle_dataset=False, learning_rate=rate)
+    trainer = trainer_for(
+        settings, f"{method}-{lora}", method, lora, shuffle_dataset=False, learning_rate=rate
+    )
     advantages, generate = [], trainer._generate_and_score_completions
 
     def keep(inputs):
@@ -126,11 +155,19 @@ def plain(settings, method, lora):
 def resumed(settings, method, lora):
     """Seven steps at a stretch; and two from a checkpoint after the fifth, which lies in the second epoch and in the
     middle of a block of two updates on the same rollouts."""
-    options = {"rows": 4, "num_iterations": 2, "max_steps": 7, "save_strategy": "steps", "save_steps": 5}
+    options = {
+        "rows": 4,
+        "num_iterations": 2,
+        "max_steps": 7,
+        "save_strategy": "steps",
+        "save_steps": 5,
+    }
     whole = trainer_for(settings, f"whole-{method}", method, lora, **options)
     whole.train()
     checkpoint = Path(whole.args.output_dir) / "checkpoint-5"
-    again = trainer_for(settings, f"again-{method}", method, lora, **{**options, "save_strategy": "no"})
+    again = trainer_for(
+        settings, f"again-{method}", method, lora, **{**options, "save_strategy": "no"}
+    )
     again.train(resume_from_checkpoint=str(checkpoint))
     return {"whole": outcome(whole), "again": outcome(again)}
 
@@ -155,7 +192,13 @@ def carried(settings, method):
         return groups
 
     Ahead.take = watched
-    options = {"async_lead": 1, "full_determinism": False, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    options = {
+        "async_lead": 1,
+        "full_determinism": False,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
     outcomes, asked = [], []
     for resume in (False, "checkpoint-3"):
         seen.append([])
@@ -173,11 +216,16 @@ def planted(settings):
     """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
     launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
     """
-    trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False, **settings["planted"])
+    trainer = trainer_for(
+        settings, "planted", "prompt_r1", shuffle_dataset=False, **settings["planted"]
+    )
     step = trainer.policy.step
 
     def failing(arrived):
-        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step >= 1:
+        if (
+            trainer.accelerator.process_index == settings["processes"] - 1
+            and trainer.state.global_step >= 1
+        ):
             raise ArithmeticError("planted in the sampler")
         step(arrived)
 
@@ -189,14 +237,18 @@ def planted(settings):
         heard.touch()
         raise
     except ArithmeticError:
-        while settings["backend"] == "ddp" and not heard.exists():  # for ever, if nobody hears: the launch has a limit
+        while (
+            settings["backend"] == "ddp" and not heard.exists()
+        ):  # for ever, if nobody hears: the launch has a limit
             time.sleep(0.05)
         raise
 
 
 def fewer(settings):
     """Go on with a checkpoint of a job of another size."""
-    trainer = trainer_for(settings, "fewer", "prompt_r1", rows=4, num_iterations=2, max_steps=7, save_strategy="no")
+    trainer = trainer_for(
+        settings, "fewer", "prompt_r1", rows=4, num_iterations=2, max_steps=7, save_strategy="no"
+    )
     trainer.train(resume_from_checkpoint=settings["checkpoint"])
     assert trainer.state.global_step == 7
 
@@ -209,13 +261,21 @@ def main(settings):
         fewer(settings)
         backends.leave(settings["folder"], {})
     if settings.get("carry"):
-        backends.leave(settings["folder"], {method: carried(settings, method) for method in ("prompt_r1", "espl")})
+        backends.leave(
+            settings["folder"],
+            {method: carried(settings, method) for method in ("prompt_r1", "espl")},
+        )
         return
     methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
     methods += [("several", False)]
-    seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
+    seen = {
+        f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora)
+        for method, lora in methods
+    }
     if settings["resume"]:
-        seen["resume"] = {method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])}
+        seen["resume"] = {
+            method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])
+        }
     backends.leave(settings["folder"], seen)
 
 

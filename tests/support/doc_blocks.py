@@ -23,14 +23,31 @@ from openai import OpenAI
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.2-3B-Instruct")  # transformers opens such folders
+MODELS = (
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-4B",
+    "meta-llama/Llama-3.2-3B-Instruct",
+)  # transformers opens such folders
 
 _ON_A_LAPTOP = {
-    **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "gradient_accumulation_steps": 1},
-    **{"max_steps": 1, "disable_tqdm": True, "report_to": "none", "max_turn_tokens": 32, "max_completion_length": 128},
+    **{
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "gradient_accumulation_steps": 1,
+    },
+    **{
+        "max_steps": 1,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "max_turn_tokens": 32,
+        "max_completion_length": 128,
+    },
 }
 
-_FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$|^<!-- python, not shown:\n(.*?)^-->$", re.M | re.S)
+_FENCE = re.compile(
+    r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$|^<!-- python, not shown:\n(.*?)^-->$", re.M | re.S
+)
 _ADDRESS = re.compile(r"https?://[\w.:<>-]+(?:/openai)?/v1/?")
 
 
@@ -59,7 +76,9 @@ class Block:
         """Whether it runs here; a file that the reader writes is run with its page as a whole."""
         return self.language == "python" and not self.note.startswith(("no-run:", "title="))
 
-    def run(self, names: dict[str, Any], addresses: dict[str, str], called: set[str] | None = None) -> None:
+    def run(
+        self, names: dict[str, Any], addresses: dict[str, str], called: set[str] | None = None
+    ) -> None:
         """Run it; `addresses`: port -> the address that stands in for it, `""` for all others. The functions in it that
         are called, then or later, put their names into `called`."""
         code = _ADDRESS.sub(lambda url: _stand_in(url[0], addresses), self.code)
@@ -75,11 +94,16 @@ class Block:
 
     def functions(self) -> list[str]:
         """The functions in it, methods too, as `run` notes them."""
-        return [f"{node.name}, line {node.lineno + self.line - 1}" for node in _functions(ast.parse(self.code))]
+        return [
+            f"{node.name}, line {node.lineno + self.line - 1}"
+            for node in _functions(ast.parse(self.code))
+        ]
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def _stand_in(url: str, addresses: dict[str, str]) -> str:
@@ -111,7 +135,9 @@ def docstring_blocks() -> Iterator[Block]:
         if "```python" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+                node
+            ):
                 text = ast.get_docstring(node, clean=True) or ""
                 yield from blocks_of(text, path.relative_to(ROOT).as_posix(), node.body[0].lineno)
 
@@ -172,20 +198,28 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(model)
 
-    questions = [{**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])]
-    monkeypatch.setattr(loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split))
+    questions = [
+        {**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])
+    ]
+    monkeypatch.setattr(
+        loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split)
+    )
     monkeypatch.setattr(loading, "sample_rows", lambda name, records, n, seed: records[:n])
 
     # The last step before the network, after the files for the upload have been collected.
     done: Future[None] = Future()
     done.set_result(None)
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(
+        HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id)
+    )
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: done)
 
     steps = EvolveConfig(steps=2)
     monkeypatch.setattr(evolve, "__defaults__", (steps, *(evolve.__defaults__ or ())[1:]))
     begin = GRPOConfig.__post_init__
-    monkeypatch.setattr(GRPOConfig, "__post_init__", lambda args: (vars(args).update(_ON_A_LAPTOP), begin(args))[1])
+    monkeypatch.setattr(
+        GRPOConfig, "__post_init__", lambda args: (vars(args).update(_ON_A_LAPTOP), begin(args))[1]
+    )
     return {"": endpoint.base_url, "8080": f"{service}/v1"}
 
 

@@ -17,7 +17,20 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 # Programs that are not ours and are not checked.
-OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm", "kill"}
+OTHERS = {
+    "git",
+    "cd",
+    "export",
+    "curl",
+    "source",
+    "jupyter",
+    "vllm",
+    "ollama",
+    "sbatch",
+    "ssh",
+    "rm",
+    "kill",
+}
 _KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
 _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
 
@@ -42,10 +55,16 @@ def faults(command: Sequence[str]) -> list[str]:
     """The names in a command that do not exist; an empty list if it could be run."""
     name, *rest = command
     name = Path(name).name
-    missing = [f"no file {word}" for word in rest if _KEPT_HERE.fullmatch(word) and not (ROOT / word).exists()]
+    missing = [
+        f"no file {word}"
+        for word in rest
+        if _KEPT_HERE.fullmatch(word) and not (ROOT / word).exists()
+    ]
     check = _CHECKS.get(name)
     if check is None:
-        return missing if name in OTHERS else [*missing, f"{name} is no command that this test knows"]
+        return (
+            missing if name in OTHERS else [*missing, f"{name} is no command that this test knows"]
+        )
     return missing or check(rest)
 
 
@@ -71,7 +90,11 @@ def _agentic_prompting(words: Sequence[str]) -> list[str]:
     settings = getattr(command, "context_settings", {})
     if settings.get("ignore_unknown_options"):  # it passes them on
         return []
-    return [f"agentic-prompting {command.name} has no option {one}" for one in _options(rest) if one not in known]
+    return [
+        f"agentic-prompting {command.name} has no option {one}"
+        for one in _options(rest)
+        if one not in known
+    ]
 
 
 def _accelerate(words: Sequence[str]) -> list[str]:
@@ -131,7 +154,9 @@ def _printed(program: str, module: bool, option: str) -> str:
 
 
 def _make(words: Sequence[str]) -> list[str]:
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(
+        r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     named = [word for word in words if not _NOT_A_PATH.match(word) and not word.startswith("-")]
     return [f"the Makefile has no target {word}" for word in named if word not in targets]
 
@@ -140,7 +165,12 @@ def _pip(words: Sequence[str]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"])
     named = re.findall(r"(?:agentic-prompting|\.)\[([\w,-]+)\]", " ".join(words))
-    return [f"there is no extra [{one}]" for group in named for one in group.split(",") if one not in extras]
+    return [
+        f"there is no extra [{one}]"
+        for group in named
+        for one in group.split(",")
+        if one not in extras
+    ]
 
 
 _CHECKS: dict[str, Callable[[Sequence[str]], list[str]]] = {

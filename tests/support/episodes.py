@@ -14,13 +14,17 @@ END = "<think> done </think> <answer> Kenya </answer>"
 
 
 def fresh(chat_format, n=1, question="Which currency?"):
-    return [Rollout(chat_format.prompt_ids([{"role": "user", "content": question}])) for _ in range(n)]
+    return [
+        Rollout(chat_format.prompt_ids([{"role": "user", "content": question}])) for _ in range(n)
+    ]
 
 
 class ScriptedSampler(BatchEngine):
     """A sampler whose n-th turn of every rollout is `turns[n]`; it logs its batches."""
 
-    def __init__(self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True):
+    def __init__(
+        self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True
+    ):
         super().__init__(self.sample, on_callers_thread=True)
         self.chat_format, self.turns, self.cut, self.ended = chat_format, turns, cut, ended
         self.batches: list[list[SampleRequest]] = []
@@ -35,11 +39,17 @@ class ScriptedSampler(BatchEngine):
         if not self.ended:
             ids = ids[:-1]
         if len(ids) > request.max_new_tokens or self.cut:
-            return Sample(ids[: request.max_new_tokens], [-0.5] * min(len(ids), request.max_new_tokens), finished=False)
+            return Sample(
+                ids[: request.max_new_tokens],
+                [-0.5] * min(len(ids), request.max_new_tokens),
+                finished=False,
+            )
         return Sample(ids, [-0.5] * len(ids))
 
     def _turn_number(self, request):
-        return next(n for n in range(100) if turn_seed(0, n) == request.seed)  # all seeds are 0 here
+        return next(
+            n for n in range(100) if turn_seed(0, n) == request.seed
+        )  # all seeds are 0 here
 
 
 def assert_whole(rollout):
@@ -48,6 +58,10 @@ def assert_whole(rollout):
     assert len(rollout.ids) == len(rollout.mask)
     if rollout.logprobs is not None:
         assert len(rollout.logprobs) == len(rollout.ids)
-        assert all(logprob == 0.0 for logprob, own in zip(rollout.logprobs, rollout.mask, strict=True) if not own)
+        assert all(
+            logprob == 0.0
+            for logprob, own in zip(rollout.logprobs, rollout.mask, strict=True)
+            if not own
+        )
     if rollout.ids:
         assert rollout.mask[-1] == 1, "a rollout never ends on an observation"

@@ -64,7 +64,10 @@ class WritesBySeed(Writes):
 
     def __call__(self, requests):
         words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
-        return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
+        return [
+            Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5]))
+            for request in requests
+        ]
 
 
 def reward_by_word(rollout, **kwargs):
@@ -75,11 +78,17 @@ def reward_by_word(rollout, **kwargs):
 NOBODY = object()  # instead of a reference LLM
 
 
-def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. Ask first .", **changes):
+def trainer_for(
+    policy, folder, rows, reference=None, prompt="Answer .\n[G0]. Ask first .", **changes
+):
     trainer = ESPLTrainer(
         model=str(policy),
         reward_funcs=reward_by_word,
-        reference=None if reference is NOBODY else reference if reference is not None else Reference(),
+        reference=None
+        if reference is NOBODY
+        else reference
+        if reference is not None
+        else Reference(),
         args=arguments(folder, **changes),
         train_dataset=rows,
         initial_prompt=prompt,

@@ -14,7 +14,11 @@ from agentic_prompting.rewards import exact_match_reward
 
 WORDS = {"river": "amber", "city": "birch", "peak": "cedar"}
 ROOT = SystemPrompt("Answer in <answer></answer>.", ())
-ROWS = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in range(4) for kind in WORDS]
+ROWS = [
+    {"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]}
+    for n in range(4)
+    for kind in WORDS
+]
 SETTINGS = EvolveConfig(
     steps=12,
     problems_per_step=6,
@@ -40,7 +44,11 @@ class Policy:
         self.seen.add((messages[0]["content"], messages[-1]["content"], repeat))
         lucky = random.Random(f"{messages[0]['content']}{kind}{number}{repeat}").random() < 0.2
         known = WORDS[kind] in messages[0]["content"]
-        said = f"<answer>{kind} {number}</answer>" if known or lucky else f"say {WORDS[kind]} <answer>no</answer>"
+        said = (
+            f"<answer>{kind} {number}</answer>"
+            if known or lucky
+            else f"say {WORDS[kind]} <answer>no</answer>"
+        )
         return Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01))
 
 
@@ -53,9 +61,13 @@ def reflect(messages):
     if said.startswith("Task: draw") and words:
         return json.dumps([{"op": "add", "text": f"Always mention {words[0]}."}])
     if said.startswith("Task: let"):
-        return json.dumps([{"op": "add", "text": text} for text in set(re.findall(r"Always mention \w+\.", said))])
+        return json.dumps(
+            [{"op": "add", "text": text} for text in set(re.findall(r"Always mention \w+\.", said))]
+        )
     return "[]"
 
 
 def run(policy=None, config=SETTINGS, **options):
-    return evolve(policy or Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, config, **options)
+    return evolve(
+        policy or Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, config, **options
+    )

@@ -16,7 +16,9 @@ class Watch(TrainerCallback):
     def __init__(self):
         self.weights, self.optimizer, self.rates = [], [], []
 
-    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+    def on_step_end(
+        self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs
+    ):
         self.weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         self.optimizer.append(pickle.dumps(optimizer.state_dict().get("state")))
         self.rates.append(lr_scheduler.get_last_lr()[0])

@@ -28,7 +28,11 @@ LINEAR = {
 # Family: its class without `ForCausalLM`, its configuration, and what the engine's refusal says of it (None: it runs).
 FAMILIES = {
     "Qwen3": ("Qwen3", HEAD, None),
-    "Qwen3-MoE": ("Qwen3Moe", {**HEAD, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 16}, None),
+    "Qwen3-MoE": (
+        "Qwen3Moe",
+        {**HEAD, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
+        None,
+    ),
     "Mixtral": ("Mixtral", {**HEAD, **EXPERTS, "num_local_experts": 4}, None),
     "Llama": ("Llama", HEAD, None),
     "Gemma 3": ("Gemma3", {**HEAD, **WINDOW}, None),
@@ -58,6 +62,8 @@ def model_of(family, vocabulary=VOCABULARY):
     """A family's model in float32."""
     name, changes, _ = FAMILIES[family]
     shape = {"vocab_size": vocabulary, **SHAPE, **changes}
-    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(**shape)
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(
+        **shape
+    )
     torch.manual_seed(0)
     return getattr(transformers, f"{name}ForCausalLM")(config).float().eval()

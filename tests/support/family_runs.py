@@ -29,7 +29,9 @@ def saved(family, folder):
     return folder
 
 
-WHOLE = {"Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]}  # what has to stay whole, over four bits
+WHOLE = {
+    "Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]
+}  # what has to stay whole, over four bits
 
 
 def of_its_shape(tensor, *args, **kwargs):
@@ -46,9 +48,13 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
 
     options = {}
     if way != "full":
-        targets = ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"  # peft refuses its out_proj
+        targets = (
+            ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"
+        )  # peft refuses its out_proj
         options["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
-    loading = {"router_aux_loss_coef": 0.0} if family == "Granite hybrid" else {}  # TRL cannot compute it
+    loading = (
+        {"router_aux_loss_coef": 0.0} if family == "Granite hybrid" else {}
+    )  # TRL cannot compute it
     if way == "qlora":
         from transformers import BitsAndBytesConfig
 
@@ -71,9 +77,18 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
 
 
 def outcome(trainer):
-    names = ("loss", "grad_norm", "reward", "sampling/logp_difference/mean", "sampling/logp_difference/max")
+    names = (
+        "loss",
+        "grad_norm",
+        "reward",
+        "sampling/logp_difference/mean",
+        "sampling/logp_difference/max",
+    )
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {**backends.stated(trainer), "log": [{name: one[name] for name in names if name in one} for one in log]}
+    return {
+        **backends.stated(trainer),
+        "log": [{name: one[name] for name in names if name in one} for one in log],
+    }
 
 
 def main(settings):

@@ -77,7 +77,9 @@ def _serve() -> None:
         print(json.dumps(_played(**json.loads(line))), file=answers, flush=True)
 
 
-def _played(script: str, arguments: list[str], processes: int, log: str, timeout: float, group: bool) -> list[int]:
+def _played(
+    script: str, arguments: list[str], processes: int, log: str, timeout: float, group: bool
+) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

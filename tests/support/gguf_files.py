@@ -35,7 +35,9 @@ def write_gguf(file, head=None):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(WORDS)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(WORDS) - 3))
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(WORDS) - 3)
+    )
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -45,7 +47,9 @@ def write_gguf(file, head=None):
     writer.add_tensor("token_embd.weight", embeddings)
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     if head == "copy":
-        writer.add_tensor("output.weight", embeddings + rng.normal(0, 0.01, embeddings.shape).astype(np.float32))
+        writer.add_tensor(
+            "output.weight", embeddings + rng.normal(0, 0.01, embeddings.shape).astype(np.float32)
+        )
     elif head == "other":
         writer.add_tensor("output.weight", matrix(len(WORDS), WIDTH))
     for layer in range(LAYERS):

@@ -16,10 +16,23 @@ from agentic_prompting.rewards import PromptR1Reward
 from agentic_prompting.rollout import BatchEngine, Limits, Sample, rollout_record
 from support.tokenizers_for_tests import FAMILIES
 
-SPECIAL = sorted({piece for _, special, ordinary in FAMILIES.values() for piece in [*special, *ordinary, "<pad>"]})
+SPECIAL = sorted(
+    {
+        piece
+        for _, special, ordinary in FAMILIES.values()
+        for piece in [*special, *ordinary, "<pad>"]
+    }
+)
 TAGS = [
     f"<{slash}{name}>"
-    for name in ("think", "interaction_prompt", "interaction_response", "answer", "tool_call", "function_call")
+    for name in (
+        "think",
+        "interaction_prompt",
+        "interaction_response",
+        "answer",
+        "tool_call",
+        "function_call",
+    )
     for slash in ("", "/")
 ]
 BLOCKS = [
@@ -55,7 +68,22 @@ ODD = [
     "＜answer＞",
     "＜|im_end|＞",
 ]
-PIECES = [*SPECIAL, *TAGS, *BLOCKS, *INVISIBLE, *ODD, "<", "</", "<|", "|>", "im_", "end", " ", "\n", "Kenya"]
+PIECES = [
+    *SPECIAL,
+    *TAGS,
+    *BLOCKS,
+    *INVISIBLE,
+    *ODD,
+    "<",
+    "</",
+    "<|",
+    "|>",
+    "im_",
+    "end",
+    " ",
+    "\n",
+    "Kenya",
+]
 
 ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
 END = "<think> done </think> <answer> shilling </answer>"
@@ -99,7 +127,9 @@ def json_bombs() -> dict[str, str]:
         "not a number": query % "[NaN]",
         "a million queries": query % json.dumps(["q"] * 1_000_000),
         "one query of a megabyte": query % json.dumps(["q" * 2**20]),
-        "the same key a hundred thousand times": "{" + '"name": "search",' * 100_000 + '"name": "search"}',
+        "the same key a hundred thousand times": "{"
+        + '"name": "search",' * 100_000
+        + '"name": "search"}',
         "half a surrogate pair": query % '["\\ud83d"]',
         "a control character": '{"name": "sea\x00rch"}',
         "an unclosed string of a megabyte": '{"name": "' + "x" * 2**20,
@@ -121,7 +151,8 @@ class Scripted:
 def episode(chat_format: ChatFormat, reply: str) -> Rollout:
     """An agent that asks, gets `reply`, and answers."""
     rollout = Rollout(
-        chat_format.prompt_ids([{"role": "user", "content": "Which currency?"}]), row={"answers": ["shilling"]}
+        chat_format.prompt_ids([{"role": "user", "content": "Which currency?"}]),
+        row={"answers": ["shilling"]},
     )
     environment = LLMEnvironment(ScriptedChat(lambda messages: reply))
     play_all(
@@ -141,21 +172,34 @@ def what_counts(chat_format: ChatFormat, rollout: Rollout) -> dict[str, Any]:
     return {
         "special tokens": [token for token in rollout.ids if token in added],
         "own tokens": own,
-        "turns": [(turn.kind, turn.well_formed, turn.request, turn.answer) for turn in rollout.turns],
+        "turns": [
+            (turn.kind, turn.well_formed, turn.request, turn.answer) for turn in rollout.turns
+        ],
         "status": rollout.status,
-        "reward": PromptR1Reward()(prompts=[None], completions=[None], rollout=[rollout], answers=[["shilling"]]),
-        "shapes": len(rollout.ids) == len(rollout.mask) and rollout.mask[0] == rollout.mask[-1] == 1,
+        "reward": PromptR1Reward()(
+            prompts=[None], completions=[None], rollout=[rollout], answers=[["shilling"]]
+        ),
+        "shapes": len(rollout.ids) == len(rollout.mask)
+        and rollout.mask[0] == rollout.mask[-1] == 1,
         "tags": len(chat_format.grammar.any_tag.findall(observed(chat_format, rollout))),
         "recorded": bool(json.dumps(rollout_record(rollout))),
     }
 
 
 def observed(chat_format: ChatFormat, rollout: Rollout) -> str:
-    return chat_format.tokenizer.decode([t for t, own in zip(rollout.ids, rollout.mask, strict=True) if not own])
+    return chat_format.tokenizer.decode(
+        [t for t, own in zip(rollout.ids, rollout.mask, strict=True) if not own]
+    )
 
 
 def check_tool_call(body: str) -> None:
     """Reading a tool call ends in queries or in a short word about what is wrong, and never in an exception."""
-    queries, problem = read_call(SearchGrammar().parse(f"<tool_call>{body}</tool_call>").request or "")
+    queries, problem = read_call(
+        SearchGrammar().parse(f"<tool_call>{body}</tool_call>").request or ""
+    )
     assert bool(queries) != bool(problem)
-    assert len(problem) < 400 and len(queries) <= 8 and all(isinstance(query, str) for query in queries)
+    assert (
+        len(problem) < 400
+        and len(queries) <= 8
+        and all(isinstance(query, str) for query in queries)
+    )

@@ -76,10 +76,13 @@ def killed_and_resumed(
         seconds, whole = time.monotonic() - began, _result(folder / "whole")
         seen: list[dict[str, Any]] = []
         while len(seen) < kills:
-            one = _one_kill(live_one, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
+            one = _one_kill(
+                live_one, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole
+            )
             seen += [one] if one else []  # otherwise it had ended before the kill
     totals = {
-        name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted", "left")
+        name: sum(one[name] for one in seen)
+        for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted", "left")
     }
     lost = max(one["lost_in_flight"] for one in seen)
     same = {name: all(one[name] for one in seen) for name in ("same_losses", "same_weights")}
@@ -87,7 +90,11 @@ def killed_and_resumed(
 
 
 def _one_kill(
-    live_one: Callable[..., int], server: MisbehavingServer, folder: Path, moment: float, whole: dict[str, Any]
+    live_one: Callable[..., int],
+    server: MisbehavingServer,
+    folder: Path,
+    moment: float,
+    whole: dict[str, Any],
 ) -> dict[str, Any]:
     before = server.answered.total()
     if live_one(folder, server.base_url, moment) == 0:
@@ -95,7 +102,11 @@ def _one_kill(
     time.sleep(2 * LATENCY)  # replies in flight are lost
     paid, kept = server.answered.total() - before, _replies(folder)
     resumed = live_one(folder, server.base_url) == 0
-    now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None, "anew": 0, "folders": 1}
+    now = (
+        _result(folder)
+        if resumed
+        else {"replies": 0, "losses": None, "weights": None, "anew": 0, "folders": 1}
+    )
     in_vain = now["replies"] - whole["replies"]
     return {
         "resumed": resumed,
@@ -124,7 +135,9 @@ def _replies(folder: Path) -> int:
         return 0
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'replies'").fetchone()
+        (tables,) = connection.execute(
+            "SELECT COUNT(*) FROM sqlite_master WHERE name = 'replies'"
+        ).fetchone()
         return connection.execute("SELECT COUNT(*) FROM replies").fetchone()[0] if tables else 0
 
 
@@ -142,16 +155,28 @@ async def repeats(row: Any, base_url: str, api_key: str, salt: str = "") -> dict
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
 
         async def asked(model: str, *messages: dict[str, str]) -> Any:
-            return (await client.chat.completions.create(model=model, messages=list(messages))).choices[0].message  # type: ignore[arg-type]
+            return (
+                (await client.chat.completions.create(model=model, messages=list(messages)))
+                .choices[0]
+                .message
+            )  # type: ignore[arg-type]
 
         first = {"role": "user", "content": row["question"]}
         said = await asked("agent", first)
-        heard = await asked("oracle", {"role": "user", "content": f"{row['question']} {said.content} {salt}"})
+        heard = await asked(
+            "oracle", {"role": "user", "content": f"{row['question']} {said.content} {salt}"}
+        )
         last = await asked(
-            "agent", first, said.model_dump(include={"role", "content"}), {"role": "user", "content": heard.content}
+            "agent",
+            first,
+            said.model_dump(include={"role", "content"}),
+            {"role": "user", "content": heard.content},
         )
     words = (last.content or "").split()
-    return {"answer": last.content or "nothing", "reward": sum(word < "n" for word in words) / max(len(words), 1)}
+    return {
+        "answer": last.content or "nothing",
+        "reward": sum(word < "n" for word in words) / max(len(words), 1),
+    }
 
 
 async def differs(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
@@ -173,7 +198,9 @@ def program_of(name: str, folder: Path, llms: dict[str, Any], port: int) -> Any:
     script = folder / "stand_in.py"  # its path marks its processes
     shutil.copy(Path(__file__).with_name("stand_in.py"), script)
     command = (sys.executable, "-S", str(script), "{question}")
-    own = Harness("stand-in", command, {"chat": ("", "{base_url}")}, {"URL": "{url}", "KEY": "{api_key}"})
+    own = Harness(
+        "stand-in", command, {"chat": ("", "{base_url}")}, {"URL": "{url}", "KEY": "{api_key}"}
+    )
     agent = harness(name) if name in HARNESSES else own
     return Program(agent, llms=llms, port=port, reward=early_words)
 
@@ -206,8 +233,15 @@ def live(policy: str, folder: str, url: str, steps: int, program: str, port: int
     log = trainer.state.log_history
     losses = [(e["step"], e["loss"], e["reward"]) for e in log if "loss" in e]
     anew = sum(entry.get("async/played_anew", 0) for entry in log)
-    folders = len(list(Path(folder).glob("tmp/agentic-prompting-*/*"))) or 1  # its own, and any other
-    result = {"losses": losses, "weights": hashlib.sha256(weights).hexdigest(), "anew": anew, "folders": folders}
+    folders = (
+        len(list(Path(folder).glob("tmp/agentic-prompting-*/*"))) or 1
+    )  # its own, and any other
+    result = {
+        "losses": losses,
+        "weights": hashlib.sha256(weights).hexdigest(),
+        "anew": anew,
+        "folders": folders,
+    }
     (Path(folder) / "result.json").write_text(json.dumps(result))
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-OWN = ("name", "capital", "airport", "domain", "letters")  # the facts that belong to one country alone
+OWN = (
+    "name",
+    "capital",
+    "airport",
+    "domain",
+    "letters",
+)  # the facts that belong to one country alone
 
 
 def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
@@ -30,20 +36,28 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
             sandbox = setup.prepare_sandbox(folder, seed, warm_start_steps=warm_start_steps)
             world, tokenizer = load_world(), setup.world_tokenizer()
         else:
-            sandbox = setup.prepare_guarded(Path(folder), seed, warm_start_steps=warm_start_steps, world=name)
+            sandbox = setup.prepare_guarded(
+                Path(folder), seed, warm_start_steps=warm_start_steps, world=name
+            )
             world, tokenizer = load_guarded_world(), setup.guarded_tokenizer()
     texts = [*sandbox.train["question"], *(sandbox.root.principles if name != "prompt-r1" else ())]
     for trace in shown:
         texts += [trace["question"], *trace["answers"], *trace["turns"], *trace["observations"]]
         texts += [message["content"] for message in trace.get("prompt", ())]
     texts = sorted(set(texts))  # most of them stand in many traces
-    seen = set(tokenizer.tokenize("\n".join(texts)))  # a name is one token: in `Port of Spain` there is no Spain
+    seen = set(
+        tokenizer.tokenize("\n".join(texts))
+    )  # a name is one token: in `Port of Spain` there is no Spain
     held, trained_on = (
         {parse_question(question, world).country for question in rows["question"]}
         for rows in (sandbox.test, sandbox.train)
     )
     capitals = {country.capital for country in trained_on}
-    assert len(held) >= 20 and len(shown) == 30 * warm_start_steps and capitals <= seen, "nothing was looked at"
-    shared = {value for country in trained_on for value in vars(country).values()}  # MAD is a dirham, too
+    assert len(held) >= 20 and len(shown) == 30 * warm_start_steps and capitals <= seen, (
+        "nothing was looked at"
+    )
+    shared = {
+        value for country in trained_on for value in vars(country).values()
+    }  # MAD is a dirham, too
     names = {getattr(country, field) for country in held for field in OWN} - shared - {""}
     return sorted((seen & names) | {country.name for country in trained_on & held})

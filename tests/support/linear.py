@@ -8,7 +8,15 @@ from typing import Any
 
 TAGS = [
     f"<{slash}{name}>"
-    for name in ("think", "tool_call", "function_call", "interaction_prompt", "answer", "tool_response", "parameter")
+    for name in (
+        "think",
+        "tool_call",
+        "function_call",
+        "interaction_prompt",
+        "answer",
+        "tool_response",
+        "parameter",
+    )
     for slash in ("", "/")
 ]
 PIECES = [
@@ -52,7 +60,9 @@ FRAMES = [
 ]
 
 
-def assert_linear(read: Callable[[str], Any], piece: str, opening: str = "", closing: str = "", size: int = 10_000):
+def assert_linear(
+    read: Callable[[str], Any], piece: str, opening: str = "", closing: str = "", size: int = 10_000
+):
     """Read repetitions of a piece, four times as many the second time.
 
     Linear readers take four times as long then, quadratic ones sixteen times. Seconds of the processor are counted,
@@ -68,4 +78,6 @@ def assert_linear(read: Callable[[str], Any], piece: str, opening: str = "", clo
     seconds(1000)
     short = min(seconds(size) for _ in range(2))
     long = min(seconds(4 * size) for _ in range(2))
-    assert long < 8 * short + 0.03, f"{long:.3f} s for {4 * size} characters, {short:.3f} s for {size}"
+    assert long < 8 * short + 0.03, (
+        f"{long:.3f} s for {4 * size} characters, {short:.3f} s for {size}"
+    )

@@ -7,7 +7,8 @@ import pytest
 LONG = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        "AGENTIC_PROMPTING_LONG" not in os.environ, reason="takes minutes: set AGENTIC_PROMPTING_LONG=1"
+        "AGENTIC_PROMPTING_LONG" not in os.environ,
+        reason="takes minutes: set AGENTIC_PROMPTING_LONG=1",
     ),
 ]
 

@@ -31,7 +31,13 @@ from support.servers import completion
 class Exchange:
     """One request, its connection, and the means for a fault to answer it badly."""
 
-    def __init__(self, server: MisbehavingServer, writer: asyncio.StreamWriter, request: dict[str, Any], text: str):
+    def __init__(
+        self,
+        server: MisbehavingServer,
+        writer: asyncio.StreamWriter,
+        request: dict[str, Any],
+        text: str,
+    ):
         self.server, self.writer, self.request, self.text = server, writer, request, text
         self.keep_alive = True
 
@@ -42,7 +48,9 @@ class Exchange:
         head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         self.writer.write(f"HTTP/1.1 {status} Status\r\n{head}\r\n".encode() + body)
 
-    def fail(self, status: int, said: str = "try later", code: str | None = None, **headers: str) -> None:
+    def fail(
+        self, status: int, said: str = "try later", code: str | None = None, **headers: str
+    ) -> None:
         self.send({"error": {"message": said, "type": "error", "code": code}}, status, **headers)
 
     def say(self, content: Any, finish_reason: str = "stop", **message: Any) -> None:
@@ -180,48 +188,78 @@ FAULTS = {
     "reset in the body": Fault(lambda x: _half_a_body(x, Exchange.reset), "Unreachable"),
     "closed in the body": Fault(lambda x: _half_a_body(x, Exchange.close), "Unreachable"),
     "endless head": Fault(_endless_head, "Unreachable"),
-    "no HTTP": Fault(lambda x: (x.writer.write(b"\x16\x03\x01 hello\r\n\r\n"), x.close())[0], "Unreachable"),
+    "no HTTP": Fault(
+        lambda x: (x.writer.write(b"\x16\x03\x01 hello\r\n\r\n"), x.close())[0], "Unreachable"
+    ),
     "hangs": Fault(_hang, "TimedOut"),
     "slow drip": Fault(_drip, "TimedOut"),
     # 200 without a usable reply.
     "empty body": Fault(lambda x: x.send(b""), "BadReply"),
     "malformed JSON": Fault(lambda x: x.send(b'{"choices": [{"mess'), "BadReply"),
     "not UTF-8": Fault(lambda x: x.send(b'{"choices": "\xff\xfe\xfa"}'), "BadReply"),
-    "a web page": Fault(lambda x: x.send(b"<html>log in</html>", content_type="text/html"), "BadReply"),
+    "a web page": Fault(
+        lambda x: x.send(b"<html>log in</html>", content_type="text/html"), "BadReply"
+    ),
     "JSON nested without end": Fault(lambda x: x.send(b"[" * 200_000), "BadReply"),
     "JSON of another kind": Fault(lambda x: x.send(b"[1, 2]"), "BadReply"),
     "empty choices": Fault(lambda x: x.send({"choices": []}), "BadReply"),
     "choices of another kind": Fault(lambda x: x.send({"choices": {"0": "text"}}), "BadReply"),
     "content null": Fault(lambda x: x.say(None), "BadReply"),
     "content blank": Fault(lambda x: x.say(" \n\t"), "BadReply"),
-    "content of another kind": Fault(lambda x: x.say([{"type": "image_url", "image_url": "a"}]), "BadReply"),
-    "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "ServerFailed"),
-    "an error in the choice": Fault(lambda x: x.say("half a sen", finish_reason="error"), "BadReply"),
+    "content of another kind": Fault(
+        lambda x: x.say([{"type": "image_url", "image_url": "a"}]), "BadReply"
+    ),
+    "an error in a 200": Fault(
+        lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "ServerFailed"
+    ),
+    "an error in the choice": Fault(
+        lambda x: x.say("half a sen", finish_reason="error"), "BadReply"
+    ),
     "broken compression": Fault(lambda x: x.send(b"{}", content_encoding="gzip"), "BadReply"),
     # Final: a retry cannot help.
     "endless chunks": Fault(_endless_chunks, "BadReply", passes=False),
     "endless body": Fault(_endless, "BadReply", passes=False),
-    "compression bomb": Fault(lambda x: x.send(_BOMB, content_encoding="gzip"), "BadReply", passes=False),
-    "307": Fault(lambda x: x.send(b"", 307, location="http://127.0.0.1:1/v1"), "Misconfigured", passes=False),
+    "compression bomb": Fault(
+        lambda x: x.send(_BOMB, content_encoding="gzip"), "BadReply", passes=False
+    ),
+    "307": Fault(
+        lambda x: x.send(b"", 307, location="http://127.0.0.1:1/v1"), "Misconfigured", passes=False
+    ),
     "302": Fault(lambda x: x.send(b"", 302, location="/v1/models"), "Misconfigured", passes=False),
-    "401 to be retried": Fault(lambda x: x.fail(401, x_should_retry="true"), "Misconfigured", passes=False),
+    "401 to be retried": Fault(
+        lambda x: x.fail(401, x_should_retry="true"), "Misconfigured", passes=False
+    ),
     "400": Fault(lambda x: x.fail(400, "too long"), "BadRequest", passes=False),
     "422": Fault(lambda x: x.fail(422, "bad field"), "BadRequest", passes=False),
     "401": Fault(lambda x: x.fail(401, "bad key"), "Misconfigured", passes=False),
     "402": Fault(lambda x: x.fail(402, "pay first"), "Misconfigured", passes=False),
     "403": Fault(lambda x: x.fail(403, "not yours"), "Misconfigured", passes=False),
     "404": Fault(lambda x: x.fail(404, "no such model"), "Misconfigured", passes=False),
-    "429 out of credit": Fault(lambda x: x.fail(429, code="insufficient_quota"), "Misconfigured", passes=False),
+    "429 out of credit": Fault(
+        lambda x: x.fail(429, code="insufficient_quota"), "Misconfigured", passes=False
+    ),
     "refusal": Fault(lambda x: x.say(None, refusal="I will not"), "Refused", passes=False),
-    "flagged input": Fault(lambda x: x.fail(403, code="content_policy_violation"), "Refused", passes=False),
-    "content filter": Fault(lambda x: x.say("half", finish_reason="content_filter"), "Refused", passes=False),
-    "length without text": Fault(lambda x: x.say("", finish_reason="length"), "BadReply", passes=False),
+    "flagged input": Fault(
+        lambda x: x.fail(403, code="content_policy_violation"), "Refused", passes=False
+    ),
+    "content filter": Fault(
+        lambda x: x.say("half", finish_reason="content_filter"), "Refused", passes=False
+    ),
+    "length without text": Fault(
+        lambda x: x.say("", finish_reason="length"), "BadReply", passes=False
+    ),
     # Unusual, but a reply.
-    "content in parts": Fault(lambda x: x.say([{"type": "text", "text": part} for part in x.text]), None),
+    "content in parts": Fault(
+        lambda x: x.say([{"type": "text", "text": part} for part in x.text]), None
+    ),
     "length with text": Fault(lambda x: x.say(x.text, finish_reason="length"), None),
     "long header": Fault(lambda x: x.send(x.good(), x_policy="x" * 50_000), None),
-    "wrong content type": Fault(lambda x: x.send(x.good(), content_type="text/html; charset=latin-1"), None),
-    "10 MB": Fault(lambda x: x.send(x.good()[:-1] + b', "padding": "' + b"x" * 10_000_000 + b'"}'), None),
+    "wrong content type": Fault(
+        lambda x: x.send(x.good(), content_type="text/html; charset=latin-1"), None
+    ),
+    "10 MB": Fault(
+        lambda x: x.send(x.good()[:-1] + b', "padding": "' + b"x" * 10_000_000 + b'"}'), None
+    ),
     "absurd usage": Fault(lambda x: x.send(_with_text(_usage(10**400), x.text)), None),
     "stale connection": Fault(_stale, None),
 }
@@ -280,7 +318,13 @@ class MisbehavingServer:
         hang_seconds: float = 30.0,
         port: int = 0,
     ):
-        self.plan, self.latency, self.say, self.hang_seconds, self.port = plan, latency, say, hang_seconds, port
+        self.plan, self.latency, self.say, self.hang_seconds, self.port = (
+            plan,
+            latency,
+            say,
+            hang_seconds,
+            port,
+        )
         self.requests: list[dict[str, Any]] = []
         self.at: list[float] = []
         self.authorizations: set[str] = set()
@@ -324,7 +368,9 @@ class MisbehavingServer:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=4096, reuse_address=True)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, backlog=4096, reuse_address=True
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _refuse(self) -> None:
@@ -355,8 +401,13 @@ class MisbehavingServer:
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head)}
-        request = json.loads(await reader.readexactly(int(headers.get("content-length", 0))) or b"{}")
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in head)
+        }
+        request = json.loads(
+            await reader.readexactly(int(headers.get("content-length", 0))) or b"{}"
+        )
         number = len(self.requests)
         self.requests.append(request)
         self.at.append(time.monotonic())
@@ -383,13 +434,19 @@ def main() -> None:
     parser.add_argument("--hang", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    with MisbehavingServer(at_random(args.share, args.seed), args.latency, hang_seconds=args.hang) as server:
+    with MisbehavingServer(
+        at_random(args.share, args.seed), args.latency, hang_seconds=args.hang
+    ) as server:
         print(server.base_url, flush=True)
         with contextlib.suppress(EOFError):
             input()
         print(
             json.dumps(
-                {"requests": len(server.requests), "answered": server.answered, "connections": server.connections}
+                {
+                    "requests": len(server.requests),
+                    "answered": server.answered,
+                    "connections": server.connections,
+                }
             )
         )
 

@@ -26,12 +26,20 @@ def crossover(*args, **options):
 
 def problem(name, *rewards):
     return ProblemResult(
-        f"question {name}", f"truth {name}", tuple(Attempt(f"try {name}{n}", r) for n, r in enumerate(rewards))
+        f"question {name}",
+        f"truth {name}",
+        tuple(Attempt(f"try {name}{n}", r) for n, r in enumerate(rewards)),
     )
 
 
 MIXED = PromptResult(
-    PROMPT, (problem("a", 1.0, 0.0), problem("b", 1.0, 1.0), problem("c", 0.0, None, 1.0), problem("d", 0.0, 0.0))
+    PROMPT,
+    (
+        problem("a", 1.0, 0.0),
+        problem("b", 1.0, 1.0),
+        problem("c", 0.0, None, 1.0),
+        problem("d", 0.0, 0.0),
+    ),
 )
 
 

@@ -8,5 +8,7 @@ import re
 
 def block(html, name):
     """The data of a block of the page."""
-    packed = re.search(rf'<script type="text/plain" id="data-{name}">([^<]*)</script>', html).group(1)
+    packed = re.search(rf'<script type="text/plain" id="data-{name}">([^<]*)</script>', html).group(
+        1
+    )
     return json.loads(gzip.decompress(base64.b64decode(packed)))

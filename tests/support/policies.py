@@ -8,7 +8,12 @@ from pathlib import Path
 
 def make_tiny_policy(folder: Path) -> Path:
     """A randomly initialised sandbox policy with its tokenizer and spec."""
-    from agentic_prompting.sandbox.policy import build_policy, sandbox_spec, save_policy, world_tokenizer
+    from agentic_prompting.sandbox.policy import (
+        build_policy,
+        sandbox_spec,
+        save_policy,
+        world_tokenizer,
+    )
 
     tokenizer = world_tokenizer()
     save_policy(build_policy(tokenizer), tokenizer, sandbox_spec(), folder)
@@ -25,10 +30,15 @@ def make_asking_policy(tiny: Path, folder: Path) -> Path:
 
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     spec, tokenizer = AgentSpec.load(folder), AutoTokenizer.from_pretrained(folder)
-    model, chat_format = AutoModelForCausalLM.from_pretrained(folder), ChatFormat(tokenizer, spec.grammar)
+    model, chat_format = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        ChatFormat(tokenizer, spec.grammar),
+    )
     ask = "<think> the language </think> <interaction_prompt> what is the language of Kenya ? </interaction_prompt>"
     end = "<think> done </think> <answer> Swahili </answer>"
-    questions = [row["question"] for row in as_rows(make_split(0)[0][:40])] + [f"unheard of {i}" for i in range(8)]
+    questions = [row["question"] for row in as_rows(make_split(0)[0][:40])] + [
+        f"unheard of {i}" for i in range(8)
+    ]
     traces = [
         {"question": question, "turns": [ask, end], "observations": ["the answer is Swahili ."]}
         for question in questions

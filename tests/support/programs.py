@@ -14,7 +14,11 @@ from support.tokenizers_for_tests import template
 LIMITS = Limits(max_turns=5, max_turn_tokens=400, max_tokens=4000, max_context=8000)
 ADD = {
     "type": "function",
-    "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 
 
@@ -28,10 +32,15 @@ def byte_tokenizer(name: str = "qwen3"):
     core = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    core.add_special_tokens(
+        [AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    )
     core.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|endoftext|>"
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        bos_token="<|endoftext|>",
     )
     fast.chat_template = template(name)
     return fast
@@ -55,7 +64,9 @@ class Scripted:
         text = self.say(self.form.tokenizer.decode(request.context), request)
         ids = self.form.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) + 1 > request.max_new_tokens:
-            return Sample(ids[: request.max_new_tokens], [-0.5] * request.max_new_tokens, finished=False)
+            return Sample(
+                ids[: request.max_new_tokens], [-0.5] * request.max_new_tokens, finished=False
+            )
         return Sample([*ids, self.form.tokenizer.eos_token_id], [-0.5] * len(ids) + [-0.1])
 
     def contexts(self) -> list[str]:
@@ -63,7 +74,14 @@ class Scripted:
 
 
 def play_program(
-    agent, say=lambda text, request: "hello", limits=LIMITS, row=None, delay=0.0, n=1, name="qwen3", **options
+    agent,
+    say=lambda text, request: "hello",
+    limits=LIMITS,
+    row=None,
+    delay=0.0,
+    n=1,
+    name="qwen3",
+    **options,
 ):
     """`n` rollouts of a program, and the policy that was asked."""
     if not callable(agent) and not isinstance(agent, Program):

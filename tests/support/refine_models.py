@@ -75,7 +75,9 @@ def keep(system: str, user: str) -> str:
     return improve(system, user).replace("+<", "<")
 
 
-def models(log: Log, length: int = 35, optimizer=improve, feedback=critic, verifier=None) -> dict[str, RuleModel]:
+def models(
+    log: Log, length: int = 35, optimizer=improve, feedback=critic, verifier=None
+) -> dict[str, RuleModel]:
     """Keyword arguments of `ProRefiner`."""
     rules = {"task": answer(length), "feedback": feedback, "optimizer": optimizer}
     if verifier is not None:

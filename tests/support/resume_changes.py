@@ -21,7 +21,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.5},
     "batch size": {"per_device_train_batch_size": 8},
 }
-MOMENTS = {"before the first checkpoint": 5, "after a checkpoint": 14}  # replies paid when the run is killed
+MOMENTS = {
+    "before the first checkpoint": 5,
+    "after a checkpoint": 14,
+}  # replies paid when the run is killed
 
 
 class Killed(BaseException):
@@ -39,7 +42,9 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def resumed_with(policy: Path, folder: Path, rows: Any, change: dict[str, Any], moment: int, scale: float = 1.0) -> str:
+def resumed_with(
+    policy: Path, folder: Path, rows: Any, change: dict[str, Any], moment: int, scale: float = 1.0
+) -> str:
     """What a resume said about the groups in flight that it did not use; empty if nothing."""
 
     def build(**changes: Any) -> Any:

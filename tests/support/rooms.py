@@ -18,11 +18,23 @@ ABOVE_THE_TORCH_LINE = (
     "data",
     "evaluation",
 )
-BELOW_THE_TORCH_LINE = ("local", "interop", "trainers", "agent", "sandbox", "planning", "report", "serve", "cli")
+BELOW_THE_TORCH_LINE = (
+    "local",
+    "interop",
+    "trainers",
+    "agent",
+    "sandbox",
+    "planning",
+    "report",
+    "serve",
+    "cli",
+)
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 MODULES = sorted(
-    path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem not in ("__init__", "__main__")
+    path
+    for path in SOURCE.rglob("*.py")
+    if path.parent != SOURCE or path.stem not in ("__init__", "__main__")
 )
 
 
@@ -50,7 +62,9 @@ def imports(source: str, package: str, types: bool = False) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            parents = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             base = [*parents, *([node.module] if node.module else [])]
             yield from (".".join([*base, alias.name]) for alias in node.names)
 
@@ -69,7 +83,10 @@ def imported_files(path: Path) -> set[str]:
     """
     files = {dotted(other) for other in MODULES if other.name != "__init__.py"}
     return {
-        module for name in imports_of(path, types=True) for module in (name, name.rpartition(".")[0]) if module in files
+        module
+        for name in imports_of(path, types=True)
+        for module in (name, name.rpartition(".")[0])
+        if module in files
     }
 
 
@@ -85,5 +102,8 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
         return found
 
     reached = {name: reach(name) for name in arrows}
-    groups = {frozenset(other for other in reached[name] if name in reached.get(other, ())) for name in arrows}
+    groups = {
+        frozenset(other for other in reached[name] if name in reached.get(other, ()))
+        for name in arrows
+    }
     return sorted(sorted(group) for group in groups if len(group) > 1)

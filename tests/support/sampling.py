@@ -15,6 +15,10 @@ def requests_for(tokenizer, n, rng=None, most=20):
     """Requests with contexts and limits of many lengths."""
     rng = rng or random.Random(0)
     return [
-        SampleRequest([rng.randrange(4, len(tokenizer)) for _ in range(rng.randint(2, 30))], rng.randint(1, most), seed)
+        SampleRequest(
+            [rng.randrange(4, len(tokenizer)) for _ in range(rng.randint(2, 30))],
+            rng.randint(1, most),
+            seed,
+        )
         for seed in range(n)
     ]

@@ -20,7 +20,11 @@ ROWS = [{"question": f"q{number}", "answers": ["yes"]} for number in range(6)]
 
 def files_of(folder):
     """Every file with its bytes, but for the locks themselves."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
 
 
 def small(folder):
@@ -41,7 +45,9 @@ def espl(folder):
 
 
 def evolve(folder):
-    evolving.run(config=evolving.EvolveConfig(steps=1, problems_per_step=2), checkpoint=folder / "state.json")
+    evolving.run(
+        config=evolving.EvolveConfig(steps=1, problems_per_step=2), checkpoint=folder / "state.json"
+    )
 
 
 def evolve_command(folder):
@@ -50,13 +56,21 @@ def evolve_command(folder):
 
 
 def evaluate(folder):
-    evaluate_agent(lambda questions: ["no" for _ in questions], {"mine": ROWS}, runs=1, output=folder, progress=False)
+    evaluate_agent(
+        lambda questions: ["no" for _ in questions],
+        {"mine": ROWS},
+        runs=1,
+        output=folder,
+        progress=False,
+    )
 
 
 def evaluate_command(folder):
     from paper_tables import load_config, run_table
 
-    run_table(load_config(ROOT / "examples/configs/eval_prorefine_table1.yaml"), True, folder, False)
+    run_table(
+        load_config(ROOT / "examples/configs/eval_prorefine_table1.yaml"), True, folder, False
+    )
 
 
 def refine(folder):
@@ -81,7 +95,12 @@ def beside_a_first(second: Callable[[Path], None], folder: Path) -> tuple[list[P
     Of what a first run has written there are torn lines, too, which a start of its own would mend.
     """
     folder.mkdir(exist_ok=True)
-    for name in ("system.jsonl", "results.jsonl", "state.evolution.jsonl", "optimal_verifier.jsonl"):
+    for name in (
+        "system.jsonl",
+        "results.jsonl",
+        "state.evolution.jsonl",
+        "optimal_verifier.jsonl",
+    ):
         (folder / name).write_bytes(b'{"half a line')
     before, said = files_of(folder), ""
     with only_writer(folder / SECOND[second]):
@@ -97,4 +116,8 @@ def second_starts(folder: Path) -> dict[str, int]:
     """Of all kinds: how many were tried, how many were refused, how many files they changed."""
     found = [beside_a_first(second, folder / second.__name__) for second in SECOND]
     refused = sum("another" in said for _, said in found)
-    return {"tried": len(found), "refused": refused, "files_changed": sum(len(changed) for changed, _ in found)}
+    return {
+        "tried": len(found),
+        "refused": refused,
+        "files_changed": sum(len(changed) for changed, _ in found),
+    }

@@ -44,11 +44,15 @@ class Answer:
         if self.body is not None:
             return json.dumps(self.body).encode()
         if self.status >= 400:
-            return json.dumps({"error": {"message": self.text, "type": "error", "code": None}}).encode()
+            return json.dumps(
+                {"error": {"message": self.text, "type": "error", "code": None}}
+            ).encode()
         return json.dumps(completion(self.text, self.finish_reason, self.usage)).encode()
 
 
-def completion(text: Any, finish_reason: str = "stop", usage: tuple[int, int] = (10, 5), **message: Any) -> dict:
+def completion(
+    text: Any, finish_reason: str = "stop", usage: tuple[int, int] = (10, 5), **message: Any
+) -> dict:
     """The body of a chat completion whose message holds `text` and the entries of `message`."""
     prompt, written = usage
     return {
@@ -63,7 +67,11 @@ def completion(text: Any, finish_reason: str = "stop", usage: tuple[int, int] = 
                 "finish_reason": finish_reason,
             }
         ],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+        },
     }
 
 
@@ -106,7 +114,9 @@ class LoopbackServer:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer one request as the script says."""
-        request = json.loads(handler.rfile.read(int(handler.headers.get("content-length", 0))) or b"{}")
+        request = json.loads(
+            handler.rfile.read(int(handler.headers.get("content-length", 0))) or b"{}"
+        )
         with self._lock:
             number = len(self.requests)
             self.requests.append(request)

@@ -15,9 +15,7 @@ from agentic_prompting.serve import Metrics, ServeConfig, Service
 from agentic_prompting.serve.answering import AgentAnswers
 from agentic_prompting.serve.app import server_of
 
-ASK = (
-    "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
-)
+ASK = "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
 END = "<think> done </think> <answer> Nairobi </answer>"
 
 

@@ -32,7 +32,11 @@ class Signalled:
         }  # fmt: skip
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
-                [*command, *map(str, words)], stdout=file, stderr=file, env=environment, start_new_session=True
+                [*command, *map(str, words)],
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
             )
 
     def signalled(self, number: int) -> tuple[int, str]:
@@ -57,7 +61,9 @@ class Signalled:
     def orphans(self) -> list[psutil.Process]:
         """Processes of its session that still run a second after its end."""
         deadline = time.monotonic() + 1
-        while (left := [one for one in psutil.process_iter() if self._of_session(one)]) and time.monotonic() < deadline:
+        while (
+            left := [one for one in psutil.process_iter() if self._of_session(one)]
+        ) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 

@@ -24,7 +24,9 @@ def main(question: str) -> None:
     first = {"role": "user", "content": question}
     said = ask("agent", first)
     heard = ask("oracle", {"role": "user", "content": f"{question} {said}"})
-    last = ask("agent", first, {"role": "assistant", "content": said}, {"role": "user", "content": heard})
+    last = ask(
+        "agent", first, {"role": "assistant", "content": said}, {"role": "user", "content": heard}
+    )
     with open("answer.txt", "w") as file:
         file.write(last)
     print(last or "nothing")

@@ -67,8 +67,16 @@ GRANITE = (
 # name -> (template, special tokens with the end of a turn first, added tokens that are not special)
 FAMILIES = {
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], []),
-    "llama3": (LLAMA3, ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"], []),
-    "qwen3": (QWEN3, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], ["<think>", "</think>", "<tool_call>"]),
+    "llama3": (
+        LLAMA3,
+        ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
+        [],
+    ),
+    "qwen3": (
+        QWEN3,
+        ["<|im_end|>", "<|im_start|>", "<|endoftext|>"],
+        ["<think>", "</think>", "<tool_call>"],
+    ),
     "qwen3_thinking": (QWEN3_THINKING, ["<|im_end|>", "<|im_start|>"], ["<think>", "</think>"]),
     "gemma": (GEMMA, ["<end_of_turn>", "<bos>", "<start_of_turn>"], []),
 }
@@ -81,7 +89,11 @@ OTHERS = {
     "trl/gemma": (None, FAMILIES["gemma"][1], []),
     "trl/gemma3": (None, FAMILIES["gemma"][1], []),
     "trl/phi3": (None, ["<|end|>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>"], []),
-    "trl/gptoss": (None, ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>"], []),
+    "trl/gptoss": (
+        None,
+        ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>"],
+        [],
+    ),
     "mistral": (MISTRAL, ["</s>", "<s>", "[INST]", "[/INST]"], []),
     "olmo2": (OLMO2, ["<|endoftext|>"], []),
     "granite": (GRANITE, ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"], []),
@@ -120,10 +132,15 @@ def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
         vocab_size=480, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in [*special, "<pad>"]])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in [*special, "<pad>"]]
+    )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ordinary])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=special[0], pad_token="<pad>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=special[0],
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
     )
     fast.chat_template = template(family.removeprefix("trl/")) if text is None else text
     return fast

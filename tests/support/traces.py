@@ -82,14 +82,24 @@ class Collector:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+                    ExportTraceServiceRequest,
+                )
 
                 body = self.rfile.read(int(self.headers["content-length"]))
-                body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+                body = (
+                    gzip.decompress(body)
+                    if self.headers.get("content-encoding") == "gzip"
+                    else body
+                )
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
+                    attributes = {
+                        one.key: one.value.string_value for one in resource.resource.attributes
+                    }
                     collector.resources.append(attributes)
-                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                    collector.spans += [
+                        span for scope in resource.scope_spans for span in scope.spans
+                    ]
                 collector.headers.append(dict(self.headers))
                 self.send_response(200)
                 self.end_headers()
@@ -122,7 +132,10 @@ def collected_over_grpc():
     class Service(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request, context):
             names.extend(
-                s.name for resource in request.resource_spans for scope in resource.scope_spans for s in scope.spans
+                s.name
+                for resource in request.resource_spans
+                for scope in resource.scope_spans
+                for s in scope.spans
             )
             return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -138,7 +151,9 @@ def collected_over_grpc():
 
 def in_process(code, *arguments, **variables):
     """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both streams."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACE"))}
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACE"))
+    }
     paths = os.pathsep.join([str(TESTS), *sys.path])
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

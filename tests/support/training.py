@@ -49,7 +49,9 @@ def arguments(folder, **changes):
     )
 
 
-def trainer_for(policy, folder, rows, chat=None, kind=PromptR1Trainer, environment=None, options=None, **changes):
+def trainer_for(
+    policy, folder, rows, chat=None, kind=PromptR1Trainer, environment=None, options=None, **changes
+):
     return kind(
         model=str(policy) if isinstance(policy, str | Path) else policy,
         environment=environment or LLMEnvironment(chat if chat is not None else Oracle()),
@@ -77,7 +79,9 @@ class Acts:
         self.answered += 1
         question = chat_format.tokenizer.decode(request.context)
         row = next(row for row in self.trainer.train_dataset if row["question"] in question)
-        return Sample(chat_format.turn_ids(END.format(row["answers"][0] if self.answered % 2 else "yen")))
+        return Sample(
+            chat_format.turn_ids(END.format(row["answers"][0] if self.answered % 2 else "yen"))
+        )
 
 
 def one_batch(trainer, sampler=Acts):
@@ -100,7 +104,9 @@ def vars_for(folder):
 def rows_of(inputs):
     """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those are in the loss."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-    for prompt, is_prompt, ids, is_own, counts in zip(*(inputs[name] for name in names), strict=True):
+    for prompt, is_prompt, ids, is_own, counts in zip(
+        *(inputs[name] for name in names), strict=True
+    ):
         own = is_own.bool()
         yield prompt[is_prompt.bool()].tolist(), ids[own].tolist(), (counts[own] > 0).tolist()
 

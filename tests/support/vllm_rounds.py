@@ -40,7 +40,10 @@ def by_sum(rollout):
 def trainer_of_rounds(policy, folder, environment=None, reward=by_sum, peft_config=None, **changes):
     """The rows of one process have 1 round, those of the other 3, and prompts of other lengths."""
     prompts = [[{"role": "user", "content": "Kenya " * (1 + 3 * i)}] for i in range(8)]
-    rows = [{"prompt": prompt, "rounds": 1 + 2 * (i % 2), "question": "Kenya"} for i, prompt in enumerate(prompts)]
+    rows = [
+        {"prompt": prompt, "rounds": 1 + 2 * (i % 2), "question": "Kenya"}
+        for i, prompt in enumerate(prompts)
+    ]
     settings = {
         "num_generations": 4, "max_steps": 3, "max_turn_tokens": 6, "shuffle_dataset": False, "use_vllm": True,
         "max_completion_length": 80, "learning_rate": 1e-2, "vllm_mode": "server",

@@ -17,7 +17,9 @@ from support.vllm_rounds import Rounds, by_sum, trainer_of_rounds  # noqa: E402
 
 
 def trainer_for(name, *environment_and_reward, **changes):
-    return trainer_of_rounds(SETTINGS["policy"], Path(SETTINGS["folder"]) / name, *environment_and_reward, **changes)
+    return trainer_of_rounds(
+        SETTINGS["policy"], Path(SETTINGS["folder"]) / name, *environment_and_reward, **changes
+    )
 
 
 def play(name, **changes):
@@ -33,7 +35,13 @@ def play(name, **changes):
     policy.__class__ = Counted
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    names = ("loss", "grad_norm", "sampling/sampling_logp_difference/max", "rollout/turns", "rollout/truncated")
+    names = (
+        "loss",
+        "grad_norm",
+        "sampling/sampling_logp_difference/max",
+        "rollout/turns",
+        "rollout/truncated",
+    )
     return {
         **backends.stated(trainer),
         "log": [{name: entry[name] for name in names} for entry in log],
@@ -44,7 +52,9 @@ def play(name, **changes):
 
 def ahead(name, server):
     """Four steps with a lead of one: the number of updates before each turn, by its seed, and the ages."""
-    trainer = trainer_for(name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server)
+    trainer = trainer_for(
+        name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server
+    )
     policy, said = trainer.policy, {}
 
     class Watched(type(policy)):
@@ -55,7 +65,12 @@ def ahead(name, server):
 
     policy.__class__ = Watched
     trainer.train()
-    return {"said": said, "ages": [entry["async/token_age"] for entry in trainer.state.log_history if "loss" in entry]}
+    return {
+        "said": said,
+        "ages": [
+            entry["async/token_age"] for entry in trainer.state.log_history if "loss" in entry
+        ],
+    }
 
 
 def lose(name, server, when):
@@ -77,7 +92,9 @@ def lose(name, server, when):
             vanish()
         return by_sum(rollout)
 
-    trainer = trainer_for(name, Vanishing(), reward, vllm_server_base_url=server, vllm_server_timeout=3)
+    trainer = trainer_for(
+        name, Vanishing(), reward, vllm_server_base_url=server, vllm_server_timeout=3
+    )
     try:
         trainer.train()
     except TrainingStopped as error:
@@ -93,7 +110,9 @@ def main():
         "narrow": {**server, "vllm_server_base_url": SETTINGS.get("narrow_server")},
     }
     seen = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
-    seen |= {when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()}
+    seen |= {
+        when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()
+    }
     if "lead" in SETTINGS:
         seen["lead"] = ahead("lead", SETTINGS["lead"])
     backends.leave(SETTINGS["folder"], seen)

@@ -71,7 +71,11 @@ class VLLMServer:
     def start(self):
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self.command, env={**os.environ, **self.variables}, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                env={**os.environ, **self.variables},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         end = time.monotonic() + _START_SECONDS
         while not self._answers():
@@ -101,4 +105,8 @@ class VLLMServer:
 
     def counted(self, name):
         """The value of one of its metrics."""
-        return sum(float(line.split()[-1]) for line in self.get("/metrics").splitlines() if line.startswith(name))
+        return sum(
+            float(line.split()[-1])
+            for line in self.get("/metrics").splitlines()
+            if line.startswith(name)
+        )

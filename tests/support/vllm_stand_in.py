@@ -44,7 +44,9 @@ class Engine:
     @torch.no_grad()
     def sample(self, context, max_tokens, temperature=1.0, seed=None, stop=(), **ignored):
         """Token ids, their log-probabilities, and the reason for the end."""
-        generator = torch.Generator().manual_seed(next(self.seeds) if seed is None else seed % 2**63)
+        generator = torch.Generator().manual_seed(
+            next(self.seeds) if seed is None else seed % 2**63
+        )
         ids, logprobs = [], []
         with self.lock:
             while True:
@@ -53,7 +55,9 @@ class Engine:
                 ids.append(int(torch.multinomial(distribution.exp(), 1, generator=generator)))
                 logprobs.append(float(distribution[ids[-1]]))
                 text = self.tokenizer.decode(ids)
-                if ids[-1] == self.tokenizer.eos_token_id or any(text.endswith(end) for end in stop or ()):
+                if ids[-1] == self.tokenizer.eos_token_id or any(
+                    text.endswith(end) for end in stop or ()
+                ):
                     return ids, logprobs, "stop"
                 if len(ids) == max_tokens:
                     return ids, logprobs, "length"
@@ -104,7 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         known = {
             "/health": {},
-            "/v1/models": {"object": "list", "data": [{"id": "policy", "max_model_len": self.server.max_model_len}]},
+            "/v1/models": {
+                "object": "list",
+                "data": [{"id": "policy", "max_model_len": self.server.max_model_len}],
+            },
             "/server_info": {
                 "vllm_config": {
                     "model_config": {"logprobs_mode": "processed_logprobs"},
@@ -124,7 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._complete(body)
         if self.path == "/update_weights":
             time.sleep(self.server.slow_update)
-            self.server.engine.load_weights(_receive(self.server.weights, body["update_info"]["names"]))
+            self.server.engine.load_weights(
+                _receive(self.server.weights, body["update_info"]["names"])
+            )
             self.server.updates += 1
         self._answer({"success": True})
 
@@ -135,20 +144,39 @@ class _Handler(BaseHTTPRequestHandler):
         if longest > self.server.max_model_len:
             limit = f"This model's maximum context length is {self.server.max_model_len} tokens, got {longest}"
             return self._answer({"error": {"message": limit, "code": 400}}, 400)
-        assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["logprobs"] == 0
-        parameters = {name: body.get(name) for name in ("max_tokens", "temperature", "seed", "stop")}
+        assert (
+            body["return_token_ids"]
+            and body["return_tokens_as_token_ids"]
+            and body["logprobs"] == 0
+        )
+        parameters = {
+            name: body.get(name) for name in ("max_tokens", "temperature", "seed", "stop")
+        }
         choices = []
         for prompt in prompts:
             ids, logprobs, reason = self.server.engine.sample(prompt, **parameters)
             self.server.made[body.get("seed")] = self.server.updates
             names = [f"token_id:{token}" for token in ids]
             top = [{name: logprob} for name, logprob in zip(names, logprobs, strict=True)]
-            scored = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": [0] * len(ids)}
+            scored = {
+                "tokens": names,
+                "token_logprobs": logprobs,
+                "top_logprobs": top,
+                "text_offset": [0] * len(ids),
+            }
             choices.append({
                 "index": len(choices), "text": self.server.engine.tokenizer.decode(ids), "finish_reason": reason,
                 "prompt_token_ids": prompt, "token_ids": ids, "logprobs": scored,
             })  # fmt: skip
-        self._answer({"id": "1", "object": "text_completion", "created": 0, "model": "policy", "choices": choices})
+        self._answer(
+            {
+                "id": "1",
+                "object": "text_completion",
+                "created": 0,
+                "model": "policy",
+                "choices": choices,
+            }
+        )
 
     def _answer(self, content, status=200):
         if self.server.gone:
@@ -167,7 +195,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _send(iterator, group, src, post_iter_func):
     """`packed_nccl_broadcast_producer`."""
-    tensors = {f"{i:05}": post_iter_func(item).detach().clone().contiguous() for i, item in enumerate(iterator)}
+    tensors = {
+        f"{i:05}": post_iter_func(item).detach().clone().contiguous()
+        for i, item in enumerate(iterator)
+    }
     save_file(tensors, group / "being-written")
     os.replace(group / "being-written", group / "weights")
 
@@ -193,7 +224,9 @@ class _LLM:
             at.__dict__[name] = types.SimpleNamespace()
             at = at.__dict__[name]
         at.load_weights = self.engine.load_weights
-        vars(self.llm_engine).update(add_request=self._add, abort_request=self._abort, step=self._step)
+        vars(self.llm_engine).update(
+            add_request=self._add, abort_request=self._abort, step=self._step
+        )
 
     def sleep(self, level):
         """Only what it was told: TRL gives the weights again before it is asked."""
@@ -220,15 +253,27 @@ class _LLM:
         number = next(iter(self.asked))
         prompt, parameters = self.asked.pop(number)
         ids, logprobs, reason = self.engine.sample(prompt, **parameters)
-        scored = [{token: types.SimpleNamespace(logprob=one, rank=1)} for token, one in zip(ids, logprobs, strict=True)]
+        scored = [
+            {token: types.SimpleNamespace(logprob=one, rank=1)}
+            for token, one in zip(ids, logprobs, strict=True)
+        ]
         sampled = types.SimpleNamespace(token_ids=ids, logprobs=scored, finish_reason=reason)
-        return [types.SimpleNamespace(request_id=number, finished=True, outputs=[sampled], prompt_token_ids=prompt)]
+        return [
+            types.SimpleNamespace(
+                request_id=number, finished=True, outputs=[sampled], prompt_token_ids=prompt
+            )
+        ]
 
 
 def install(weights):
     """Add the module `vllm`, whose weights are sent through the folder `weights`; call it before trl is imported."""
     contents = {
-        "vllm": {"__version__": VERSION, "LLM": _LLM, "SamplingParams": dict, "RequestOutput": object},
+        "vllm": {
+            "__version__": VERSION,
+            "LLM": _LLM,
+            "SamplingParams": dict,
+            "RequestOutput": object,
+        },
         "vllm.sampling_params": {"StructuredOutputsParams": dict},
         "vllm.utils": {},
         "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},

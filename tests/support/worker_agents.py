@@ -41,7 +41,11 @@ def do(row, made):
             return {"answer": "x", "value": Unreadable("cannot be made of", "one argument")}
         case "unpicklable":
             return {"answer": lambda: None}
-    return {"answer": made.choices[0].message.content, "pid": os.getpid(), "torch": "torch" in sys.modules}
+    return {
+        "answer": made.choices[0].message.content,
+        "pid": os.getpid(),
+        "torch": "torch" in sys.modules,
+    }
 
 
 async def waits(row, base_url, api_key):

@@ -46,7 +46,11 @@ def steps(monkeypatch):
 
 def build(policy, folder, rows, environment=None, **changes):
     trainer = trainer_for(
-        policy, folder, rows, environment=environment or Counts(), **{**LEAD, "max_steps": 4, **changes}
+        policy,
+        folder,
+        rows,
+        environment=environment or Counts(),
+        **{**LEAD, "max_steps": 4, **changes},
     )
     trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
     return trainer
@@ -80,9 +84,16 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     assert numbers.index(0) >= 4 and all(len(groups) == 2 for groups in steps)
     assert max(group.used_at - group.update for groups in steps for group in groups) == 2
     logged = log_of(trainer)
-    assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], "the last steps start nothing new"
-    assert logged[0]["async/token_age"] == 0 and max(entry["async/token_age_max"] for entry in logged) == 2
-    assert all(0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy"))
+    assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], (
+        "the last steps start nothing new"
+    )
+    assert (
+        logged[0]["async/token_age"] == 0
+        and max(entry["async/token_age_max"] for entry in logged) == 2
+    )
+    assert all(
+        0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy")
+    )
 
 
 def test_no_group_is_older_than_the_limit_when_it_is_used(tiny_policy, rows, tmp_path, steps):
@@ -106,7 +117,9 @@ def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, t
     """Over two epochs and a half, of a data set that does not fill its last batch."""
     seen = {}
     for lead in (0, 1):
-        trainer = build(tiny_policy, tmp_path / str(lead), rows.select(range(5)), async_lead=lead, max_steps=5)
+        trainer = build(
+            tiny_policy, tmp_path / str(lead), rows.select(range(5)), async_lead=lead, max_steps=5
+        )
         questions, generate = [], trainer._generate_and_score_completions
 
         def watched(inputs, questions=questions, generate=generate):
@@ -125,7 +138,9 @@ def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tm
     chat = ScriptedChat(["Nairobi"])
     trainer = build(tiny_policy, tmp_path, rows, LLMEnvironment(chat, share_replies="step"))
     trainer.train()
-    batches = [{rollout.batch for rollout in group.rollouts} for groups in steps for group in groups]
+    batches = [
+        {rollout.batch for rollout in group.rollouts} for groups in steps for group in groups
+    ]
     numbers = [group.number for groups in steps for group in groups]
     by_step = {number // 2: batch for number, (batch,) in zip(numbers, batches, strict=True)}
     assert len(set(by_step.values())) == 4 == len(chat.calls)
@@ -149,7 +164,13 @@ def test_replies_are_shared_however_many_steps_are_played_ahead():
 
 def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
     trainer = build(
-        tiny_policy, tmp_path, rows, eval_strategy="steps", eval_steps=1, max_steps=2, options={"eval_dataset": rows}
+        tiny_policy,
+        tmp_path,
+        rows,
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=2,
+        options={"eval_dataset": rows},
     )
     trainer.train()
     evaluated = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
@@ -161,7 +182,9 @@ def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
 
 @pytest.mark.parametrize("clip_max", [3.0, 0.01])
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
-def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode, clip_max):
+def test_the_loss_is_corrected_by_what_the_sampler_said(
+    tiny_policy, rows, tmp_path, mode, clip_max
+):
     """TRL's ratio, bounded, without vLLM: of the agent's tokens now and when they were sampled."""
     ratio = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": clip_max}
     trainer = build(tiny_policy, tmp_path, rows, max_steps=2, **ratio)
@@ -184,7 +207,9 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         clipped.append((counted > clip_max).double().mean().item())
     for entry, share in zip(log_of(trainer), clipped, strict=True):
         assert entry["async/clipped"] == pytest.approx(share) and (share == 0 or clip_max < 1)
-        least, mean, most = (entry[f"sampling/importance_sampling_ratio/{which}"] for which in ("min", "mean", "max"))
+        least, mean, most = (
+            entry[f"sampling/importance_sampling_ratio/{which}"] for which in ("min", "mean", "max")
+        )
         assert 0 <= least <= mean <= most <= clip_max
     assert any(clipped) == (clip_max < 1 and mode.startswith("token"))
     assert trainer.use_vllm is False
@@ -192,14 +217,24 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
     batch["advantages"] = torch.ones(2)
     for factor in (1.0, 0.0):  # the loss reads it
         ratio = torch.full_like(batch["importance_sampling_ratio"], factor)
-        losses.append(trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}))
+        losses.append(
+            trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio})
+        )
     assert abs(losses[0]) > 1e-4 and losses[1] == 0
 
 
 def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, tmp_path):
     """The second of two, against the weights of the first: what the ratio of the sampler says is another matter."""
-    reward = {"reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]}
-    two = {"num_iterations": 2, "max_steps": 4, "max_staleness": 4, "epsilon": 1e-6, "options": reward}
+    reward = {
+        "reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]
+    }
+    two = {
+        "num_iterations": 2,
+        "max_steps": 4,
+        "max_staleness": 4,
+        "epsilon": 1e-6,
+        "options": reward,
+    }
     trainer = build(tiny_policy, tmp_path, rows, **two)
     trainer.train()
     shares = [entry["clip_ratio/region_mean"] for entry in log_of(trainer)]
@@ -210,10 +245,17 @@ def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
     """What benchmarks/speed/async_training.py compares with: the same loss, as if each ratio were 1."""
     trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
     kept, compute = [], trainer._compute_loss
-    monkeypatch.setattr(trainer, "_compute_loss", lambda model, inputs: kept.append(inputs) or compute(model, inputs))
+    monkeypatch.setattr(
+        trainer,
+        "_compute_loss",
+        lambda model, inputs: kept.append(inputs) or compute(model, inputs),
+    )
     trainer.train()
     inputs = {**kept[0], "advantages": torch.ones(4)}
-    as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
+    as_if = compute(
+        trainer.model,
+        {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)},
+    )
     with_ratio = compute(trainer.model, inputs)
     monkeypatch.undo()
     async_training.uncorrect(trainer)
@@ -223,16 +265,24 @@ def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
 def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp_path, steps):
     """A turn of the engine in this process that the update comes in between: some tokens of each."""
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, environment=Counts(), **{**LEAD, "max_steps": 3, "stop_at_tags": False}
+        tiny_policy,
+        tmp_path,
+        rows,
+        environment=Counts(),
+        **{**LEAD, "max_steps": 3, "stop_at_tags": False},
     )
     trainer.train()
-    turns = [turn for groups in steps for group in groups for log in group.episodes for turn in log.turns]
+    turns = [
+        turn for groups in steps for group in groups for log in group.episodes for turn in log.turns
+    ]
     assert all(len(turn["updates"]) == len(turn["ids"]) == len(turn["logprobs"]) for turn in turns)
     assert all(turn["updates"] == sorted(turn["updates"]) for turn in turns)
     assert trainer.policy.updates == 2
 
 
-def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(tiny_policy, rows, tmp_path):
+def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(
+    tiny_policy, rows, tmp_path
+):
     """Groups in flight share the engine with it."""
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, environment=Counts(), options={"eval_dataset": rows.select(range(4))},
@@ -270,12 +320,21 @@ def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vllm_importance_sampling_correction": False}, "async_lead > 0 learns from what older weights sampled"),
+        (
+            {"vllm_importance_sampling_correction": False},
+            "async_lead > 0 learns from what older weights sampled",
+        ),
         ({"max_staleness": 0}, "max_staleness=0 is too low"),
         ({"async_lead": -1}, "async_lead must be at least 0"),
         ({"full_determinism": True}, "async_lead > 0 cannot be had with full_determinism=True"),
-        ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
-        ({"use_vllm": True, "vllm_mode": "colocate"}, "async_lead > 0 cannot be had with vllm_mode='colocate'"),
+        (
+            {"use_transformers_continuous_batching": True},
+            "cannot be had with use_transformers_continuous_batching",
+        ),
+        (
+            {"use_vllm": True, "vllm_mode": "colocate"},
+            "async_lead > 0 cannot be had with vllm_mode='colocate'",
+        ),
     ],
 )
 def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):
@@ -286,7 +345,12 @@ def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):
 
 def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
     trainer = build(
-        tiny_policy, tmp_path, rows, num_generations=4, per_device_train_batch_size=2, steps_per_generation=2
+        tiny_policy,
+        tmp_path,
+        rows,
+        num_generations=4,
+        per_device_train_batch_size=2,
+        steps_per_generation=2,
     )
     trainer.args.per_device_train_batch_size = 1  # as with two processes
     with pytest.raises(ValueError, match="each process must hold whole groups.* a multiple of 4"):
@@ -296,13 +360,19 @@ def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
 def test_defaults_of_lead(tmp_path):
     args = arguments(tmp_path, async_lead=1.5)
     assert args.max_staleness == 3 and args.vllm_importance_sampling_mode == "token_truncate"
-    assert arguments(tmp_path).vllm_importance_sampling_mode == "sequence_mask", "TRL's, where nothing is carried over"
+    assert arguments(tmp_path).vllm_importance_sampling_mode == "sequence_mask", (
+        "TRL's, where nothing is carried over"
+    )
 
 
 def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_path):
     trainer = build(tiny_policy, tmp_path, rows)
-    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
-    with pytest.raises(ValueError, match="async_lead > 0 needs a policy that gives the log-probability"):
+    trainer.policy = BatchEngine(
+        lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True
+    )
+    with pytest.raises(
+        ValueError, match="async_lead > 0 needs a policy that gives the log-probability"
+    ):
         trainer.train()
 
 
@@ -314,14 +384,24 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", [1, 5, 9, 14])
-def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(tiny_policy, rows, tmp_path, steps, moment):
+def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
+    tiny_policy, rows, tmp_path, steps, moment
+):
     """Killed while replies come in, before, at and after checkpoints: what was paid is on the tapes, and is used."""
     paid = Counter()
 
     def run(kill_at=None, resume=False):
         environment = Counts()
         environment.paid = paid
-        trainer = build(tiny_policy, tmp_path, rows, environment, max_steps=5, save_strategy="steps", save_steps=2)
+        trainer = build(
+            tiny_policy,
+            tmp_path,
+            rows,
+            environment,
+            max_steps=5,
+            save_strategy="steps",
+            save_steps=2,
+        )
         policy = trainer.policy.sampler
 
         def killed(requests):
@@ -340,7 +420,9 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(tiny_policy, rows
     assert trainer.state.global_step == 5
     assert set(paid.values()) == {1}, "nothing is paid for twice"
     used = [rollout for groups in steps for group in groups for rollout in group.rollouts]
-    assert all(rollout.done for rollout in used) and {seed for seed, _ in paid} >= {rollout.seed for rollout in used}
+    assert all(rollout.done for rollout in used) and {seed for seed, _ in paid} >= {
+        rollout.seed for rollout in used
+    }
     rollout = steps[-1][-1].rollouts[-1]
     assert rollout.replies[0].usage == Usage(3, 1, 0.5) and rollout.observations[0].seconds == 0.25
 
@@ -404,7 +486,9 @@ def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps
 def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_path):
     """Training stops while others still wait for their replies: those are written down before it ends."""
     environment = Counts()
-    trainer = build(tiny_policy, tmp_path, rows, environment, max_failed_share=0.0, failure_window=1)
+    trainer = build(
+        tiny_policy, tmp_path, rows, environment, max_failed_share=0.0, failure_window=1
+    )
     step = environment.step
 
     async def some_late(rollout):
@@ -427,7 +511,9 @@ def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_
 # --- E-SPL ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, rows, tmp_path, steps, monkeypatch):
+def test_a_group_is_rated_under_the_prompts_it_was_played_under(
+    tiny_policy, rows, tmp_path, steps, monkeypatch
+):
     """With the batch that uses it; groups of one batch that were played under other prompts are other matches."""
     args = {
         **vars_for(tmp_path), **LEAD, "prompts_per_step": 2, "per_device_train_batch_size": 8, "evolution_lag": 0,
@@ -456,7 +542,9 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, row
         names = [note["system_prompt"] for note in group.metadata]
         assert names == [names[0]] * 2 + [names[2]] * 2
         for name, rollout in zip(names, group.rollouts, strict=True):
-            assert rollout.row["prompt"][0]["content"] == trainer.population.members[name].prompt.text
+            assert (
+                rollout.row["prompt"][0]["content"] == trainer.population.members[name].prompt.text
+            )
         played[names[0], names[2]] += 1
     matches = Counter()
     for names, problems in rated:
@@ -497,7 +585,10 @@ def test_a_refused_second_start_changes_no_file(tiny_policy, rows, tmp_path, res
     killed_at(tiny_policy, tmp_path, rows, 5, Counts())
     before = files_of(tmp_path)
     assert any("in_flight" in str(name) for name in before)
-    with FileLock(tmp_path / "training.lock"), pytest.raises(ValueError, match="another run is training"):
+    with (
+        FileLock(tmp_path / "training.lock"),
+        pytest.raises(ValueError, match="another run is training"),
+    ):
         build(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=resume)
     assert files_of(tmp_path) == before
 
@@ -514,7 +605,9 @@ def test_a_refused_second_start_changes_no_file(tiny_policy, rows, tmp_path, res
         ({"per_device_train_batch_size": 8}, "generation_batch_size"),
     ],
 )
-def test_groups_in_flight_of_other_settings_are_played_anew(tiny_policy, rows, tmp_path, steps, caplog, changes, named):
+def test_groups_in_flight_of_other_settings_are_played_anew(
+    tiny_policy, rows, tmp_path, steps, caplog, changes, named
+):
     """Not learnt from in silence, and the resume is not blocked: one line, which counts them."""
     killed_at(tiny_policy, tmp_path, rows, 5, Counts())
     del steps[:]
@@ -539,10 +632,16 @@ def test_turns_of_other_weights_are_not_learnt_from(tiny_policy, rows, tmp_path,
     assert any("differs in the weights that the run began with" in line for line in caplog.messages)
 
 
-def test_a_checkpoint_of_other_settings_drops_what_it_held(tiny_policy, rows, tmp_path, steps, caplog):
-    build(tiny_policy, tmp_path, rows, Counts(), max_steps=2, save_strategy="steps", save_steps=1).train()
+def test_a_checkpoint_of_other_settings_drops_what_it_held(
+    tiny_policy, rows, tmp_path, steps, caplog
+):
+    build(
+        tiny_policy, tmp_path, rows, Counts(), max_steps=2, save_strategy="steps", save_steps=1
+    ).train()
     del steps[:]
     again = build(tiny_policy, tmp_path, rows, Counts(), num_generations=4)
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 4 and all(len(group.rollouts) == 4 for groups in steps for group in groups)
+    assert again.state.global_step == 4 and all(
+        len(group.rollouts) == 4 for groups in steps for group in groups
+    )
     assert sum("groups in flight are not used" in line for line in caplog.messages) == 1

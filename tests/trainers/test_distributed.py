@@ -28,7 +28,12 @@ def play(tiny_policy, tmp_path_factory):
     def runs(backend, processes=2):
         if (backend, processes) not in seen:
             folder = tmp_path_factory.mktemp(f"{backend}{processes}")
-            settings = {"policy": str(tiny_policy), "folder": str(folder), "backend": backend, "processes": processes}
+            settings = {
+                "policy": str(tiny_policy),
+                "folder": str(folder),
+                "backend": backend,
+                "processes": processes,
+            }
             launch(
                 "distributed_runs.py",
                 processes,
@@ -56,12 +61,16 @@ def test_same_seed_same_losses(play, backend, part):
     for process, turns in zip(others, (1, 3), strict=True):
         assert (process["type"], process["world"]) == (TYPES[backend], 2)
         assert process["sharded"] == (backend in SHARDED)
-        assert set(process["calls"]) == {turns}, "every rollout of a process has so many turns: they are uneven"
+        assert set(process["calls"]) == {turns}, (
+            "every rollout of a process has so many turns: they are uneven"
+        )
         for name in ("loss", "kl", "entropy", "reward", "reward_std"):
             assert np.allclose(column(process, name), column(one, name), rtol=0, atol=1e-5), name
         assert np.allclose(column(process, "grad_norm"), column(one, "grad_norm"), rtol=1e-4)
         assert column(process, "num_tokens") == column(one, "num_tokens")
-    assert max(column(one, "kl")) > 1e-3 and max(column(one, "grad_norm")) > 1e-3, "there is something to compare"
+    assert max(column(one, "kl")) > 1e-3 and max(column(one, "grad_norm")) > 1e-3, (
+        "there is something to compare"
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -95,12 +104,18 @@ def test_metrics_by_environment_are_those_of_one_process(play, backend):
     one = play("ddp", 1)[0]["several-full"]
     for process in play(backend):
         for name in BY_NAME:
-            assert np.allclose(column(process["several-full"], name), column(one, name), rtol=0, atol=1e-6), name
-    assert column(one, "environments/even/turns") == [1, 1, 1] and column(one, "environments/odd/turns") == [3, 3, 3]
+            assert np.allclose(
+                column(process["several-full"], name), column(one, name), rtol=0, atol=1e-6
+            ), name
+    assert column(one, "environments/even/turns") == [1, 1, 1] and column(
+        one, "environments/odd/turns"
+    ) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("method", ["prompt_r1", "espl"])
-@pytest.mark.parametrize(("backend", "processes"), [("ddp", 1), ("ddp", 2), ("zero3", 2), ("fsdp2", 2)])
+@pytest.mark.parametrize(
+    ("backend", "processes"), [("ddp", 1), ("ddp", 2), ("zero3", 2), ("fsdp2", 2)]
+)
 def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
     """Bit for bit, from a checkpoint in the second epoch and inside of a block of reused rollouts."""
     for process in play(backend, processes):
@@ -112,33 +127,59 @@ def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
         assert again["population"] == whole["population"]
 
 
-@pytest.mark.parametrize("backend", ["ddp", pytest.param("zero3", marks=LONG), pytest.param("fsdp2", marks=LONG)])
+@pytest.mark.parametrize(
+    "backend", ["ddp", pytest.param("zero3", marks=LONG), pytest.param("fsdp2", marks=LONG)]
+)
 def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backend):
     """With replies of different speed, at each step, each group once; and what is gone on with takes what was left. As
     many losses on both; under E-SPL one population."""
-    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
+    settings = {
+        "policy": str(tiny_policy),
+        "folder": str(tmp_path),
+        "backend": backend,
+        "processes": 2,
+    }
     launch("distributed_runs.py", 2, {**settings, "carry": True})
     for method in ("prompt_r1", "espl"):
         seen = [process[method] for process in read(tmp_path, 2)]
         for life, left in enumerate((range(12), None)):
             steps = [process["groups"][life] for process in seen]
             assert {len(numbers) for process in steps for numbers, *_ in process} == {1}
-            numbers = sorted(number for process in steps for groups, *_ in process for number in groups)
-            if left is None:  # from the fourth step on, what the first life had used by then is not used again
-                before = [number for process in seen for groups, *_ in process["groups"][0][:3] for number in groups]
+            numbers = sorted(
+                number for process in steps for groups, *_ in process for number in groups
+            )
+            if (
+                left is None
+            ):  # from the fourth step on, what the first life had used by then is not used again
+                before = [
+                    number
+                    for process in seen
+                    for groups, *_ in process["groups"][0][:3]
+                    for number in groups
+                ]
                 left = sorted(set(range(12)) - set(before))
                 # Each turn of those was sampled in the first life and is not sampled again.
                 assert [process["asked"][1] for process in seen] == [0, 0]
             assert numbers == list(left)
             first, second = (process["outcomes"][life] for process in seen)
-            assert column(first, "loss") == column(second, "loss") and first["population"] == second["population"]
+            assert (
+                column(first, "loss") == column(second, "loss")
+                and first["population"] == second["population"]
+            )
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 
-@pytest.mark.parametrize(("backend", "lead"), [("ddp", 0), pytest.param("zero3", 0, marks=LONG), ("ddp", 1)])
+@pytest.mark.parametrize(
+    ("backend", "lead"), [("ddp", 0), pytest.param("zero3", 0, marks=LONG), ("ddp", 1)]
+)
 def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend, lead):
     """An exception in a rollout on one of two processes: both end, and both say where and what."""
-    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
+    settings = {
+        "policy": str(tiny_policy),
+        "folder": str(tmp_path),
+        "backend": backend,
+        "processes": 2,
+    }
     settings |= {"planted": {"async_lead": lead, "full_determinism": not lead}}
     if backend == "ddp":
         codes, said = launch("distributed_runs.py", 2, settings, check=False, timeout=240)
@@ -148,7 +189,9 @@ def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backe
     assert all(code > 0 for code in codes), "each ended by itself"
     assert "[rank1]: ArithmeticError: planted in the sampler" in said
     assert "process 1 of 2" in said
-    assert re.search(f"failed in the rollouts of step {'[12]' if lead else 1}; the other processes", said)
+    assert re.search(
+        f"failed in the rollouts of step {'[12]' if lead else 1}; the other processes", said
+    )
 
 
 def test_on_another_number_of_processes_it_goes_on(play, tiny_policy, tmp_path, caplog):
@@ -159,9 +202,20 @@ def test_on_another_number_of_processes_it_goes_on(play, tiny_policy, tmp_path, 
     assert "the checkpoint is of 2 processes, this job has 1: weights" in caplog.text
 
 
-def test_deepspeed_on_another_number_of_processes_is_refused_in_one_line(play, tiny_policy, tmp_path):
-    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": "zero3", "processes": 1}
+def test_deepspeed_on_another_number_of_processes_is_refused_in_one_line(
+    play, tiny_policy, tmp_path
+):
+    settings = {
+        "policy": str(tiny_policy),
+        "folder": str(tmp_path),
+        "backend": "zero3",
+        "processes": 1,
+    }
     settings["checkpoint"] = str(play.checkpoint("zero3"))
     codes, printed = launch("distributed_runs.py", 1, settings, check=False)
-    said = [line for line in printed.splitlines() if "cut by DeepSpeed for 2 processes, this job has 1: co" in line]
+    said = [
+        line
+        for line in printed.splitlines()
+        if "cut by DeepSpeed for 2 processes, this job has 1: co" in line
+    ]
     assert codes[0] > 0 and said and all("ValueError: " in line for line in said), printed[-3000:]

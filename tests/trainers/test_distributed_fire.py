@@ -11,7 +11,12 @@ from support.misbehaving import MisbehavingServer
 def seen(tiny_policy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fire")
     with MisbehavingServer(say=lambda request: "the answer is Kenya .") as server:
-        settings = {"policy": str(tiny_policy), "folder": str(folder), "backend": "ddp", "url": server.base_url}
+        settings = {
+            "policy": str(tiny_policy),
+            "folder": str(folder),
+            "backend": "ddp",
+            "url": server.base_url,
+        }
         launch("distributed_fire.py", 2, settings)
         processes = read(folder, 2)
     assert [process["failing"]["world"] for process in processes] == [2, 2]
@@ -30,7 +35,11 @@ def test_the_budget_is_the_jobs(seen):
     for process in (first["spending"], second["spending"]):
         assert process["step"] == 1 and "BudgetExceeded" in process["stopped"]
     spent = Budget(path=folder / "spending" / "spending.sqlite").spent().tokens
-    assert spent == first["spending"]["tokens"] + second["spending"]["tokens"] == 15 * len(server.requests)
+    assert (
+        spent
+        == first["spending"]["tokens"] + second["spending"]["tokens"]
+        == 15 * len(server.requests)
+    )
     assert 90 <= spent <= 90 + 2 * 15  # over by the calls on their way, one for each process
     assert f"environment ${spent}.0000 ({spent} tokens)" in first["spending"]["stopped"]
     assert (folder / "spending" / "checkpoint-1" / "trainer_state.json").exists()

@@ -22,7 +22,16 @@ from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
 from agentic_prompting.rollout import BatchEngine, FreeText, Rollout, Sample, read_rollouts
 from agentic_prompting.trainers.rollouts import Batch, BatchPosition
-from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed, arguments, reward_by_word, trainer_for
+from support.espl_training import (
+    EDIT,
+    NOBODY,
+    Reference,
+    Writes,
+    WritesBySeed,
+    arguments,
+    reward_by_word,
+    trainer_for,
+)
 from support.misbehaving import MisbehavingServer
 
 
@@ -31,7 +40,11 @@ class Numbered(Reference):
 
     def _say(self, messages):
         asked = messages[-1]["content"]
-        return EDIT % (len(asked) + sum(map(ord, asked))) if "JSON" in asked else "It went wrong at the second step."
+        return (
+            EDIT % (len(asked) + sum(map(ord, asked)))
+            if "JSON" in asked
+            else "It went wrong at the second step."
+        )
 
 
 class WritesOne(Writes):
@@ -48,11 +61,15 @@ def one_batch(trainer):
     """One generated batch: two problems, each under two prompts, twice."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    return trainer._generate_and_score_completions([trainer.train_dataset[i] for i in [0] * 4 + [1] * 4])
+    return trainer._generate_and_score_completions(
+        [trainer.train_dataset[i] for i in [0] * 4 + [1] * 4]
+    )
 
 
 def rewards_of(folder):
-    return np.array([record["rewards"]["reward_by_word"] for record in read_rollouts(folder / "rollouts")])
+    return np.array(
+        [record["rewards"]["reward_by_word"] for record in read_rollouts(folder / "rollouts")]
+    )
 
 
 def watched_batches(trainer):
@@ -64,7 +81,9 @@ def watched_batches(trainer):
 
 def prompt_messages(trainer, row, index=0):
     """What a row begins with in this slot."""
-    return trainer.prompts.render_messages(row, trainer.prompts.choose_metadata(index, trainer.model.training))
+    return trainer.prompts.render_messages(
+        row, trainer.prompts.choose_metadata(index, trainer.model.training)
+    )
 
 
 @pytest.mark.parametrize("baseline", ["normal", "marginalize"])
@@ -74,13 +93,17 @@ def test_advantages_are_the_papers(tiny_policy, rows, tmp_path, baseline):
     batch = one_batch(trainer)
     rewards = rewards_of(tmp_path)
     group = 2 if baseline == "normal" else 4
-    expected = (rewards.reshape(-1, group) - rewards.reshape(-1, group).mean(1, keepdims=True)).ravel()
+    expected = (
+        rewards.reshape(-1, group) - rewards.reshape(-1, group).mean(1, keepdims=True)
+    ).ravel()
     assert np.allclose(batch["advantages"].numpy(), expected, atol=1e-7) and np.ptp(rewards) > 0
 
 
 def test_each_slot_reads_its_own_prompt(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer.population.add(
+        SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
+    )
     batches = watched_batches(trainer)
     one_batch(trainer)
     assert {prompt.id for prompt in trainer.prompts.playing} == {0, 1}
@@ -93,7 +116,9 @@ def test_each_slot_reads_its_own_prompt(tiny_policy, rows, tmp_path):
 
 def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer.population.add(
+        SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
+    )
     before = {member.prompt.id: member.rating for member in trainer.population.members}
     one_batch(trainer)
     rewards = rewards_of(tmp_path).reshape(2, 2, 2)  # problem, slot, attempt
@@ -111,14 +136,18 @@ def test_children_join_when_due(tiny_policy, rows, tmp_path, lag):
     trainer.train()
     born = [member.prompt.born_at for member in trainer.population.members[1:]]
     assert born == list(range(1 + lag, 4)), "one child a batch, `lag` batches later than at once"
-    assert [member.prompt.operator for member in trainer.population.members[1:]] == ["mutation"] * len(born)
+    assert [member.prompt.operator for member in trainer.population.members[1:]] == [
+        "mutation"
+    ] * len(born)
     assert "Principle number 1." in trainer.population.members[1].prompt.principles
 
 
 def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, rows, tmp_path):
     """Algorithm 1 makes it from the rating after that batch. With a lag its parent has played again when it joins."""
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer.population.add(
+        SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
+    )
     trainer.prompts.playing = [member.prompt for member in trainer.population.members]
     trainer.model.train()
     # The prompt that each was played under.
@@ -127,7 +156,9 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     played = Batch(BatchPosition(0, "train", 0), rows, metadata, [Rollout([0])] * 8)
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
     trainer._rate(root_wins, played)
-    trainer.load_state_dict(json.loads(json.dumps(trainer.state_dict())))  # it outlives a checkpoint
+    trainer.load_state_dict(
+        json.loads(json.dumps(trainer.state_dict()))
+    )  # it outlives a checkpoint
     trainer._rate(root_loses, replace(played, position=BatchPosition(0, "train", 1)))
     assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
     trainer._let_children_join()
@@ -138,7 +169,11 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
 def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     """With a selection rule that is a function; what would be ignored beside it is an error."""
     oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: list(range(k)))
-    settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
+    settings = {
+        "args": arguments(tmp_path, evolution_lag=0),
+        "train_dataset": rows,
+        "reference": Reference(),
+    }
     settings["grammar"] = FreeText()
     trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
@@ -146,17 +181,28 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     assert trainer.population is oldest and len(oldest.members) > 1
     assert [prompt.id for prompt in trainer.prompts.playing] == [0, 1]
     with pytest.raises(ValueError, match="initial_prompt would be ignored"):
-        ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings)
+        ESPLTrainer(
+            str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings
+        )
     with pytest.raises(ValueError, match="window=3 would be ignored: a Population brings its own"):
         args = arguments(tmp_path, window=3)
-        ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **{**settings, "args": args})
+        ESPLTrainer(
+            str(tiny_policy), reward_by_word, population=oldest, **{**settings, "args": args}
+        )
 
 
 def test_the_references_sampling_is_set(tiny_policy, rows, tmp_path):
     reference = Reference()
     sampling = {"temperature": 0.3, "max_tokens": 900}
     trainer_for(
-        tiny_policy, tmp_path, rows, reference, evolution_lag=0, max_steps=2, reference_sampling=sampling, max_words=2
+        tiny_policy,
+        tmp_path,
+        rows,
+        reference,
+        evolution_lag=0,
+        max_steps=2,
+        reference_sampling=sampling,
+        max_words=2,
     ).train()
     assert reference.calls and all(one == sampling for one in reference.sampling)
     assert "at most 2 words" in "".join(call[0]["content"] for call in reference.calls)
@@ -167,9 +213,15 @@ def test_the_model_learns_and_carries_its_prompt(tiny_policy, rows, tmp_path):
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     trainer.save_model(str(tmp_path))
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert any(
+        not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items()
+    )
     best = trainer.population.best().text
-    assert (tmp_path / "system_prompt.txt").read_text() == best == AgentSpec.load(tmp_path).system_prompt
+    assert (
+        (tmp_path / "system_prompt.txt").read_text()
+        == best
+        == AgentSpec.load(tmp_path).system_prompt
+    )
     saved = json.loads((tmp_path / "population.json").read_text())
     assert len(saved["population"]["members"]) == len(trainer.population.members)
     logged = [entry for entry in trainer.state.log_history if "population/size" in entry]
@@ -182,7 +234,9 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
     trainer = trainer_for(tiny_policy, tmp_path, rows, reference, mode=mode, evolution_lag=0)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
-    moved = any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    moved = any(
+        not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items()
+    )
     assert moved == (mode == "rl")
     assert (len(trainer.population.members) > 1) == (mode != "rl")
     assert bool(reference.calls) == (mode != "rl")
@@ -195,15 +249,25 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
 def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
     """Phases of two steps: the weights learn under the best prompt alone, then prompts have children and the weights
     stand still."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, mode="alternating", phase_steps=2, max_steps=6, evolution_lag=0)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, mode="alternating", phase_steps=2, max_steps=6, evolution_lag=0
+    )
     steps, train = [], trainer._generate_and_score_completions
 
     def weights():
-        return torch.cat([tensor.flatten().clone() for tensor in trainer.model.state_dict().values()])
+        return torch.cat(
+            [tensor.flatten().clone() for tensor in trainer.model.state_dict().values()]
+        )
 
     def watched(inputs):
         batch = train(inputs)
-        steps.append((weights(), [prompt.id for prompt in trainer.prompts.playing], len(trainer.population.members)))
+        steps.append(
+            (
+                weights(),
+                [prompt.id for prompt in trainer.prompts.playing],
+                len(trainer.population.members),
+            )
+        )
         return batch
 
     trainer._generate_and_score_completions = watched
@@ -218,10 +282,14 @@ def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
 
 def test_a_run_in_phases_resumes_exactly(tiny_policy, rows, tmp_path):
     def run(folder, checkpoint=None, **changes):
-        trainer = trainer_for(tiny_policy, folder, rows, mode="alternating", phase_steps=1, evolution_lag=0, **changes)
+        trainer = trainer_for(
+            tiny_policy, folder, rows, mode="alternating", phase_steps=1, evolution_lag=0, **changes
+        )
         trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer.state_dict(), [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
+        return trainer.state_dict(), [
+            (e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e
+        ]
 
     whole = run(tmp_path / "whole", save_strategy="steps", save_steps=3)
     assert run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-3")) == whole
@@ -229,36 +297,53 @@ def test_a_run_in_phases_resumes_exactly(tiny_policy, rows, tmp_path):
 
 def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_path):
     """The teacher speaks only under its prompt; the student says the same without it, and is used without it."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8
+    )
     trainer.train()
-    trainer.policy, batches = BatchEngine(WritesOne(trainer, "euro"), on_callers_thread=True), watched_batches(trainer)
+    trainer.policy, batches = (
+        BatchEngine(WritesOne(trainer, "euro"), on_callers_thread=True),
+        watched_batches(trainer),
+    )
 
     def likelihood(messages):
         ids = trainer.chat_format.prompt_ids(messages)
         word = trainer.chat_format.turn_ids("euro")
-        logits = trainer.model(torch.tensor([ids + word])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        logits = (
+            trainer.model(torch.tensor([ids + word])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        )
         return logits[range(len(word)), word].mean().item()
 
     bare = trainer.spec.messages(rows[0])
     before = likelihood(bare)
     trainer.distill(rows.select(range(4)), learning_rate=1e-2, num_train_epochs=4)
     played = [rollout.row["prompt"] for batch in batches for rollout in batch.rollouts]
-    assert len(played) == 8 and {messages[0]["content"] for messages in played} == {"Answer .\n[G0]. Ask first ."}
+    assert len(played) == 8 and {messages[0]["content"] for messages in played} == {
+        "Answer .\n[G0]. Ask first ."
+    }
     assert likelihood(bare) > before + 1
     trainer.evaluate(rows.select(range(4)))
     assert (
-        batches[-1].rollouts[-1].row["prompt"][0]["role"] == "user" and trainer.population.members[0].held_out is None
+        batches[-1].rollouts[-1].row["prompt"][0]["role"] == "user"
+        and trainer.population.members[0].held_out is None
     )
     trainer.save_model(str(tmp_path))
-    assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
+    assert (
+        AgentSpec.load(tmp_path).messages(rows[0]) == bare
+        and not (tmp_path / "system_prompt.txt").read_text()
+    )
 
 
 def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path, monkeypatch):
-    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16
+    )
     trainer.train()
     assert trainer.final_prompt().text == "" and trainer.population.best().text
     trainer = trainer_for(tiny_policy, tmp_path / "sharded", rows, max_steps=1, distill_epochs=0.5)
-    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", property(lambda self: DistributedType.FSDP))
+    monkeypatch.setattr(
+        type(trainer.accelerator), "distributed_type", property(lambda self: DistributedType.FSDP)
+    )
     with pytest.raises(ValueError, match="distill needs whole weights"):
         trainer.train()
     assert trainer.state.global_step == 0, "before the first step, not after the last"
@@ -272,25 +357,50 @@ def test_a_run_resumes_bit_for_bit_whatever_reflects(tiny_policy, rows, tmp_path
     ours = {"reflection": reflection, "reflect_on": "imperfect"}
 
     def run(folder, checkpoint=None, **changes):
-        trainer = trainer_for(tiny_policy, folder, rows, Numbered(), evolution_lag=1, **ours, max_steps=6, **changes)
+        trainer = trainer_for(
+            tiny_policy, folder, rows, Numbered(), evolution_lag=1, **ours, max_steps=6, **changes
+        )
         trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer.state_dict(), [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
+        return trainer.state_dict(), [
+            (e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e
+        ]
 
     whole = run(tmp_path / "whole", save_strategy="steps", save_steps=3)
     assert run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-3")) == whole
     assert len(whole[0]["population"]["members"]) > 3
 
 
-def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(tiny_policy, rows, tmp_path):
-    replies = iter(["no idea", '{"edits": [{"op": "paint"}]}', '{"edits": [{"op": "add", "text": "New ."}]}', "["])
+def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(
+    tiny_policy, rows, tmp_path
+):
+    replies = iter(
+        [
+            "no idea",
+            '{"edits": [{"op": "paint"}]}',
+            '{"edits": [{"op": "add", "text": "New ."}]}',
+            "[",
+        ]
+    )
     chat = ScriptedChat(lambda messages: next(replies))
-    options = {"reflection": "one_call", "reflect_on": "imperfect", "evolution_lag": 0, "max_steps": 5}
+    options = {
+        "reflection": "one_call",
+        "reflect_on": "imperfect",
+        "evolution_lag": 0,
+        "max_steps": 5,
+    }
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, **options)
     trainer.train()
-    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    logged = [
+        entry.get("evolution/mutation_failed")
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
     assert logged == [None, 1.0, 1.0, 0.0, 1.0]
-    assert [member.prompt.principles[-1] for member in trainer.population.members] == ["Ask first .", "New ."]
+    assert [member.prompt.principles[-1] for member in trainer.population.members] == [
+        "Ask first .",
+        "New .",
+    ]
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -312,41 +422,70 @@ def test_a_loaded_agent_is_asked_as_in_evaluation(tiny_policy, rows, tmp_path, p
     assert AgentSpec.load(tmp_path).messages(rows[0]) == prompt_messages(trainer, rows[0])
 
 
-def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(tiny_policy, rows, tmp_path):
+def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(
+    tiny_policy, rows, tmp_path
+):
     """Neither in training nor in use: what was trained is what is asked."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference())
     trainer.model.eval()
     trainer.save_model(str(tmp_path))
-    row = {"prompt": [{"role": "system", "content": "Be brief ."}, {"role": "user", "content": "which city ?"}]}
+    row = {
+        "prompt": [
+            {"role": "system", "content": "Be brief ."},
+            {"role": "user", "content": "which city ?"},
+        ]
+    }
     asked = AgentSpec.load(tmp_path).messages(row)
     assert asked == prompt_messages(trainer, row)
-    assert trainer.population.best().text in asked[0]["content"] and asked[0]["content"].endswith("Be brief .")
+    assert trainer.population.best().text in asked[0]["content"] and asked[0]["content"].endswith(
+        "Be brief ."
+    )
 
 
 def test_rows_with_a_prompt_only_can_cross(tiny_policy, rows, tmp_path):
     """Each slot renders the row's prompt with its own system prompt; the problem is the same one all the same."""
-    own = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]}, remove_columns=["question"])
+    own = rows.map(
+        lambda row: {"prompt": [{"role": "user", "content": row["question"]}]},
+        remove_columns=["question"],
+    )
     trainer = trainer_for(
-        tiny_policy, tmp_path, own, prompt_place="user", p_crossover=1.0, evolution_lag=0, max_steps=3
+        tiny_policy,
+        tmp_path,
+        own,
+        prompt_place="user",
+        p_crossover=1.0,
+        evolution_lag=0,
+        max_steps=3,
     )
     trainer.train()
     assert len(trainer.population.members) > 1
-    assert any("what is" in call[-1]["content"] or "which" in call[-1]["content"] for call in trainer.reference.calls)
+    assert any(
+        "what is" in call[-1]["content"] or "which" in call[-1]["content"]
+        for call in trainer.reference.calls
+    )
 
 
 def test_evaluation_is_under_the_best_prompt(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer.population.add(
+        SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
+    )
     trainer.model.eval()
     messages = prompt_messages(trainer, rows[0], 3)
     assert messages[0] == {"role": "system", "content": trainer.population.best().text}
 
 
 def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path):
-    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(fail_on=lambda n: True), evolution_lag=0)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, Reference(fail_on=lambda n: True), evolution_lag=0
+    )
     trainer.train()
     assert len(trainer.population.members) == 1
-    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    logged = [
+        entry.get("evolution/mutation_failed")
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
     assert logged == [None, 1.0, 1.0, 1.0]
 
 
@@ -359,15 +498,22 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
 
     with pytest.raises(Misconfigured, match="no such model"):
         trainer_for(tiny_policy, tmp_path, rows, Wrong(["x"]))
-    trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("no such model")]), evolution_lag=0)
-    with pytest.raises(TrainingStopped, match="at step 1: the reference LLM failed with a fatal error, Misconfigured"):
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("no such model")]), evolution_lag=0
+    )
+    with pytest.raises(
+        TrainingStopped,
+        match="at step 1: the reference LLM failed with a fatal error, Misconfigured",
+    ):
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
     assert len(saved["pending"]) == 1, "its work is asked for again when training goes on"
 
 
 @pytest.mark.parametrize("silent_from", [0, 3])
-def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_path, caplog, silent_from):
+def test_a_reference_that_never_answers_holds_nothing_up(
+    tiny_policy, rows, tmp_path, caplog, silent_from
+):
     """No child, a warning, and training goes on; nor does the thread that asks wait for ever."""
 
     class Silent(Reference):
@@ -377,10 +523,16 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
                 await asyncio.Event().wait()
             return await super().__call__(messages, **sampling)
 
-    trainer = trainer_for(tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3
+    )
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
-    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    logged = [
+        entry.get("evolution/mutation_failed")
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
     assert trainer.state.global_step == 3 and 1.0 in logged and len(trainer.population.members) < 3
     assert "the reference LLM did not reply to" in caplog.text
 
@@ -399,13 +551,18 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
 
     trainer._journal.append = full_twice
     trainer.train()
-    assert trainer.state.global_step == 4 and caplog.text.count("evolution.jsonl cannot be written") == 1
+    assert (
+        trainer.state.global_step == 4
+        and caplog.text.count("evolution.jsonl cannot be written") == 1
+    )
     assert [line["step"] for line in read_journal(tmp_path / "evolution.jsonl")] == [0, 1, 2]
 
 
 def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tmp_path):
     """The same command after the end: what was at work for steps that will never come stays unasked."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1
+    )
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.generation.pending
@@ -418,9 +575,13 @@ def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tm
     assert len(more.population.members) > len(trainer.population.members)
 
 
-@pytest.mark.parametrize("damage", ["{", "{}", '{"population": {}, "batches": 1, "pending": []}', "[]"])
+@pytest.mark.parametrize(
+    "damage", ["{", "{}", '{"population": {}, "batches": 1, "pending": []}', "[]"]
+)
 def test_a_population_that_was_edited_is_named(tiny_policy, rows, tmp_path, damage):
-    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, Reference(), max_steps=1, save_strategy="steps", save_steps=1
+    )
     trainer.train()
     (tmp_path / "checkpoint-1" / "population.json").write_text(damage)
     again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
@@ -434,7 +595,9 @@ def test_what_the_reference_spends_is_the_jobs(tiny_policy, rows, tmp_path):
 
     def run(budget, **resume):
         with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as reference:
-            trainer = trainer_for(tiny_policy, tmp_path, rows, reference, budget_tokens=budget, evolution_lag=0)
+            trainer = trainer_for(
+                tiny_policy, tmp_path, rows, reference, budget_tokens=budget, evolution_lag=0
+            )
             trainer.train(**resume)
             return trainer
 
@@ -460,13 +623,21 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
 
         def _say(self, messages):
             asked = messages[-1]["content"]
-            return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+            return (
+                EDIT % (len(asked) % 1000)
+                if "JSON" in asked
+                else "It went wrong at the second step."
+            )
 
     def run(folder, checkpoint=None, **changes):
-        trainer = trainer_for(tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes)
+        trainer = trainer_for(
+            tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes
+        )
         trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
-        losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+        losses = [
+            (e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e
+        ]
         return trainer.state_dict(), losses
 
     whole, losses = run(tmp_path / "whole", save_strategy="steps", save_steps=2)
@@ -476,10 +647,14 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
 
 
 def test_a_checkpoint_with_an_edited_population_is_named(tiny_policy, rows, tmp_path):
-    trainer_for(tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2, max_steps=2).train()
+    trainer_for(
+        tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2, max_steps=2
+    ).train()
     path = tmp_path / "checkpoint-2" / "population.json"
     path.write_text(path.read_text().replace('"rating"', '"belief"'))
-    with pytest.raises(ValueError, match=r"checkpoint-2/population\.json cannot be resumed.*'rating' is missing"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-2/population\.json cannot be resumed.*'rating' is missing"
+    ):
         trainer_for(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=True)
 
 
@@ -513,7 +688,9 @@ def test_the_policy_as_its_own_reflector(tiny_policy, rows, tmp_path, lag):
 
 def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
     """Its edits are read as a reference LLM's are; the conversation it gets is the real one."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, NOBODY, reflector="policy", evolution_lag=0, max_steps=2)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, NOBODY, reflector="policy", evolution_lag=0, max_steps=2
+    )
     asked = []
 
     async def write(messages, **options):
@@ -539,7 +716,10 @@ def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
 
 def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows, tmp_path):
     """Training stops in the second batch of a step, and the step is played again: its first batch was rated before."""
-    reference, two = Reference(), {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2}
+    reference, two = (
+        Reference(),
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2},
+    )
 
     def build():
         trainer = trainer_for(tiny_policy, tmp_path, rows, reference, **two)
@@ -558,14 +738,24 @@ def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows,
 
 def test_bad_arguments(tiny_policy, rows, tmp_path):
     numbers = r"make that 6 or 12 \(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1\)"
-    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers):
+    with pytest.raises(
+        ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers
+    ):
         arguments(tmp_path, prompts_per_step=3)
     assert arguments(tmp_path, prompts_per_step=2).batch_in_words == (
         "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts"
     )
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
-    for name in ("mode", "baseline", "prompt_place", "reflect_on", "reflector", "selection", "best_rule"):
+    for name in (
+        "mode",
+        "baseline",
+        "prompt_place",
+        "reflect_on",
+        "reflector",
+        "selection",
+        "best_rule",
+    ):
         with pytest.raises(ValueError, match=name):
             arguments(tmp_path, **{name: "other"})
     with pytest.raises(ValueError, match="phase_steps=3 must be a multiple of 2"):
@@ -574,7 +764,11 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
         ESPLTrainer(str(tiny_policy), reward_by_word, arguments(tmp_path), rows)
     with pytest.raises(ValueError, match="would never be asked"):
         ESPLTrainer(
-            str(tiny_policy), reward_by_word, arguments(tmp_path, reflector="policy"), rows, reference=Reference()
+            str(tiny_policy),
+            reward_by_word,
+            arguments(tmp_path, reflector="policy"),
+            rows,
+            reference=Reference(),
         )
 
 
@@ -590,7 +784,12 @@ def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
         reward_funcs=PromptR1Reward(),
         reference=Reference(),
         args=arguments(
-            tmp_path, evolution_lag=0, max_steps=2, max_turns=3, max_turn_tokens=24, max_completion_length=160
+            tmp_path,
+            evolution_lag=0,
+            max_steps=2,
+            max_turns=3,
+            max_turn_tokens=24,
+            max_completion_length=160,
         ),
         train_dataset=rows,
         initial_prompt="Answer .\n[G0]. Ask first .",
@@ -604,7 +803,9 @@ def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
     assert {record["rewards"]["prompt_r1_reward"] for record in records} == {0.0, 1.0}
     assert len(trainer.population.members) == 2
     told = trainer.reference.calls[0][-1]["content"]
-    assert "<interaction_prompt>" in told and "[reply]" in told, "the reference reads the whole conversation"
+    assert "<interaction_prompt>" in told and "[reply]" in told, (
+        "the reference reads the whole conversation"
+    )
 
 
 def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
@@ -626,10 +827,14 @@ def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
     assert AgentSpec.load(tmp_path, grammar=SearchGrammar()).grammar == SearchGrammar()
 
 
-def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_training(tiny_policy, rows, tmp_path):
+def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_training(
+    tiny_policy, rows, tmp_path
+):
     """Their place is the system message, unless told otherwise; reinforcement learning alone has none to put there."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    refuses = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
     tokenizer.chat_template = refuses + tokenizer.chat_template
 
     def trainer(**changes):
@@ -638,7 +843,9 @@ def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_tra
             train_dataset=rows, grammar=FreeText(), processing_class=tokenizer,
         )  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"takes no system messages \(no system role\): set prompt_place='user'"):
+    with pytest.raises(
+        ValueError, match=r"takes no system messages \(no system role\): set prompt_place='user'"
+    ):
         trainer()
     for changes in ({"prompt_place": "user"}, {"mode": "rl"}):
         trainer(**changes)

@@ -15,7 +15,9 @@ KINDS = [SystemExit, GeneratorExit, asyncio.CancelledError, StopIteration]
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_reward_that_exits_costs_its_batch_the_rewards(tiny_policy, rows, tmp_path, caplog, kind, asynchronous):
+def test_a_reward_that_exits_costs_its_batch_the_rewards(
+    tiny_policy, rows, tmp_path, caplog, kind, asynchronous
+):
     """Training goes on, and the line names the function and what it raised."""
     batches = []
 
@@ -29,7 +31,9 @@ def test_a_reward_that_exits_costs_its_batch_the_rewards(tiny_policy, rows, tmp_
         return judged(completions, **columns)
 
     reward = judged_async if asynchronous else judged
-    trainer = trainer_for(tiny_policy, tmp_path, rows, options={"reward_funcs": reward}, max_steps=2)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, options={"reward_funcs": reward}, max_steps=2
+    )
     trainer.train()
     assert trainer.state.global_step == 2 and len(batches) == 2
     (line,) = [message for message in caplog.messages if "has no reward from it" in message]
@@ -77,11 +81,16 @@ def needs_answers(completions, answers, **columns):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ([{"question": "a ?"}] * 4, r"the reward function needs_answers \(.*:\d+\) needs the column 'answers'"),
+        (
+            [{"question": "a ?"}] * 4,
+            r"the reward function needs_answers \(.*:\d+\) needs the column 'answers'",
+        ),
         ([{"question": "a ?", "answers": []}] * 4, "row 0 of the dataset"),
     ],
 )
-def test_rows_without_what_a_reward_reads_are_refused_before_anything_is_paid(tiny_policy, tmp_path, dataset, message):
+def test_rows_without_what_a_reward_reads_are_refused_before_anything_is_paid(
+    tiny_policy, tmp_path, dataset, message
+):
     """`MultiTurnGRPOTrainer` too: a `KeyError` came when the first batch had been paid for."""
     Asked.calls = 0
     with pytest.raises(ValueError, match=message) as refused:
@@ -96,7 +105,14 @@ def test_a_reward_that_reads_no_answers_needs_none(tiny_policy, tmp_path):
 
     rows = [{"question": "a ?"}] * 4
     for kind in (PromptR1Trainer, MultiTurnGRPOTrainer):
-        trainer_for(tiny_policy, tmp_path, rows, kind=kind, environment=Asked(), options={"reward_funcs": own})
+        trainer_for(
+            tiny_policy,
+            tmp_path,
+            rows,
+            kind=kind,
+            environment=Asked(),
+            options={"reward_funcs": own},
+        )
 
 
 def test_columns_that_an_environments_reset_adds_are_not_missed(tiny_policy, tmp_path):
@@ -110,7 +126,9 @@ def test_columns_that_an_environments_reset_adds_are_not_missed(tiny_policy, tmp
 
 def test_infinite_rewards_are_left_out(caplog):
     """Such as a reward function computes from digits that the policy wrote."""
-    guarded = guard_reward_function(lambda completions, **columns: [10**400, 1e39, float("inf"), 0.5, None])
+    guarded = guard_reward_function(
+        lambda completions, **columns: [10**400, 1e39, float("inf"), 0.5, None]
+    )
     assert guarded(completions=[""] * 5) == [None, None, None, 0.5, None]
     assert "3 infinite rewards" in caplog.text
 
@@ -123,7 +141,14 @@ def test_answers_no_reply_can_match_are_refused(tiny_policy, tmp_path):
     Asked.calls = 0
     with pytest.raises(ValueError, match="row 3 of the dataset: no reply can match"):
         options = {"reward_funcs": math_reward}
-        trainer_for(tiny_policy, tmp_path, rows, kind=MultiTurnGRPOTrainer, environment=Asked(), options=options)
+        trainer_for(
+            tiny_policy,
+            tmp_path,
+            rows,
+            kind=MultiTurnGRPOTrainer,
+            environment=Asked(),
+            options=options,
+        )
     assert Asked.calls == 0
 
 
@@ -172,7 +197,9 @@ def test_a_wrong_return_stops_training_at_the_first_batch(tiny_policy, rows, tmp
     assert len(batches) == 1
 
 
-@pytest.mark.parametrize("value", [[1, None, 0.5, True], (1.0,) * 4, torch.ones(4), np.ones(4), iter([1.0] * 4)])
+@pytest.mark.parametrize(
+    "value", [[1, None, 0.5, True], (1.0,) * 4, torch.ones(4), np.ones(4), iter([1.0] * 4)]
+)
 def test_whatever_holds_a_number_for_each_completion_is_taken(value):
     rewards = guard_reward_function(lambda completions, **columns: value)(completions=["b"] * 4)
     assert len(rewards) == 4 and all(one is None or 0 <= float(one) <= 1 for one in rewards)

@@ -10,12 +10,32 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from agentic_prompting.llm import RateLimited, Reply, ServerFailed, Usage
-from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, SampleRequest, Turn
+from agentic_prompting.rollout import (
+    AgentSpec,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    SampleRequest,
+    Turn,
+)
 from agentic_prompting.trainers.ahead import Ahead
-from agentic_prompting.trainers.in_flight import EpisodeLog, InFlightFile, identity_of, policy_fingerprint
+from agentic_prompting.trainers.in_flight import (
+    EpisodeLog,
+    InFlightFile,
+    identity_of,
+    policy_fingerprint,
+)
 
 IDENTITY = {"seed": 0, "num_generations": 2, "limits": {"max_turns": 5}}
-TURN = {"ids": [5, 6], "logprobs": [-0.5, -0.5], "finished": True, "drafted": 0, "updates": [0, 0], "seed": 3}
+TURN = {
+    "ids": [5, 6],
+    "logprobs": [-0.5, -0.5],
+    "finished": True,
+    "drafted": 0,
+    "updates": [0, 0],
+    "seed": 3,
+}
 REPLY = {"text": "Nairobi", "seconds": 0.5, "replies": []}
 
 
@@ -60,7 +80,10 @@ def test_a_run_that_does_not_resume_deletes_it(tmp_path):
         ({"identity": {**IDENTITY, "limits": {"max_turns": 3}}}, "limits"),
         ({"policy": 8}, "the weights that the run began with"),
         ({"state": {"run": "another", "identity": IDENTITY}}, "the run"),
-        ({"state": {"run": "another", "identity": {**IDENTITY, "num_generations": 4}}}, "num_generations, the run"),
+        (
+            {"state": {"run": "another", "identity": {**IDENTITY, "num_generations": 4}}},
+            "num_generations, the run",
+        ),
     ],
 )
 def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, changes, named):
@@ -73,7 +96,9 @@ def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, chan
     assert "2 groups in flight are not used" in line and f"differs in {named};" in line
     assert (tmp_path / "0.unused.jsonl").exists()
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})
-    assert resumed(path, changes.get("identity", IDENTITY), changes.get("policy", 7))[1], "the new run's own log"
+    assert resumed(path, changes.get("identity", IDENTITY), changes.get("policy", 7))[1], (
+        "the new run's own log"
+    )
 
 
 def test_the_log_of_the_checkpoints_run_is_used_whatever_the_weights_are_now(tmp_path):
@@ -121,8 +146,14 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path, caplog, damage):
     path.write_bytes(b"\n".join([*lines[:4], damage, *lines[4:]]) + b"\n")
     with caplog.at_level(logging.WARNING):
         file, trusted = resumed(path)
-    assert trusted and set(file.groups) == {0, 1} and file.groups[1]["episodes"][0]["replies"] == [REPLY]
-    assert any("1 damaged lines are not used, the first is line 5" in line for line in caplog.messages)
+    assert (
+        trusted
+        and set(file.groups) == {0, 1}
+        and file.groups[1]["episodes"][0]["replies"] == [REPLY]
+    )
+    assert any(
+        "1 damaged lines are not used, the first is line 5" in line for line in caplog.messages
+    )
     file.forget_before(1)  # a checkpoint reads the file once more
     assert [json.loads(line).get("group", 1) for line in path.read_bytes().splitlines()] == [1] * 4
 
@@ -183,10 +214,18 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
         """What a resumed run asks for until it is killed, after so many turns."""
         file, _ = resumed(path)
         kept, rollout = file.groups[0]["episodes"].get(0, {}), Rollout([1])
-        log = EpisodeLog(policy, environment, int, lambda line: file.write({"group": 0, "rollout": 0, **line}), **kept)
+        log = EpisodeLog(
+            policy,
+            environment,
+            int,
+            lambda line: file.write({"group": 0, "rollout": 0, **line}),
+            **kept,
+        )
         asked.clear()
         for number in range(turns):
-            rollout.add_turn(await log(SampleRequest(rollout.context, 4, number)), Turn("", "act", True))
+            rollout.add_turn(
+                await log(SampleRequest(rollout.context, 4, number)), Turn("", "act", True)
+            )
             assert (await log.step(rollout)).text == "new"
         return asked
 
@@ -201,8 +240,14 @@ def test_failed_replies_are_found_again(tmp_path):
     path = tmp_path / "0.jsonl"
     file = InFlightFile(path, IDENTITY, 7, resumes=False)
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}]})
-    failed = Reply(error=RateLimited("busy", "m at http://x/v1", 6, 429), usage=Usage(3, 0, 0.5), attempts=6)
-    replies = (failed, Reply("Nairobi", usage=Usage(3, 1, 0.5, 4), saved=Usage(1, 1)), Reply(error=UsersError("own")))
+    failed = Reply(
+        error=RateLimited("busy", "m at http://x/v1", 6, 429), usage=Usage(3, 0, 0.5), attempts=6
+    )
+    replies = (
+        failed,
+        Reply("Nairobi", usage=Usage(3, 1, 0.5, 4), saved=Usage(1, 1)),
+        Reply(error=UsersError("own")),
+    )
     asked = []
 
     async def policy(request):
@@ -214,7 +259,13 @@ def test_failed_replies_are_found_again(tmp_path):
 
     async def played():
         kept = resumed(path)[0].groups[0]["episodes"].get(0, {})
-        log = EpisodeLog(policy, environment, int, lambda line: file.write({"group": 0, "rollout": 0, **line}), **kept)
+        log = EpisodeLog(
+            policy,
+            environment,
+            int,
+            lambda line: file.write({"group": 0, "rollout": 0, **line}),
+            **kept,
+        )
         rollout = Rollout([1])
         rollout.add_turn(await log(SampleRequest([1], 4, 0)), Turn("", "act", True))
         return await log.step(rollout)
@@ -231,7 +282,9 @@ def test_failed_replies_are_found_again(tmp_path):
 def test_a_time_limit_may_change_on_resume():
     identities = []
     for seconds in (60, 1800):
-        limits = Limits(step_timeout=seconds, environments={"shop": {"max_turns": 3, "step_timeout": seconds}})
+        limits = Limits(
+            step_timeout=seconds, environments={"shop": {"max_turns": 3, "step_timeout": seconds}}
+        )
         args = SimpleNamespace(seed=0, num_generations=2, generation_batch_size=4, world_size=1)
         identities.append(identity_of(AgentSpec(), limits, None, 2, args))
     assert identities[0] == identities[1]
@@ -247,7 +300,10 @@ def test_an_entry_of_no_rollout_does_not_block_a_resume(tmp_path, rollout):
     episodes = [{"turns": [], "replies": []}] * 2
     group = {"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}], "episodes": episodes}
     ahead.load_state_dict({"run": run, "identity": IDENTITY, "started": 1, "groups": [group]})
-    assert [len(one["turns"]) for one in ahead.file.groups[0]["episodes"].values()] == [1, int(rollout == 1)]
+    assert [len(one["turns"]) for one in ahead.file.groups[0]["episodes"].values()] == [
+        1,
+        int(rollout == 1),
+    ]
 
 
 def test_a_full_disk_keeps_old_entries_and_costs_no_checkpoint(tmp_path, monkeypatch):

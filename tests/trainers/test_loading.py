@@ -101,15 +101,23 @@ def test_prompts_alone_evolve_under_frozen_weights(tiny_policy, tmp_path, rows):
 
 def test_an_adapters_folder_is_trained_on(tiny_policy, adapter, tmp_path, rows):
     trainer = trainer_for(adapter, tmp_path / "out", rows, max_steps=1, beta=0.0)
-    saved = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_policy), adapter).state_dict()
+    saved = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny_policy), adapter
+    ).state_dict()
     start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     assert all(torch.equal(value, saved[name]) for name, value in start.items())
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
-    moved = [name for name, value in trainer.model.state_dict().items() if not torch.equal(value, start[name])]
+    moved = [
+        name
+        for name, value in trainer.model.state_dict().items()
+        if not torch.equal(value, start[name])
+    ]
     assert moved and all("lora" in name for name in moved)
     trainer.save_model()
-    assert (tmp_path / "out" / "adapter_config.json").exists() and not (tmp_path / "out" / "config.json").exists()
+    assert (tmp_path / "out" / "adapter_config.json").exists() and not (
+        tmp_path / "out" / "config.json"
+    ).exists()
     again = PromptAgent.from_pretrained(tmp_path / "out", LLMEnvironment(Oracle()))
     assert again.policy is not None
 
@@ -153,7 +161,9 @@ def test_a_model_from_gguf_trains_and_saves(tmp_path, rows):
     trainer.train()
     trainer.save_model(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert torch.equal(again.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
+    assert torch.equal(
+        again.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight
+    )
 
 
 @pytest.mark.parametrize("options", [{"peft_config": LORA}, {}], ids=["adapter", "beta"])
@@ -169,15 +179,29 @@ def test_a_model_from_gguf_that_is_loaded_twice_is_refused(tmp_path, rows, optio
 # --- models that also see --------------------------------------------------------------------------------------------
 
 # As in the repositories of Qwen3.5: both name classes that need torchvision or Pillow.
-IMAGES = {"processor_class": "Qwen3VLProcessor", "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 4}
-VIDEOS = {"processor_class": "Qwen3VLProcessor", "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 4}
+IMAGES = {
+    "processor_class": "Qwen3VLProcessor",
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 4,
+}
+VIDEOS = {
+    "processor_class": "Qwen3VLProcessor",
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "patch_size": 4,
+}
 
 
 @pytest.fixture(scope="module")
 def sees(tmp_path_factory):
     """The folder of a tiny Qwen3.5 with all files that its repositories have."""
     tokenizer = world_tokenizer()
-    text = {**SHAPE, **LINEAR, "head_dim": 8, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    text = {
+        **SHAPE,
+        **LINEAR,
+        "head_dim": 8,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     vision = {
         "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
         "num_position_embeddings": 16,
@@ -192,7 +216,9 @@ def sees(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=4, target_modules="all-linear")], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "peft_config", [None, LoraConfig(r=4, target_modules="all-linear")], ids=["full", "lora"]
+)
 def test_qwen3_5_trains_by_name_without_torchvision(sees, tmp_path, rows, peft_config):
     trainer = MultiTurnGRPOTrainer(
         str(sees), lambda rollout, **_: [float(sum(one.ids) % 5) for one in rollout],
@@ -203,7 +229,9 @@ def test_qwen3_5_trains_by_name_without_torchvision(sees, tmp_path, rows, peft_c
     assert trainer.args.ddp_find_unused_parameters
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
-    assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert any(
+        not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
+    )
     trainer.save_model(tmp_path / "saved")
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         assert (tmp_path / "saved" / name).exists() == (peft_config is None)

@@ -18,7 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
 from agentic_prompting.cli import programs
 from agentic_prompting.llm import complete
-from agentic_prompting.local import Sampling, TransformersChat, TransformersEngine, TransformersSampler
+from agentic_prompting.local import (
+    Sampling,
+    TransformersChat,
+    TransformersEngine,
+    TransformersSampler,
+)
 from agentic_prompting.rollout import AgentSpec, SampleRequest
 from agentic_prompting.sandbox.setup import prepare_guarded
 from support import espl_training
@@ -88,9 +93,13 @@ def check(model, requests, samples, close, what):
     differences = []
     for request, one in zip(requests, samples, strict=True):
         assert len(one.ids) == len(one.logprobs) == request.max_new_tokens
-        differences.append((torch.tensor(one.logprobs) - logprobs_of(model, request, one.ids)).abs())
+        differences.append(
+            (torch.tensor(one.logprobs) - logprobs_of(model, request, one.ids)).abs()
+        )
     differences = torch.cat(differences)
-    print(f"{what}: sampler against forward pass: mean {differences.mean():.1e}, max {differences.max():.1e}")
+    print(
+        f"{what}: sampler against forward pass: mean {differences.mean():.1e}, max {differences.max():.1e}"
+    )
     assert differences.max() < close
     return differences
 
@@ -108,7 +117,10 @@ def test_engine(model, tokenizer, close):
 
 def test_engine_with_rows_that_join_and_conversations_that_go_on(model, tokenizer, close):
     engine = TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END, max_batch_size=3)
-    first = [SampleRequest(text, 2 + 3 * seed, seed, conversation=seed) for seed, text in enumerate(texts(6))]
+    first = [
+        SampleRequest(text, 2 + 3 * seed, seed, conversation=seed)
+        for seed, text in enumerate(texts(6))
+    ]
     said = sample(engine, first)
     then = [
         replace(request, context=[*request.context, *one.ids, 7, 9, 8], max_new_tokens=6)
@@ -121,7 +133,10 @@ def test_engine_with_rows_that_join_and_conversations_that_go_on(model, tokenize
 def test_drafts(model, tokenizer, close):
     engine = TransformersEngine(model, tokenizer, GREEDY, end_of_turn_ids=NO_END)
     plain = [SampleRequest(text, 10, 0) for text in texts(3)]
-    drafted = [replace(one, draft=said.ids[:6]) for one, said in zip(plain, sample(engine, plain), strict=True)]
+    drafted = [
+        replace(one, draft=said.ids[:6])
+        for one, said in zip(plain, sample(engine, plain), strict=True)
+    ]
     samples = sample(engine, drafted)
     check(model, drafted, samples, close, "drafting")
     assert any(one.drafted for one in samples)
@@ -133,9 +148,17 @@ def test_greedy_requests(model, tokenizer, close):
     check(model, requests, samples, close, "greedy requests")
     for request, one in zip(requests, samples, strict=True):
         with torch.no_grad():
-            best = model(torch.tensor([request.context + one.ids])).logits.float().log_softmax(-1).max(-1).values
+            best = (
+                model(torch.tensor([request.context + one.ids]))
+                .logits.float()
+                .log_softmax(-1)
+                .max(-1)
+                .values
+            )
         behind = best[0, len(request.context) - 1 : -1] - torch.tensor(one.logprobs)
-        assert behind.abs().max() < close, "the likeliest token, or one that rounding makes as likely"
+        assert behind.abs().max() < close, (
+            "the likeliest token, or one that rounding makes as likely"
+        )
 
 
 def test_whole_batches(model, tokenizer):
@@ -167,7 +190,9 @@ def test_keys_and_values_change_their_type_with_the_autocast(tokenizer):
 
 
 def test_an_agent_with_greedy_answers(weights, autocast, asking_policy):
-    model = cast(AutoModelForCausalLM.from_pretrained(asking_policy, dtype=weights).eval(), autocast)
+    model = cast(
+        AutoModelForCausalLM.from_pretrained(asking_policy, dtype=weights).eval(), autocast
+    )
     tokenizer, spec = AutoTokenizer.from_pretrained(asking_policy), AgentSpec.load(asking_policy)
     environment = LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
     agent = PromptAgent(model, tokenizer, environment, spec, greedy_answer=True)
@@ -197,12 +222,16 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
         model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},
     )  # fmt: skip
     seen, doing, played = {"sampling": set(), "scoring": set()}, "sampling", []
-    block = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0"))
+    block = next(
+        module for name, module in trainer.model.named_modules() if name.endswith("layers.0")
+    )
     block.register_forward_pre_hook(lambda *_: seen[doing].add(_autocast_now()))
     play, trainer.current_gradient_accumulation_steps = trainer.player.play, 1
     trainer.player.play = lambda rollouts, what: play(rollouts, what) or played.extend(rollouts)
     trainer.model.train()
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
+    batch = trainer._generate_and_score_completions(
+        [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
+    )
     doing = "scoring"
     with torch.no_grad():
         scored, _, _ = trainer._get_per_token_logps_and_entropies(
@@ -215,16 +244,22 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
     assert seen["sampling"] == seen["scoring"] == {expected}
     own = batch["tool_mask"] * batch["completion_mask"] == 1
     differences = [
-        row[: len(rollout.logprobs)].sub(torch.tensor(rollout.logprobs))[mask[: len(rollout.logprobs)]].abs()
+        row[: len(rollout.logprobs)]
+        .sub(torch.tensor(rollout.logprobs))[mask[: len(rollout.logprobs)]]
+        .abs()
         for rollout, row, mask in zip(played, scored.float(), own, strict=True)
     ]
     differences = torch.cat(differences)
     print(f"sampling/logp_difference: mean {differences.mean():.1e}, max {differences.max():.1e}")
-    assert len(differences) > 0 and differences.max() < max(CLOSE[weights], CLOSE[expected or weights])
+    assert len(differences) > 0 and differences.max() < max(
+        CLOSE[weights], CLOSE[expected or weights]
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "gradient checkpointing"])
-def test_training_learns_finite_things(weights, precision, checkpointing, asking_policy, rows, tmp_path):
+def test_training_learns_finite_things(
+    weights, precision, checkpointing, asking_policy, rows, tmp_path
+):
     """Steps with [`ScoredTokens`], a reference model and old log-probabilities."""
     trainer = trainer_for(
         asking_policy, tmp_path, rows, ScriptedChat(["the answer is Swahili ."]), bf16=precision == "bf16",
@@ -234,9 +269,15 @@ def test_training_learns_finite_things(weights, precision, checkpointing, asking
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     after = trainer.model.state_dict()
-    assert all(torch.isfinite(tensor).all() and tensor.dtype == weights for tensor in after.values())
+    assert all(
+        torch.isfinite(tensor).all() and tensor.dtype == weights for tensor in after.values()
+    )
     assert any(not torch.equal(before[name], tensor) for name, tensor in after.items())
-    assert all(log["grad_norm"] == log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log)
+    assert all(
+        log["grad_norm"] == log["grad_norm"]
+        for log in trainer.state.log_history
+        if "grad_norm" in log
+    )
 
 
 def test_distillation(weights, precision, asking_policy, rows, tmp_path):
@@ -265,12 +306,20 @@ FEW_STEPS = [
 
 
 @pytest.mark.parametrize(
-    ("program", "config", "batch"), [("prompt-r1", "sandbox.yaml", 8), ("espl", "espl/sandbox.yaml", 12)]
+    ("program", "config", "batch"),
+    [("prompt-r1", "sandbox.yaml", 8), ("espl", "espl/sandbox.yaml", 12)],
 )
 def test_the_demonstrations(program, config, batch, tmp_path, capsys):
     if program == "espl":
         prepare_guarded(tmp_path, seed=0, n_test=4, warm_start_steps=2, copying_steps=1)
-    options = ["--config", CONFIGS / config, "--output_dir", tmp_path, "--per_device_train_batch_size", batch]
+    options = [
+        "--config",
+        CONFIGS / config,
+        "--output_dir",
+        tmp_path,
+        "--per_device_train_batch_size",
+        batch,
+    ]
     programs.main(program, [*map(str, options), *FEW_STEPS])
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "loss" in entry] == [1]

@@ -28,10 +28,14 @@ EDIT = '[{"op": "add", "text": "Look twice."}]'
 
 
 def parts(members=1, root="Answer .", **changes):
-    population = Population(SystemPrompt(root, ()), rule=lambda window, k, rng: list(range(len(window)))[-k:])
+    population = Population(
+        SystemPrompt(root, ()), rule=lambda window, k, rng: list(range(len(window)))[-k:]
+    )
     for number in range(1, members):
         population.add(SystemPrompt(root, (f"Rule {number} .",), parents=(0,), operator="mutation"))
-    settings = espl_arguments("unused", **{"num_generations": 3, "per_device_train_batch_size": 6, **changes})
+    settings = espl_arguments(
+        "unused", **{"num_generations": 3, "per_device_train_batch_size": 6, **changes}
+    )
     return PopulationPrompts(Generation(population), settings, AgentSpec().messages)
 
 
@@ -43,7 +47,10 @@ def test_each_slot_has_its_own_prompt():
     assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
     for name in (2, 3):
         first, question = prompts.render_messages(ROW, {"system_prompt": name})
-        assert first == {"role": "system", "content": prompts.generation.population.members[name].prompt.text}
+        assert first == {
+            "role": "system",
+            "content": prompts.generation.population.members[name].prompt.text,
+        }
         assert "which city ?" in question["content"]
     with pytest.raises(LookupError):
         prompts.render_messages(ROW, {"system_prompt": 9})
@@ -65,9 +72,14 @@ def test_the_best_prompt_alone_takes_no_draw():
     prompts = parts(members=3, mode="alternating", phase_steps=1)
     before = prompts.generation.population.turns
     prompts.start_batch(0)
-    assert len({prompt.id for prompt in prompts.playing}) == 1 and prompts.generation.population.turns == before
+    assert (
+        len({prompt.id for prompt in prompts.playing}) == 1
+        and prompts.generation.population.turns == before
+    )
     prompts.start_batch(1)
-    assert len({prompt.id for prompt in prompts.playing}) == 2, "in the phase after it prompts evolve"
+    assert len({prompt.id for prompt in prompts.playing}) == 2, (
+        "in the phase after it prompts evolve"
+    )
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -78,7 +90,10 @@ def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
     spec = AgentSpec(system_prompt=own)
     prompts.render = spec.messages
     prompts.start_batch(0)
-    seen = [prompts.render_messages(ROW, prompts.choose_metadata(index, training=True)) for index in range(6)]
+    seen = [
+        prompts.render_messages(ROW, prompts.choose_metadata(index, training=True))
+        for index in range(6)
+    ]
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 
 
@@ -88,9 +103,15 @@ def test_the_batch_as_matches():
     rewards = [i / 20 for i in range(17)] + [None]
     texts = [(f"q{i // 6} as {i}", "truth", f"text {i}") for i in range(18)]
     first, second = prompts.matches(rewards, texts, names)
-    assert [result.prompt.id for result in first] == [0, 1] and [result.prompt.id for result in second] == [2, 3]
-    assert [[problem.question for problem in result.problems] for result in second] == [["q1 as 6", "q2 as 12"]] * 2
-    assert second[1].problems[0].attempts == tuple(Attempt(f"text {i}", i / 20) for i in (9, 10, 11))
+    assert [result.prompt.id for result in first] == [0, 1] and [
+        result.prompt.id for result in second
+    ] == [2, 3]
+    assert [[problem.question for problem in result.problems] for result in second] == [
+        ["q1 as 6", "q2 as 12"]
+    ] * 2
+    assert second[1].problems[0].attempts == tuple(
+        Attempt(f"text {i}", i / 20) for i in (9, 10, 11)
+    )
     assert second[1].problems[1].attempts[2].reward is None
 
 
@@ -99,7 +120,10 @@ def test_the_batch_as_matches():
 
 def a_job(batch=0):
     attempts = (Attempt("one", 1.0), Attempt("two", 0.0))
-    return Job(batch, PromptResult(SystemPrompt("Answer .", (), id=0), (ProblemResult("q", "t", attempts),)))
+    return Job(
+        batch,
+        PromptResult(SystemPrompt("Answer .", (), id=0), (ProblemResult("q", "t", attempts),)),
+    )
 
 
 def settings(**changes):
@@ -136,7 +160,9 @@ def test_a_job_ends_with_its_time(caplog):
     async def silent(messages, **options):
         await asyncio.Event().wait()
 
-    (outcome,) = ReferenceReflector(silent, settings(reflection_timeout=0.1), asks=True).finish(a_job())
+    (outcome,) = ReferenceReflector(silent, settings(reflection_timeout=0.1), asks=True).finish(
+        a_job()
+    )
     assert outcome.reason == "call_failed" and outcome.error.kind == "TimedOut"
     assert "did not reply to 2 calls within 0.1 s" in caplog.text
 

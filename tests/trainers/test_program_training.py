@@ -37,30 +37,55 @@ async def two_chats(row, base_url, api_key):
         said = ""
         for ask in ("the capital", f"{row['question']} of"):
             messages = [{"role": "user", "content": f"{ask} {said}"}]
-            said = (await client.chat.completions.create(model="agent", messages=messages)).choices[0].message.content
+            said = (
+                (await client.chat.completions.create(model="agent", messages=messages))
+                .choices[0]
+                .message.content
+            )
     words = said.split()
-    return {"answer": said or "nothing", "reward": sum(word < "n" for word in words) / max(len(words), 1)}
+    return {
+        "answer": said or "nothing",
+        "reward": sum(word < "n" for word in words) / max(len(words), 1),
+    }
 
 
 def trainer_of(tiny_policy, folder, program, rows=ROWS, **changes):
-    settings = {**vars_for(folder), "max_turn_tokens": 12, "max_completion_length": 60, "max_steps": 2}
-    settings |= {"per_device_eval_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1, **changes}
+    settings = {
+        **vars_for(folder),
+        "max_turn_tokens": 12,
+        "max_completion_length": 60,
+        "max_steps": 2,
+    }
+    settings |= {
+        "per_device_eval_batch_size": 4,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        **changes,
+    }
     args = MultiTurnGRPOConfig(**settings)
     return MultiTurnGRPOTrainer(str(tiny_policy), None, args, rows, rows[:2], environment=program)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_path, loss_type):
-    trainer = trainer_of(tiny_policy, tmp_path, Program(two_chats), loss_type=loss_type, num_generations_eval=2)
+    trainer = trainer_of(
+        tiny_policy, tmp_path, Program(two_chats), loss_type=loss_type, num_generations_eval=2
+    )
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
     assert any((before[name] != value).any() for name, value in trainer.model.named_parameters())
     logged = [entry for entry in trainer.state.log_history if "program/sequences" in entry]
-    assert len(logged) == 2 and all(entry["program/sequences"] == entry["program/calls"] == 2 for entry in logged)
+    assert len(logged) == 2 and all(
+        entry["program/sequences"] == entry["program/calls"] == 2 for entry in logged
+    )
     assert all(entry["rollout/answered"] == 1 for entry in logged)
     records = list(read_rollouts(tmp_path / "rollouts"))
-    assert len(records) == 8 and all(len(one["sequences"]) == len(one["turns"]) == 2 for one in records)
-    assert all(one["tokens"]["agent"] == sum(s["in_loss"] for s in one["sequences"]) for one in records)
+    assert len(records) == 8 and all(
+        len(one["sequences"]) == len(one["turns"]) == 2 for one in records
+    )
+    assert all(
+        one["tokens"]["agent"] == sum(s["in_loss"] for s in one["sequences"]) for one in records
+    )
     assert "eval_reward" in trainer.evaluate()
     trainer.save_model(str(tmp_path / "saved"))
     agent = PromptAgent.from_pretrained(tmp_path / "saved", Program(two_chats))
@@ -70,7 +95,13 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
 
 
 def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_policy, tmp_path):
-    options = {"async_lead": 1, "max_staleness": 3, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    options = {
+        "async_lead": 1,
+        "max_staleness": 3,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_steps": 4,
+    }
 
     async def uneven(row, base_url, api_key):
         """Every other row takes long, so that groups are in flight with some of their turns."""
@@ -89,7 +120,10 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
     first.add_callback(Killed())
     with pytest.raises(KeyboardInterrupt):
         first.train()
-    entries = [json.loads(line) for line in (tmp_path / "in_flight" / "00000.jsonl").read_text().splitlines()]
+    entries = [
+        json.loads(line)
+        for line in (tmp_path / "in_flight" / "00000.jsonl").read_text().splitlines()
+    ]
     second = trainer_of(tiny_policy, tmp_path, Program(uneven), **options)
     asked, policy = [], second.policy
 
@@ -101,11 +135,19 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
     policy.__class__ = Counted
     second.train(resume_from_checkpoint=True)
     logged = [one["turn"]["seed"] for one in entries if "turn" in one and one["group"] in begun]
-    assert logged and not {*logged} & {*asked}, "no logged turn of a group in flight is sampled again"
+    assert logged and not {*logged} & {*asked}, (
+        "no logged turn of a group in flight is sampled again"
+    )
     *_, resumed, last = [entry for entry in second.state.log_history if "async/clipped" in entry]
-    assert resumed["async/played_anew"] >= 2 and resumed["async/played_anew"] % 2 == 0, "whole groups, counted once"
+    assert resumed["async/played_anew"] >= 2 and resumed["async/played_anew"] % 2 == 0, (
+        "whole groups, counted once"
+    )
     assert last["async/played_anew"] == 0
-    assert last["program/sequences"] >= 2 and last["async/token_age_max"] >= 1 and last["async/clipped"] <= 1
+    assert (
+        last["program/sequences"] >= 2
+        and last["async/token_age_max"] >= 1
+        and last["async/clipped"] <= 1
+    )
     assert second.state.global_step == 4 and all(
         one["status"] == "answered" for one in read_rollouts(tmp_path / "rollouts")
     )
@@ -119,34 +161,49 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
     trainer = trainer_of(tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     with pytest.raises(
-        TrainingStopped, match=r"the program raised RuntimeError: the program has a bug \(.*:\d+ in breaks"
+        TrainingStopped,
+        match=r"the program raised RuntimeError: the program has a bug \(.*:\d+ in breaks",
     ):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
-    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ProgramFailed"}
+    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {
+        "ProgramFailed"
+    }
 
 
 MANY = pytest.param(10, marks=LONG)
 
 
 @pytest.mark.parametrize("kills", [1, MANY])
-def test_killed_in_the_middle_a_program_that_repeats_pays_nothing_twice(asking_policy, tmp_path, kills):
-    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=4, program="repeats")
+def test_killed_in_the_middle_a_program_that_repeats_pays_nothing_twice(
+    asking_policy, tmp_path, kills
+):
+    seen = killed_runs.killed_and_resumed(
+        asking_policy, tmp_path, kills, steps=4, program="repeats"
+    )
     assert seen["tried"] == seen["resumed"] == kills, seen
-    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, seen  # a token in 10^5 may be another
+    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, (
+        seen
+    )  # a token in 10^5 may be another
 
 
 @pytest.mark.parametrize("kills", [1, MANY])
 def test_killed_in_the_middle_a_program_that_differs_is_counted(asking_policy, tmp_path, kills):
-    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=4, program="differs")
+    seen = killed_runs.killed_and_resumed(
+        asking_policy, tmp_path, kills, steps=4, program="differs"
+    )
     assert seen["tried"] == seen["resumed"] == kills, seen
     assert seen["uncounted"] == 0, seen
 
 
 @pytest.mark.parametrize("kills", [1, MANY])
-def test_killed_in_the_middle_a_harness_leaves_nothing_at_the_next_start(asking_policy, tmp_path, kills):
+def test_killed_in_the_middle_a_harness_leaves_nothing_at_the_next_start(
+    asking_policy, tmp_path, kills
+):
     """No process, no folder, and the port is free; and the resumed run goes on as after any other kill."""
-    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=3, program="stand_in")
+    seen = killed_runs.killed_and_resumed(
+        asking_policy, tmp_path, kills, steps=3, program="stand_in"
+    )
     assert seen["tried"] == seen["resumed"] == kills and seen["left"] == 0, seen
     assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, seen
 
@@ -155,7 +212,9 @@ def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, 
     def breaks(row, base_url, api_key):
         raise RuntimeError("before the first call")
 
-    trainer = trainer_of(tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0, async_lead=1)
+    trainer = trainer_of(
+        tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0, async_lead=1
+    )
     with pytest.raises(TrainingStopped, match="before the first call"):
         trainer.train()
 
@@ -168,7 +227,11 @@ def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_polic
         return said
 
     trainer = trainer_of(
-        tiny_policy, tmp_path, Program(some_chats), per_device_train_batch_size=2, gradient_accumulation_steps=2
+        tiny_policy,
+        tmp_path,
+        Program(some_chats),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
     )
     trainer.train()
     assert trainer.state.global_step == 2
@@ -201,14 +264,18 @@ def test_a_program_of_dspy_trains_three_steps(tiny_policy, tmp_path):
 
     program = Program(agent, mistakes=(AdapterParseError,))
     args = MultiTurnGRPOConfig(**{**vars_for(tmp_path), "max_turn_tokens": 12, "max_steps": 3})
-    MultiTurnGRPOTrainer(str(tiny_policy), exact_match_reward, args, ROWS, environment=program).train()
+    MultiTurnGRPOTrainer(
+        str(tiny_policy), exact_match_reward, args, ROWS, environment=program
+    ).train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     # The tiny policy never writes DSPy's fields: that is its own fault, and counted as such.
     assert len(records) == 12 and {one["status"] for one in records} == {"malformed"}
     assert all(len(one["sequences"]) == 1 for one in records)
 
     fields = "[[ ## answer ## ]]\nParis\n\n[[ ## completed ## ]]"
-    rollout, policy = play_program(agent, lambda text, request: fields, row={"question": "the capital of France?"})
+    rollout, policy = play_program(
+        agent, lambda text, request: fields, row={"question": "the capital of France?"}
+    )
     assert rollout.answer == "Paris" and "the capital of France?" in policy.contexts()[0]
 
 
@@ -256,7 +323,9 @@ def test_a_program_may_ignore_errors(tiny_policy, tmp_path):
 def test_what_does_not_go_with_a_program_is_refused_by_name(tiny_policy, tmp_path):
     with pytest.raises(ValueError, match="train it with MultiTurnGRPOTrainer"):
         args = PromptR1Config(**vars_for(tmp_path))
-        PromptR1Trainer(str(tiny_policy), args=args, train_dataset=ROWS, environment=Program(two_chats))
+        PromptR1Trainer(
+            str(tiny_policy), args=args, train_dataset=ROWS, environment=Program(two_chats)
+        )
     with pytest.raises(ValueError, match="greedy_answer"):
         PromptAgent.from_pretrained(tiny_policy, Program(two_chats), greedy_answer=True)
     with pytest.raises(ValueError, match="max_cost_usd"):
@@ -287,9 +356,14 @@ def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, caps
     )
     asked = ["check-env", f"{tmp_path / 'own.py'}:{name}"]
     made = "3 episodes: calls of the policy: 3 in 3 sequences; 3 answered"
-    for more, status, said in ([], 2, "name a model with --model"), (["--model", str(tiny_policy)], 0, made):
+    for more, status, said in (
+        ([], 2, "name a model with --model"),
+        (["--model", str(tiny_policy)], 0, made),
+    ):
         with pytest.raises(SystemExit) as ended:
             main([*asked, *more])
         out, err = capsys.readouterr()
         assert ended.value.code == status and said in out + err
-    assert "agent asks     None" not in out and out.count("agent asks") == 3, "the turn itself is shown"
+    assert "agent asks     None" not in out and out.count("agent asks") == 3, (
+        "the turn itself is shown"
+    )

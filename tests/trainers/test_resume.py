@@ -20,7 +20,15 @@ from agentic_prompting.trainers.checkpoints import damaged
 from support.distributed_runs import uneven
 from support.training import trainer_for
 
-TIMES = ("train_runtime", "step_time", "latency", "samples_per_second", "steps_per_second", "cached", "train_loss")
+TIMES = (
+    "train_runtime",
+    "step_time",
+    "latency",
+    "samples_per_second",
+    "steps_per_second",
+    "cached",
+    "train_loss",
+)
 
 
 def build(policy, folder, rows, environment=None, **changes):
@@ -71,12 +79,18 @@ class OnStep(TrainerCallback):
     [
         {},
         {"gradient_accumulation_steps": 2},
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2},
+        {
+            "gradient_accumulation_steps": 2,
+            "steps_per_generation": 4,
+            "per_device_train_batch_size": 2,
+        },
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "num_iterations": 2, "per_device_train_batch_size": 2},
         {"logging_steps": 2, "num_iterations": 2},
     ],
-    ids=lambda options: "-".join(f"{name}{value}" for name, value in options.items())[:60] or "plain",
+    ids=lambda options: (
+        "-".join(f"{name}{value}" for name, value in options.items())[:60] or "plain"
+    ),
 )
 def test_from_every_checkpoint(tiny_policy, rows, tmp_path, options):
     """At the end of an epoch and within one, at the edge of a block of rollouts and inside: bit for bit the same."""
@@ -84,7 +98,9 @@ def test_from_every_checkpoint(tiny_policy, rows, tmp_path, options):
     whole.train()
     assert whole.state.epoch > 1.1 and len({entry["loss"] for entry in log_of(whole, 0)}) > 1
     for step in (1, 3, 4):
-        again = build(tiny_policy, tmp_path / f"from{step}", rows, **{**options, "save_strategy": "no"})
+        again = build(
+            tiny_policy, tmp_path / f"from{step}", rows, **{**options, "save_strategy": "no"}
+        )
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
         expected = log_of(whole, step)
         assert log_of(again, step) == expected and expected
@@ -110,10 +126,15 @@ class Counts:
 
 
 def test_the_environments_state_is_kept(tiny_policy, rows, tmp_path):
-    whole, again = (build(tiny_policy, tmp_path / name, rows, Counts()) for name in ("whole", "again"))
+    whole, again = (
+        build(tiny_policy, tmp_path / name, rows, Counts()) for name in ("whole", "again")
+    )
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert log_of(again, 3) == log_of(whole, 3) and again.environment.asked == whole.environment.asked > 6
+    assert (
+        log_of(again, 3) == log_of(whole, 3)
+        and again.environment.asked == whole.environment.asked > 6
+    )
 
 
 def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, rows, tmp_path):
@@ -139,20 +160,26 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
     step = whole.environment.step
     whole.environment.step = lambda rollout: asked.__setitem__(0, asked[0] + 1) or step(rollout)
     whole.train()
-    stopped = build(tiny_policy, tmp_path / "stopped", rows, Dies(asked[0] // 3 + asked[0] // 6 + 1), **options)
+    stopped = build(
+        tiny_policy, tmp_path / "stopped", rows, Dies(asked[0] // 3 + asked[0] // 6 + 1), **options
+    )
     with pytest.raises(TrainingStopped, match=r"stopped at step 1: .*gone"):
         stopped.train()
     assert stopped._step == 3, "in the middle of the second step"
     again = build(tiny_policy, tmp_path / "stopped", rows, **options)
     again.train(resume_from_checkpoint=True)
     for name in ("reward", "rollout/agent_tokens", "environment/calls"):
-        assert [entry[name] for entry in log_of(again, 1)] == [entry[name] for entry in log_of(whole, 1)]
+        assert [entry[name] for entry in log_of(again, 1)] == [
+            entry[name] for entry in log_of(whole, 1)
+        ]
     losses = [[entry["loss"] for entry in log_of(trainer, 1)] for trainer in (again, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and abs(losses[1][0]) > 1e-3
 
 
 def folders(path):
-    return sorted(entry for entry in os.listdir(path) if "checkpoint" in entry or entry.startswith("."))
+    return sorted(
+        entry for entry in os.listdir(path) if "checkpoint" in entry or entry.startswith(".")
+    )
 
 
 @pytest.mark.parametrize("moment", ["_exact_state", "_save_rng_state", "_save"])
@@ -198,7 +225,9 @@ def test_limit_and_best(tiny_policy, rows, tmp_path):
     assert folders(tmp_path) == ["checkpoint-2"]
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, kept[1][name]) or torch.equal(kept[1][name], kept[2][name])
-    assert not any(torch.equal(kept[1][name], kept[3][name]) for name in kept[0] if "q_proj" in name)
+    assert not any(
+        torch.equal(kept[1][name], kept[3][name]) for name in kept[0] if "q_proj" in name
+    )
 
 
 REFUSED = r"holds another run: continue it \(resume_from_checkpoint=True\), move it aside \(overwrite=True\), or use"
@@ -228,10 +257,17 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
         trainer.train()
     for name, seed in (("run.previous", 1), ("run.previous-2", 2), ("run", 3)):
         assert folders(tmp_path / name) == ["checkpoint-1"]
-        assert torch.load(tmp_path / name / "checkpoint-1" / "training_args.bin", weights_only=False).seed == seed
+        assert (
+            torch.load(
+                tmp_path / name / "checkpoint-1" / "training_args.bin", weights_only=False
+            ).seed
+            == seed
+        )
         assert len(list(read_rollouts(tmp_path / name / "rollouts"))) == 4
     assert (folder / "replies.sqlite").read_text() == "paid for"
-    with pytest.raises(ValueError, match="overwrite would move .*checkpoint-1 away, the model to train"):
+    with pytest.raises(
+        ValueError, match="overwrite would move .*checkpoint-1 away, the model to train"
+    ):
         build(folder / "checkpoint-1", folder, rows, overwrite=True)
     assert folders(folder) == ["checkpoint-1"]
 
@@ -268,13 +304,19 @@ def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, 
     """In the middle of an epoch, where transformers would take one step more; and a shorter run than the one saved."""
     whole = build(tiny_policy, tmp_path, rows, max_steps=3)
     whole.train()
-    saved = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and "check" in str(path)}
+    saved = {
+        path: path.stat().st_mtime_ns
+        for path in tmp_path.rglob("*")
+        if path.is_file() and "check" in str(path)
+    }
     for steps in (3, 2):
         again = build(tiny_policy, tmp_path, rows, max_steps=steps)
         again.policy = None  # nobody is asked
         again.train(resume_from_checkpoint=True)
         assert again.state.global_step == 3 and same_weights(weights_of(whole), weights_of(again))
-    assert saved == {path: path.stat().st_mtime_ns for path in saved}, "nor is any checkpoint written anew"
+    assert saved == {path: path.stat().st_mtime_ns for path in saved}, (
+        "nor is any checkpoint written anew"
+    )
     more = build(tiny_policy, tmp_path, rows, max_steps=4)
     more.train(resume_from_checkpoint=True)
     assert more.state.global_step == 4, "a longer run goes on"
@@ -300,11 +342,24 @@ def cut(path):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, cut) for name in ("model.safetensors", "optimizer.pt", "exact_resume_0.pt", "trainer_state.json")),
-        *((name, Path.unlink) for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")),
+        *(
+            (name, cut)
+            for name in (
+                "model.safetensors",
+                "optimizer.pt",
+                "exact_resume_0.pt",
+                "trainer_state.json",
+            )
+        ),
+        *(
+            (name, Path.unlink)
+            for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+        ),
     ],
 )
-def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(tiny_policy, rows, tmp_path, caplog, name, damage):
+def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(
+    tiny_policy, rows, tmp_path, caplog, name, damage
+):
     whole = build(tiny_policy, tmp_path, rows, max_steps=3)
     whole.train()
     damage(tmp_path / "checkpoint-3" / name)
@@ -312,19 +367,28 @@ def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(tiny_policy, 
     with caplog.at_level(logging.WARNING, logger="agentic_prompting"):
         again.train(resume_from_checkpoint=True)
     assert name in caplog.text and "checkpoint-3" in caplog.text and "going on from" in caplog.text
-    assert [entry["step"] for entry in log_of(again, 2)] == [3] and same_weights(weights_of(whole), weights_of(again))
+    assert [entry["step"] for entry in log_of(again, 2)] == [3] and same_weights(
+        weights_of(whole), weights_of(again)
+    )
     assert not damaged(tmp_path / "checkpoint-3"), "and is replaced by a whole one"
 
 
-def test_a_damaged_checkpoint_that_was_asked_for_is_an_error_that_names_the_file(tiny_policy, rows, tmp_path):
+def test_a_damaged_checkpoint_that_was_asked_for_is_an_error_that_names_the_file(
+    tiny_policy, rows, tmp_path
+):
     build(tiny_policy, tmp_path, rows, max_steps=1).train()
     again = build(tiny_policy, tmp_path, rows)
     for name in ("trainer_state.json", "exact_resume_0.pt", "optimizer.pt", "model.safetensors"):
         path = tmp_path / "checkpoint-1" / name
         whole = path.read_bytes()
         cut(path)
-        for checkpoint, what_to_do in ((str(path.parent), "resume from an earlier"), (True, "move them away")):
-            with pytest.raises(ValueError, match=f"checkpoint-1.*{name} cannot be read.*{what_to_do}") as raised:
+        for checkpoint, what_to_do in (
+            (str(path.parent), "resume from an earlier"),
+            (True, "move them away"),
+        ):
+            with pytest.raises(
+                ValueError, match=f"checkpoint-1.*{name} cannot be read.*{what_to_do}"
+            ) as raised:
                 again.train(resume_from_checkpoint=checkpoint)
             assert "\n" not in str(raised.value) and "miniz" not in str(raised.value)
         path.write_bytes(whole)
@@ -361,7 +425,9 @@ def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
     assert second.state.global_step == 1, "free again"
 
 
-def test_a_state_that_no_checkpoint_could_be_read_with_is_an_error_at_the_start(tiny_policy, rows, tmp_path):
+def test_a_state_that_no_checkpoint_could_be_read_with_is_an_error_at_the_start(
+    tiny_policy, rows, tmp_path
+):
     """Every checkpoint would be written, and refused by each resume."""
 
     class Keeps(Oracle):

@@ -21,8 +21,14 @@ from agentic_prompting.sandbox import Oracle
 from support.training import trainer_for, vars_for
 
 TAGS = TagGrammar("why", "ask", "told", "say")
-SAVED = AgentSpec("My own words : {question}", "Be short.", TAGS, chat_template_kwargs={"mine": True})
-KINDS = [(PromptR1Trainer, PromptR1Config), (MultiTurnGRPOTrainer, MultiTurnGRPOConfig), (ESPLTrainer, ESPLConfig)]
+SAVED = AgentSpec(
+    "My own words : {question}", "Be short.", TAGS, chat_template_kwargs={"mine": True}
+)
+KINDS = [
+    (PromptR1Trainer, PromptR1Config),
+    (MultiTurnGRPOTrainer, MultiTurnGRPOConfig),
+    (ESPLTrainer, ESPLConfig),
+]
 
 
 @pytest.fixture
@@ -33,7 +39,11 @@ def model(tiny_policy, tmp_path):
 
 
 def trainer_of(model, folder, rows, kind=PromptR1Trainer, config=PromptR1Config, **options):
-    changes = {} if kind is not ESPLTrainer else {"mode": "rl", "prompts_per_step": 2, "gradient_accumulation_steps": 1}
+    changes = (
+        {}
+        if kind is not ESPLTrainer
+        else {"mode": "rl", "prompts_per_step": 2, "gradient_accumulation_steps": 1}
+    )
     environment = options.pop("environment", LLMEnvironment(Oracle()))
     return kind(
         model=model, reward_funcs=PromptR1Reward(), environment=environment, train_dataset=rows,
@@ -46,11 +56,18 @@ def test_a_saved_models_own_form_is_trained_in(model, rows, tmp_path, caplog, ki
     """Under the default template 89 to 100 % of the rollouts of a trained agent were malformed, without a word."""
     trainer = trainer_of(str(model), tmp_path / "out", rows, kind, config)
     spec = trainer.spec
-    assert (spec.prompt_template, spec.system_prompt, spec.grammar) == (SAVED.prompt_template, "Be short.", TAGS)
+    assert (spec.prompt_template, spec.system_prompt, spec.grammar) == (
+        SAVED.prompt_template,
+        "Be short.",
+        TAGS,
+    )
     assert spec.chat_template_kwargs == {"mine": True} and trainer.chat_format.grammar == TAGS
     assert spec.limits.max_turns == 2, "the limits are those of the arguments"
     (said,) = [record.message for record in caplog.records if SPEC_FILE in record.message]
-    assert "prompt template and grammar are those that the model was saved with" in said and "\n" not in said
+    assert (
+        "prompt template and grammar are those that the model was saved with" in said
+        and "\n" not in said
+    )
 
 
 def test_a_model_that_is_loaded_already_too(model, rows, tmp_path):
@@ -62,13 +79,18 @@ def test_a_model_that_is_loaded_already_too(model, rows, tmp_path):
 
 def test_an_argument_wins_over_what_was_saved(model, rows, tmp_path, caplog):
     mine = "Quite another : {question}"
-    spec = trainer_of(str(model), tmp_path / "out", rows, prompt_template=mine, system_prompt="Be long.").spec
+    spec = trainer_of(
+        str(model), tmp_path / "out", rows, prompt_template=mine, system_prompt="Be long."
+    ).spec
     assert (spec.prompt_template, spec.system_prompt, spec.grammar) == (mine, "Be long.", TAGS)
     assert "prompt_template= is used, not the template that the model was saved with" in caplog.text
     caplog.clear()
     spec = trainer_of(str(model), tmp_path / "out", rows, grammar=TagGrammar()).spec
     assert spec.grammar == TagGrammar() and spec.prompt_template == prompt_r1_template()
-    assert "is of another grammar than the one asked for: its prompt template is not used" in caplog.text
+    assert (
+        "is of another grammar than the one asked for: its prompt template is not used"
+        in caplog.text
+    )
 
 
 class Free:
@@ -96,13 +118,19 @@ def test_a_form_that_cannot_be_read_is_named_and_not_used(model, rows, tmp_path,
 
 
 @pytest.mark.parametrize("given", [{}, {"prompt_template": "Mine : {question}"}])
-def test_the_warning_about_malformed_rollouts_shows_the_template_and_its_origin(model, rows, tmp_path, caplog, given):
+def test_the_warning_about_malformed_rollouts_shows_the_template_and_its_origin(
+    model, rows, tmp_path, caplog, given
+):
     trainer = trainer_for(model, tmp_path / "out", rows, max_turn_tokens=4, max_steps=1,
                           options={"prompt_template": None, **given})  # fmt: skip
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    (said,) = [record.message for record in caplog.records if "no answer in the form" in record.message]
+    (said,) = [
+        record.message for record in caplog.records if "no answer in the form" in record.message
+    ]
     asked = (
-        "'Mine : {question}' (prompt_template=)" if given else f"'My own words : {{question}}' ({model / SPEC_FILE})"
+        "'Mine : {question}' (prompt_template=)"
+        if given
+        else f"'My own words : {{question}}' ({model / SPEC_FILE})"
     )
     assert said.endswith(f"It is asked with {asked}")

@@ -4,7 +4,12 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 from peft import LoraConfig
-from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
@@ -47,13 +52,22 @@ def test_loss_and_gradients_are_those_of_trl(trainer, skips, monkeypatch):
 
     def plain(trainer, model, inputs):
         score = GRPOTrainer._get_per_token_logps_and_entropies
-        monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *a, **k: score(trainer, *a, **k))
+        monkeypatch.setattr(
+            trainer, "_get_per_token_logps_and_entropies", lambda *a, **k: score(trainer, *a, **k)
+        )
         with torch.no_grad():  # what TRL would have had from before: scored everywhere
-            inputs = {**inputs, "old_per_token_logps": None, "ref_per_token_logps": batch["ref_per_token_logps"]}
+            inputs = {
+                **inputs,
+                "old_per_token_logps": None,
+                "ref_per_token_logps": batch["ref_per_token_logps"],
+            }
         return GRPOTrainer._compute_loss(trainer, model, inputs)
 
     plain_loss, plain_gradients = loss_and_gradients(plain, trainer, batch)
-    assert loss == pytest.approx(plain_loss, rel=1e-6, abs=1e-9) and len(gradients) == len(plain_gradients) > 0
+    assert (
+        loss == pytest.approx(plain_loss, rel=1e-6, abs=1e-9)
+        and len(gradients) == len(plain_gradients) > 0
+    )
     assert any(gradient.abs().max() > 0 for gradient in gradients)
     for ours, theirs in zip(gradients, plain_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
@@ -82,7 +96,9 @@ def head_positions(monkeypatch):
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
-def test_on_a_cpu_the_head_computes_scored_positions(tiny_policy, rows, tmp_path, head_positions, adapter):
+def test_on_a_cpu_the_head_computes_scored_positions(
+    tiny_policy, rows, tmp_path, head_positions, adapter
+):
     """Neither prompts nor observations nor padding."""
     config = LoraConfig(r=4, target_modules="all-linear") if adapter else None
     trainer = trainer_for(tiny_policy, tmp_path, rows, options={"peft_config": config})
@@ -180,7 +196,9 @@ def test_experts_that_trl_cannot_count_are_refused(rows, tmp_path):
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     save_policy(GraniteMoeForCausalLM(config), tokenizer, sandbox_spec(), folder)
-    with pytest.raises(ValueError, match="GraniteMoeForCausalLM.*set router_aux_loss_coef=0 to train without"):
+    with pytest.raises(
+        ValueError, match="GraniteMoeForCausalLM.*set router_aux_loss_coef=0 to train without"
+    ):
         trainer_for(folder, tmp_path, rows)
     trainer = trainer_for(folder, tmp_path, rows, router_aux_loss_coef=0.0)
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)

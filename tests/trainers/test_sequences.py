@@ -5,7 +5,16 @@ import torch
 
 from agentic_prompting.programs import Program
 from agentic_prompting.trainers.rollouts import padded_row_count, trained_sequences
-from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, launched, split_errors, trainer_for
+from support.crafted_rollouts import (
+    ROW,
+    B,
+    Crafted,
+    agent,
+    crafted,
+    launched,
+    split_errors,
+    trainer_for,
+)
 from support.distributed_backends import TYPES
 from support.marks import LONG
 
@@ -23,7 +32,12 @@ def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
 
 @pytest.mark.parametrize(
     "loss_type, backend",
-    [("grpo", "ddp"), pytest.param("dapo", "ddp", marks=LONG), ("grpo", "zero3"), ("grpo", "fsdp2")],
+    [
+        ("grpo", "ddp"),
+        pytest.param("dapo", "ddp", marks=LONG),
+        ("grpo", "zero3"),
+        ("grpo", "fsdp2"),
+    ],
 )
 def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type, backend):
     """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
@@ -42,9 +56,17 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
     trainer.model.train()
     scored = trainer._generate_and_score_completions([ROW] * B)
     assert len(scored["advantages"]) == len(scored["prompt_ids"]) > B
-    assert len(trainer._logs["completion"]) == len(trainer._logs["prompt"]) == B == len(trainer._logs["advantages"])
+    assert (
+        len(trainer._logs["completion"])
+        == len(trainer._logs["prompt"])
+        == B
+        == len(trainer._logs["advantages"])
+    )
     assert trainer.reward_func_names == ["reward"]
-    firsts = [trainer.processing_class.decode(one.ids, skip_special_tokens=True) for one in trainer.source.rollouts]
+    firsts = [
+        trainer.processing_class.decode(one.ids, skip_special_tokens=True)
+        for one in trainer.source.rollouts
+    ]
     assert [one[-1]["content"] for one in trainer._logs["completion"]] == firsts
     owners = []
     for owner, rollout in enumerate(crafted(lambda i: 1 + i % 3, (2,))):
@@ -54,7 +76,9 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
 
 
 def test_rows_are_as_many_as_parts_need(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.trainers.rollouts.gather_object", lambda rows: [*rows, 13])
+    monkeypatch.setattr(
+        "agentic_prompting.trainers.rollouts.gather_object", lambda rows: [*rows, 13]
+    )
     assert padded_row_count(9, 4) == 16 and padded_row_count(17, 1) == 17
 
 
@@ -77,10 +101,21 @@ def test_what_cannot_be_right_is_refused_by_name(tiny_policy, tmp_path, name):
 
 def test_ahead_of_the_weights_ratios_are_of_tokens(tiny_policy, tmp_path):
     options = {"async_lead": 1, "vllm_importance_sampling_mode": "sequence_truncate"}
-    with pytest.raises(ValueError, match="vllm_importance_sampling_mode='sequence_truncate' .use 'token_truncate'"):
+    with pytest.raises(
+        ValueError, match="vllm_importance_sampling_mode='sequence_truncate' .use 'token_truncate'"
+    ):
         trainer_for(tiny_policy, tmp_path, Program(agent), **options)
 
 
 def test_a_failed_rollout_keeps_one_row():
     assert [len(trained_sequences(one)) for one in crafted(lambda i: 3, range(B))] == [1] * B
-    assert [len(trained_sequences(one)) for one in crafted(lambda i: 1 + i % 3, ())] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert [len(trained_sequences(one)) for one in crafted(lambda i: 1 + i % 3, ())] == [
+        1,
+        2,
+        3,
+        1,
+        2,
+        3,
+        1,
+        2,
+    ]

@@ -28,7 +28,10 @@ from support.espl_training import Reference, arguments as espl_arguments
 from support.training import Acts, arguments, one_batch, trainer_for
 
 NAMES = ("oracle", "shop")
-TEMPLATES = {"oracle": SANDBOX_TEMPLATE, "shop": "shop {question}"}  # in place of the one saved with the tiny policy
+TEMPLATES = {
+    "oracle": SANDBOX_TEMPLATE,
+    "shop": "shop {question}",
+}  # in place of the one saved with the tiny policy
 
 
 class Shop(Environment):
@@ -64,7 +67,9 @@ def several(chat=None):
 
 
 def right(rollout, **columns):
-    assert {one.row["environment"] for one in rollout} == {"oracle"} and set(columns["environment"]) == {"oracle"}
+    assert {one.row["environment"] for one in rollout} == {"oracle"} and set(
+        columns["environment"]
+    ) == {"oracle"}
     return [float(place % 2) for place, _ in enumerate(rollout)]
 
 
@@ -82,7 +87,9 @@ def several_trainer(tiny_policy, folder, rows, **options):
     given = {"reward_funcs": {"oracle": right, "shop": [Priced()]}, "prompt_template": TEMPLATES}
     environment = options.pop("environment", None) or several()
     changes = options.pop("changes", {})
-    return trainer_for(tiny_policy, folder, rows, environment=environment, options=given | options, **changes)
+    return trainer_for(
+        tiny_policy, folder, rows, environment=environment, options=given | options, **changes
+    )
 
 
 def test_each_row_is_played_in_its_environment(tiny_policy, both, tmp_path):
@@ -93,16 +100,22 @@ def test_each_row_is_played_in_its_environment(tiny_policy, both, tmp_path):
     prompts = trainer.processing_class.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
     assert ["question :" in prompt for prompt in prompts] == [True, True, False, False]
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    assert metrics["environments/oracle/reward"] == 0.5 and metrics["environments/shop/reward"] == 3.0
+    assert (
+        metrics["environments/oracle/reward"] == 0.5 and metrics["environments/shop/reward"] == 3.0
+    )
     assert metrics["environments/oracle/share"] == metrics["environments/shop/share"] == 0.5
-    assert metrics["rewards/oracle/right/mean"] == 0.5 and metrics["rewards/shop/Priced/mean"] == 3.0
+    assert (
+        metrics["rewards/oracle/right/mean"] == 0.5 and metrics["rewards/shop/Priced/mean"] == 3.0
+    )
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert [record["environment"] for record in records] == ["oracle", "oracle", "shop", "shop"]
 
 
 def test_the_warning_about_form_names_the_template_of_each(tiny_policy, both, tmp_path, caplog):
     trainer = several_trainer(tiny_policy, tmp_path, both)
-    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
+    trainer.policy = BatchEngine(
+        lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True
+    )
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     (said,) = [message for message in caplog.messages if "no answer in the form" in message]
@@ -110,21 +123,32 @@ def test_the_warning_about_form_names_the_template_of_each(tiny_policy, both, tm
 
 
 def test_limits_of_an_environment(tiny_policy, both, tmp_path):
-    trainer = several_trainer(tiny_policy, tmp_path, both, changes={"environment_limits": {"shop": {"max_turns": 1}}})
+    trainer = several_trainer(
+        tiny_policy, tmp_path, both, changes={"environment_limits": {"shop": {"max_turns": 1}}}
+    )
     one_batch(trainer)
     turns = [len(record["turns"]) for record in read_rollouts(tmp_path / "rollouts")]
     assert turns == [2, 2, 1, 1]
-    limits = arguments(tmp_path, environment_limits='{"shop": {"max_turns": 1}}').limits()  # as the command line has it
-    assert limits.of({"environment": "shop"}).max_turns == 1 and limits.of({"environment": "oracle"}).max_turns == 3
+    limits = arguments(
+        tmp_path, environment_limits='{"shop": {"max_turns": 1}}'
+    ).limits()  # as the command line has it
+    assert (
+        limits.of({"environment": "shop"}).max_turns == 1
+        and limits.of({"environment": "oracle"}).max_turns == 3
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"async_lead": 1, "max_staleness": 2}], ids=str)
 def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
-    trainer = several_trainer(tiny_policy, tmp_path, both, reward_funcs=PromptR1Reward(), changes=changes)
+    trainer = several_trainer(
+        tiny_policy, tmp_path, both, reward_funcs=PromptR1Reward(), changes=changes
+    )
     trainer.train()
     trainer.save_model()
     shop = Shop()
-    agent = PromptAgent.from_pretrained(tmp_path, {"oracle": LLMEnvironment(Oracle()), "shop": shop})
+    agent = PromptAgent.from_pretrained(
+        tmp_path, {"oracle": LLMEnvironment(Oracle()), "shop": shop}
+    )
     assert agent.spec.of({"environment": "oracle"}).prompt_template == SANDBOX_TEMPLATE
     assert agent.spec.of({"environment": "shop"}).prompt_template == "shop {question}"
     assert agent.answer("x", environment="shop").row["price"] == 3
@@ -144,13 +168,22 @@ def test_rows_to_evaluate_on_may_be_of_some_environments(tiny_policy, both, tmp_
     """A reward of another environment has no rows among them, and needs no columns."""
     environment = {name: LLMEnvironment(Oracle()) for name in NAMES}
     oracle = both.select(range(0, 8, 2))
-    options = {"reward_funcs": {"oracle": right, "shop": lambda completions, answers, **columns: [1.0] * len(answers)}}
-    trainer = several_trainer(tiny_policy, tmp_path, both, environment=environment, eval_dataset=oracle, **options)
+    options = {
+        "reward_funcs": {
+            "oracle": right,
+            "shop": lambda completions, answers, **columns: [1.0] * len(answers),
+        }
+    }
+    trainer = several_trainer(
+        tiny_policy, tmp_path, both, environment=environment, eval_dataset=oracle, **options
+    )
     assert trainer.evaluate()["eval_environments/oracle/share"] == 1.0
 
 
 def test_a_checkpoint_keeps_the_states(tiny_policy, both, tmp_path):
-    trainer = several_trainer(tiny_policy, tmp_path, both, changes={"save_strategy": "steps", "save_steps": 1})
+    trainer = several_trainer(
+        tiny_policy, tmp_path, both, changes={"save_strategy": "steps", "save_steps": 1}
+    )
     trainer.train()
     seen = trainer.environment.by_name["shop"].seen
     again = several_trainer(tiny_policy, tmp_path, both, changes={"max_steps": 3})
@@ -176,14 +209,24 @@ def test_a_form_for_each_is_saved_and_loaded(tmp_path):
         "ask {question}",
         limits=Limits(environments={"shop": {"max_turns": 2}}),
         environments={
-            "oracle": {"prompt_template": "ask {question}", "grammar": TagGrammar(), "chat_template_kwargs": {}},
-            "shop": {"prompt_template": "buy {question}", "grammar": own, "chat_template_kwargs": {"tools": []}},
+            "oracle": {
+                "prompt_template": "ask {question}",
+                "grammar": TagGrammar(),
+                "chat_template_kwargs": {},
+            },
+            "shop": {
+                "prompt_template": "buy {question}",
+                "grammar": own,
+                "chat_template_kwargs": {"tools": []},
+            },
         },
     )
     spec.save(tmp_path)
     assert AgentSpec.load(tmp_path) == spec
     shop = AgentSpec.load(tmp_path, name="shop")
-    assert shop.prompt_template == "buy {question}" and shop.grammar == own and not shop.environments
+    assert (
+        shop.prompt_template == "buy {question}" and shop.grammar == own and not shop.environments
+    )
     assert set(spec.stop_texts) == {*TagGrammar().stops, *own.stops}
     assert spec.messages({"question": "x", "environment": "shop"})[-1]["content"] == "buy x"
     with pytest.raises(ValueError, match="trained without the environment 'mine'"):
@@ -204,10 +247,14 @@ def test_prompts_and_observations_are_of_the_rows_form(tiny_policy, tmp_path):
 
 
 def test_rows_by_ratio():
-    rows = Dataset.from_list([{"environment": NAMES[place >= 30], "n": place} for place in range(40)])
+    rows = Dataset.from_list(
+        [{"environment": NAMES[place >= 30], "n": place} for place in range(40)]
+    )
     drawn = draw_by_ratio(rows, {"oracle": 0.5, "shop": 0.5}, seed=0)
     names = drawn["environment"]
-    assert len(drawn) == 60 and list(names).count("shop") == 30 and set(drawn["n"]) == set(range(40))
+    assert (
+        len(drawn) == 60 and list(names).count("shop") == 30 and set(drawn["n"]) == set(range(40))
+    )
     assert list(drawn["n"]) == list(draw_by_ratio(rows, {"oracle": 1, "shop": 1}, seed=0)["n"])
     assert list(drawn["n"]) != list(draw_by_ratio(rows, {"oracle": 1, "shop": 1}, seed=1)["n"])
     for wrong, message in (
@@ -219,7 +266,9 @@ def test_rows_by_ratio():
 
 
 def test_the_ratio_decides_what_is_trained_on(tiny_policy, both, tmp_path):
-    trainer = several_trainer(tiny_policy, tmp_path, both, changes={"environment_ratio": {"oracle": 3, "shop": 1}})
+    trainer = several_trainer(
+        tiny_policy, tmp_path, both, changes={"environment_ratio": {"oracle": 3, "shop": 1}}
+    )
     names = list(trainer.train_dataset["environment"])
     assert names.count("oracle") == 3 * names.count("shop")
 
@@ -229,7 +278,9 @@ def test_an_evolved_prompt_stands_before_each_template(tiny_policy, both, tmp_pa
     prompt = SystemPrompt("Be brief.", ("Think.",))
     for name, start in (("oracle", SANDBOX_TEMPLATE[:10]), ("shop", "shop ")):
         messages = prompt.messages(spec.messages({"question": "x", "environment": name}))
-        assert [one["role"] for one in messages] == ["system", "user"] and messages[1]["content"].startswith(start)
+        assert [one["role"] for one in messages] == ["system", "user"] and messages[1][
+            "content"
+        ].startswith(start)
 
 
 def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):
@@ -243,7 +294,9 @@ def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     played = {(record["environment"], record["system_prompt"]) for record in records}
-    assert played == {(name, prompt) for name in NAMES for prompt in (0, 1)}  # the first prompt and its child
+    assert played == {
+        (name, prompt) for name in NAMES for prompt in (0, 1)
+    }  # the first prompt and its child
     assert {record["status"] for record in records} == {"answered"}
 
 
@@ -267,15 +320,25 @@ def test_what_is_no_environment_is_named(environment, message):
     ("options", "message"),
     [
         ({"reward_funcs": {"oracle": right}}, "no reward function for the environment 'shop'"),
-        ({"reward_funcs": {"oracle": right, "shop": right, "x": right}}, "reward_funcs names the environment 'x'"),
-        ({"changes": {"environment_limits": {"x": {}}}}, "environment_limits names the environment 'x'"),
+        (
+            {"reward_funcs": {"oracle": right, "shop": right, "x": right}},
+            "reward_funcs names the environment 'x'",
+        ),
+        (
+            {"changes": {"environment_limits": {"x": {}}}},
+            "environment_limits names the environment 'x'",
+        ),
         ({"changes": {"environment_ratio": {"oracle": 1.0}}}, "environment_ratio names oracle"),
         (
             {"environment": {"oracle": LLMEnvironment(Oracle())}, "reward_funcs": right},
             "row 1 .* names the environment 'shop'",
         ),
         (
-            {"environment": Shop(), "reward_funcs": right, "changes": {"environment_ratio": {"a": 1}}},
+            {
+                "environment": Shop(),
+                "reward_funcs": right,
+                "changes": {"environment_ratio": {"a": 1}},
+            },
             "would be ignored",
         ),
         ({"environment": Shop(), "reward_funcs": {"a": right}}, "there are: none"),

@@ -38,4 +38,7 @@ def test_the_line_of_a_step_says_how_long_the_others_take(capsys, monkeypatch):
         state.global_step = step
         callback.on_log(None, state, None, {"reward": 0.5})
     callback.on_train_end(None, state, None)
-    assert capsys.readouterr().out.splitlines() == ["step 5: reward 0.500, about 57 s left", "step 24: reward 0.500"]
+    assert capsys.readouterr().out.splitlines() == [
+        "step 5: reward 0.500, about 57 s left",
+        "step 24: reward 0.500",
+    ]

@@ -44,12 +44,19 @@ def test_a_step_of_two_processes_in_a_collector(tiny_policy, tmp_path):
         assert [one.name for one in episodes] == ["invoke_agent agent"] * 2
         for episode in episodes:
             inside = children(found, episode)
-            assert [one.name for one in inside] == ["chat agent", "execute_tool LLMEnvironment", "chat agent", "reward"]
+            assert [one.name for one in inside] == [
+                "chat agent",
+                "execute_tool LLMEnvironment",
+                "chat agent",
+                "reward",
+            ]
             assert [one.name for one in children(found, inside[1])] == ["chat sandbox-oracle"]
             for one in (episode, *inside):
                 assert step.start_time_unix_nano <= one.start_time_unix_nano
                 assert one.end_time_unix_nano <= step.end_time_unix_nano
-    rewards = [attributes(one)["gen_ai.evaluation.score.value"] for one in found if one.name == "reward"]
+    rewards = [
+        attributes(one)["gen_ai.evaluation.score.value"] for one in found if one.name == "reward"
+    ]
     assert sorted(rewards) == [0, 0, 1, 1]
     assert b"which country" not in b"".join(one.SerializeToString() for one in found)
 
@@ -71,8 +78,12 @@ def test_evaluations_and_failed_rollouts(tiny_policy, tmp_path, rows):
         and "agentic_prompting.reward" not in evaluation.attributes
     )
     assert [name for name, _ in found.below(evaluation)] == ["invoke_agent agent"] * 4
-    assert {one.attributes.get("error.type") for one in found.named("invoke_agent agent")} == {"ServerFailed"}
-    assert not any("gen_ai.evaluation.score.value" in one.attributes for one in found.named("reward"))
+    assert {one.attributes.get("error.type") for one in found.named("invoke_agent agent")} == {
+        "ServerFailed"
+    }
+    assert not any(
+        "gen_ai.evaluation.score.value" in one.attributes for one in found.named("reward")
+    )
     assert "planted" not in found.text
 
 
@@ -84,10 +95,15 @@ def test_a_step_that_breaks_off_has_ended(tiny_policy, tmp_path, rows):
             trainer.train()
         assert not spans._traces.api.get_current_span().get_span_context().is_valid
     (step,) = found.named("training_step")
-    assert step.attributes["error.type"] == "ZeroDivisionError" and found.below(None)[0][0] == "training_step"
+    assert (
+        step.attributes["error.type"] == "ZeroDivisionError"
+        and found.below(None)[0][0] == "training_step"
+    )
 
 
-def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(tiny_policy, tmp_path, rows):
+def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(
+    tiny_policy, tmp_path, rows
+):
     with traced() as found:
         trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD).train()
     steps = found.named("training_step")
@@ -113,7 +129,9 @@ def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):
     with traced() as found:
         pass
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    assert not found.all and not any("Span" in type(one).__name__ for one in trainer.callback_handler.callbacks)
+    assert not found.all and not any(
+        "Span" in type(one).__name__ for one in trainer.callback_handler.callbacks
+    )
 
 
 def test_contents_without_traces_are_refused():

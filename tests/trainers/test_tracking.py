@@ -17,19 +17,26 @@ from agentic_prompting.llm import ServerFailed
 from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
 from agentic_prompting.rollout import BatchEngine, FreeText
-from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard, log_line
+from agentic_prompting.trainers.callbacks import (
+    MAX_CHARS,
+    MEMBERS,
+    TRAJECTORIES,
+    LiveView,
+    TensorBoard,
+    log_line,
+)
 from support.browser import evolved
 from support.espl_training import Reference, WritesBySeed, reward_by_word
 from support.training import vars_for
 
-HOSTILE = (
-    "</td>![x](http://127.0.0.1:9/x.png) | `a` __b__ &lt;b&gt; <script>alert(1)</script>\r\n\n# head\u2028x\x00\ud800"
-)
+HOSTILE = "</td>![x](http://127.0.0.1:9/x.png) | `a` __b__ &lt;b&gt; <script>alert(1)</script>\r\n\n# head\u2028x\x00\ud800"
 
 
 def rollout(text=HOSTILE, question="which ?", error=None):
     one = Rollout([1], row={"question": question, "answers": ["Nairobi"]})
-    one.turns = [parse_turn("<think> a </think> <interaction_prompt> b </interaction_prompt>", TagGrammar())]
+    one.turns = [
+        parse_turn("<think> a </think> <interaction_prompt> b </interaction_prompt>", TagGrammar())
+    ]
     one.observations = [Observation(text=text, error=error)]
     one.turns.append(parse_turn("<think> c </think> <answer> Nairobi </answer>", TagGrammar()))
     one.status, one.error = ("failed" if error else "answered"), error
@@ -65,11 +72,15 @@ class WandbCallback:
 
 
 def view_of(wandb, population=None, rewards=(PromptR1Reward(),)):
-    return LiveView(["wandb"], lambda: [WandbCallback(wandb)], ["r"] * len(rewards), list(rewards), population)
+    return LiveView(
+        ["wandb"], lambda: [WandbCallback(wandb)], ["r"] * len(rewards), list(rewards), population
+    )
 
 
 def log(view, step=1, **logs):
-    view.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=step), None, logs=logs)
+    view.on_log(
+        None, SimpleNamespace(is_world_process_zero=True, global_step=step), None, logs=logs
+    )
 
 
 def test_a_few_trajectories_spread_over_the_batch():
@@ -78,8 +89,13 @@ def test_a_few_trajectories_spread_over_the_batch():
     view.show("train", [rollout(question=f"q{number}") for number in range(50)], [[1.0]] * 50)
     log(view, step=7)
     ((columns, rows),) = [values["train/trajectories"] for values in wandb.logged]
-    assert columns == ["question", "conversation", "answer", "status", "r", "parts"] and len(rows) == TRAJECTORIES
-    assert [row[0] for row in rows] == ["q0", "q12", "q24", "q36"] and wandb.logged[0]["train/global_step"] == 7
+    assert (
+        columns == ["question", "conversation", "answer", "status", "r", "parts"]
+        and len(rows) == TRAJECTORIES
+    )
+    assert [row[0] for row in rows] == ["q0", "q12", "q24", "q36"] and wandb.logged[0][
+        "train/global_step"
+    ] == 7
     assert "[reply] </td>" in rows[0][1] and "<answer> Nairobi" in rows[0][1]
     assert rows[0][-1] == "total 1.000, format 1.000, answer 1.000"
     log(view, step=8)
@@ -89,7 +105,11 @@ def test_a_few_trajectories_spread_over_the_batch():
 def test_failed_rollouts_and_rewards_without_parts():
     wandb = FakeWandB()
     view = view_of(wandb, rewards=[lambda **columns: [0.5]])
-    view.show("eval", [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CHARS)], [[float("nan")], [0.5]])
+    view.show(
+        "eval",
+        [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CHARS)],
+        [[float("nan")], [0.5]],
+    )
     log(view)
     first, second = wandb.logged[0]["eval/trajectories"][1]
     assert first[4] is None and second[4] == 0.5 and first[-1] == ""
@@ -109,7 +129,11 @@ def test_the_population_and_its_tree(tmp_path):
     table, picture = wandb.logged
     columns, rows = table["evolution/members"]
     assert len(rows) == MEMBERS and columns[:3] == ["id", "parents", "operator"]
-    assert rows[0][0] == population.best().id and rows[0][7] == "best" and rows[1][0] == len(population.members) - 1
+    assert (
+        rows[0][0] == population.best().id
+        and rows[0][7] == "best"
+        and rows[1][0] == len(population.members) - 1
+    )
     assert picture["evolution/tree"] == b"\x89PNG"
     log(view)
     assert len(wandb.logged) == 2, "nothing has changed"
@@ -159,8 +183,12 @@ def test_nothing_in_tensorboards_markdown_is_markup():
     markdown = pytest.importorskip("markdown", reason="comes with tensorboard")
     texts = []
     writer = SimpleNamespace(add_text=lambda name, text, step: texts.append(text))
-    TensorBoard(writer).table("t", ["a", "b"], [[HOSTILE.replace("\ud800", ""), None], ["x", 1.5]], 0)
-    html = markdown.markdown(texts[0], extensions=["markdown.extensions.tables", "markdown.extensions.fenced_code"])
+    TensorBoard(writer).table(
+        "t", ["a", "b"], [[HOSTILE.replace("\ud800", ""), None], ["x", 1.5]], 0
+    )
+    html = markdown.markdown(
+        texts[0], extensions=["markdown.extensions.tables", "markdown.extensions.fenced_code"]
+    )
     assert Tags(html).found == {"table", "thead", "tbody", "tr", "th", "td", "br"}
     assert html.count("<tr>") == 3, "no line of a cell begins a row"
     assert "alert&#40;1&#41;" in html, "the text is still there"
@@ -199,9 +227,15 @@ def test_tensorboard(tiny_policy, rows, tmp_path):
     told = events.Tensors("train/trajectories/text_summary")
     assert [event.step for event in told] == [1, 2, 3]
     table = told[0].tensor_proto.string_val[0].decode("utf-8")
-    assert table.startswith("| question | conversation | answer | status | reward_by_word | parts |")
+    assert table.startswith(
+        "| question | conversation | answer | status | reward_by_word | parts |"
+    )
     assert table.count("\n") == 1 + TRAJECTORIES and "<script>" not in table
-    members = events.Tensors("evolution/members/text_summary")[-1].tensor_proto.string_val[0].decode("utf-8")
+    members = (
+        events.Tensors("evolution/members/text_summary")[-1]
+        .tensor_proto.string_val[0]
+        .decode("utf-8")
+    )
     assert (
         members.count("\n") == 1 + len(trainer.population.members) > 2
         and "<script>" not in members
@@ -217,8 +251,14 @@ def test_trackio(tiny_policy, rows, tmp_path, monkeypatch):
     trainer = trainer_for(tiny_policy, tmp_path, rows, "trackio", project="ours", run_name="one")
     trainer.train()
     assert not trainer.live._broken
-    found = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
-    assert b"train/trajectories" in found and b"evolution/members" in found and b"evolution/tree" in found
+    found = b"".join(
+        path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file()
+    )
+    assert (
+        b"train/trajectories" in found
+        and b"evolution/members" in found
+        and b"evolution/tree" in found
+    )
 
 
 def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
@@ -228,7 +268,9 @@ def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
 
     class Watching(TrainerCallback):
         def on_log(self, args, state, control, **kwargs):
-            seen.append([entry["step"] for entry in RunSummary.read(tmp_path).history["optimisation"]])
+            seen.append(
+                [entry["step"] for entry in RunSummary.read(tmp_path).history["optimisation"]]
+            )
 
     trainer.add_callback(Watching())
     trainer.train()
@@ -239,8 +281,12 @@ def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cost", "shown"), [(0.0004, "$0.0004"), (0.0123, "$0.012"), (3.456, "$3.456"), (42.1234, "$42.12")]
+    ("cost", "shown"),
+    [(0.0004, "$0.0004"), (0.0123, "$0.012"), (3.456, "$3.456"), (42.1234, "$42.12")],
 )
 def test_a_steps_cost_is_shown_to_a_tenth_of_a_cent_where_that_matters(cost, shown):
-    assert log_line({"reward": 1.0, "environment/cost_usd": cost}, 3) == f"step 3: reward 1.000, cost {shown}"
+    assert (
+        log_line({"reward": 1.0, "environment/cost_usd": cost}, 3)
+        == f"step 3: reward 1.000, cost {shown}"
+    )
     assert "cost" not in log_line({"reward": 1.0, "environment/cost_usd": 0.0}, 3)

@@ -36,7 +36,14 @@ from agentic_prompting import (
     TrainingStopped,
 )
 from agentic_prompting.llm import Misconfigured, ServerFailed
-from agentic_prompting.rollout import SPEC_FILE, BatchEngine, ChatFormat, Sample, read_rollouts, rollout_from_trace
+from agentic_prompting.rollout import (
+    SPEC_FILE,
+    BatchEngine,
+    ChatFormat,
+    Sample,
+    read_rollouts,
+    rollout_from_trace,
+)
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import callbacks, warm_start
@@ -49,7 +56,9 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     trainer.save_model(str(tmp_path))
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert any(
+        not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items()
+    )
 
     logged = trainer.state.log_history[0]
     assert logged["rollout/turns"] == 2 and logged["rollout/interactions"] == 1
@@ -69,12 +78,18 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     assert kept[0]["observations"][0]["text"] and kept[0]["question"]
 
     spec = AgentSpec.load(tmp_path)
-    assert spec == trainer.spec and spec.limits.max_turns == 3 and spec.prompt_template == SANDBOX_TEMPLATE
+    assert (
+        spec == trainer.spec
+        and spec.limits.max_turns == 3
+        and spec.prompt_template == SANDBOX_TEMPLATE
+    )
     agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(Oracle()))
     rollout = agent.answer(rows[0]["question"])
     assert rollout.done and rollout.turns
     # Asked in exactly the form of training.
-    assert rollout.prompt_ids == trainer.chat_format.prompt_ids(trainer.prompts.render_messages(rows[0], {}))
+    assert rollout.prompt_ids == trainer.chat_format.prompt_ids(
+        trainer.prompts.render_messages(rows[0], {})
+    )
 
 
 def test_the_time_of_a_step_has_its_rollouts_in_it(tiny_policy, rows, tmp_path):
@@ -93,11 +108,17 @@ def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
 
     logps = torch.randn(batch["completion_ids"].shape) - 3
     batch["old_per_token_logps"] = logps + 0.1 * torch.randn(logps.shape)
-    batch.pop("sampled_at")  # these weights did not sample the batch: nothing to compare with the sampler
+    batch.pop(
+        "sampled_at"
+    )  # these weights did not sample the batch: nothing to compare with the sampler
 
     def loss_of(values):
         leaf = values.clone().requires_grad_(True)
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: (leaf, torch.zeros_like(leaf), None)
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: (
+            leaf,
+            torch.zeros_like(leaf),
+            None,
+        )
         loss = trainer._compute_loss(trainer.model, batch)
         loss.backward()
         return loss.item(), leaf.grad
@@ -122,16 +143,26 @@ def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
     batch["old_per_token_logps"] = torch.tensor(old)
     batch["ref_per_token_logps"] = torch.tensor(reference)
     batch.pop("sampled_at")  # as above
-    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (torch.tensor(new), torch.zeros(shape), None)
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (
+        torch.tensor(new),
+        torch.zeros(shape),
+        None,
+    )
     loss = trainer._compute_loss(trainer.model, batch).item()
 
-    rewards = np.array([1.0, 0.0, 1.0, 0.0]).reshape(2, 2)  # what `Acts` earns: right, wrong, right, wrong
+    rewards = np.array([1.0, 0.0, 1.0, 0.0]).reshape(
+        2, 2
+    )  # what `Acts` earns: right, wrong, right, wrong
     # TRL divides by the sample standard deviation (n - 1) plus 1e-4; the paper's eq 14 has 1/M inside. See fidelity.
-    advantages = ((rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
+    advantages = (
+        (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    ).ravel()
     assert np.allclose(batch["advantages"].numpy(), advantages, atol=1e-6)
     mask = (batch["completion_mask"] * batch["tool_mask"]).numpy()
     ratio = np.exp(new - old)
-    objective = np.minimum(ratio * advantages[:, None], np.clip(ratio, 0.8, 1.2) * advantages[:, None])
+    objective = np.minimum(
+        ratio * advantages[:, None], np.clip(ratio, 0.8, 1.2) * advantages[:, None]
+    )
     kl = np.exp(reference - new) - (reference - new) - 1
     per_trajectory = ((objective - 0.01 * kl) * mask).sum(1) / mask.sum(1)
     assert loss == pytest.approx(-per_trajectory.mean(), abs=1e-6)
@@ -148,9 +179,13 @@ def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path)
     trainer = trainer_for(tiny_policy, tmp_path, rows, mask_truncated_completions=True)
     one_batch(trainer)
     trainer.policy = BatchEngine(Stops(trainer), on_callers_thread=True)
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
+    batch = trainer._generate_and_score_completions(
+        [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
+    )
     assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == 0
-    assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (batch["tool_mask"][:, -1] == 0).all()
+    assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (
+        batch["tool_mask"][:, -1] == 0
+    ).all()
     assert batch["tool_mask"].sum() == 4 * (19 - 2)
 
 
@@ -173,7 +208,14 @@ def test_a_users_reward_cannot_score_a_failed_rollout(tiny_policy, rows, tmp_pat
     def always_one(rollout, **kwargs):
         return [1.0] * len(rollout)
 
-    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, options={"reward_funcs": always_one}, max_failed_share=1.0)
+    trainer = trainer_for(
+        tiny_policy,
+        tmp_path,
+        rows,
+        chat,
+        options={"reward_funcs": always_one},
+        max_failed_share=1.0,
+    )
     one_batch(trainer)
     rewards = [record["rewards"]["always_one"] for record in read_rollouts(tmp_path / "rollouts")]
     assert rewards == [None, 1.0, 1.0, 1.0]
@@ -184,10 +226,14 @@ def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, 
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=5)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    with pytest.raises(TrainingStopped, match=r"stopped at step 1: 100% .* the endpoint is down .*HTTP 503"):
+    with pytest.raises(
+        TrainingStopped, match=r"stopped at step 1: 100% .* the endpoint is down .*HTTP 503"
+    ):
         trainer.train()
     assert os.path.exists(tmp_path / "checkpoint-1" / "agentic_prompting.json")
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items()
+    )
 
 
 def test_a_hopeless_error_stops_at_once(tiny_policy, rows, tmp_path):
@@ -209,21 +255,28 @@ def test_a_book_that_cannot_be_read_costs_no_checkpoint(tiny_policy, rows, tmp_p
 
     trainer.spending.by_account = unreadable
     with pytest.raises(
-        TrainingStopped, match=r"the key was rejected.*spent so far is not known.*malformed.*checkpoint is in"
+        TrainingStopped,
+        match=r"the key was rejected.*spent so far is not known.*malformed.*checkpoint is in",
     ) as raised:
         trainer.train()
     assert "\n" not in str(raised.value) and (tmp_path / "checkpoint-0" / "optimizer.pt").exists()
 
 
-def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(tiny_policy, rows, tmp_path):
-    trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("the key was rejected")]))
+def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(
+    tiny_policy, rows, tmp_path
+):
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("the key was rejected")])
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     trainer._save_optimizer_and_scheduler = full
-    with pytest.raises(TrainingStopped, match="the key was rejected.*no checkpoint could be saved.*No space left"):
+    with pytest.raises(
+        TrainingStopped, match="the key was rejected.*no checkpoint could be saved.*No space left"
+    ):
         trainer.train()
 
 
@@ -245,7 +298,11 @@ def test_records_say_the_reward_that_was_trained_on(tiny_policy, rows, tmp_path)
         return [2.0, 4.0, None, None]
 
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, options={"reward_funcs": [first, second]}, reward_weights=[1.0, 0.5]
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"reward_funcs": [first, second]},
+        reward_weights=[1.0, 0.5],
     )
     one_batch(trainer)
     records = list(read_rollouts(tmp_path / "rollouts"))
@@ -258,7 +315,10 @@ def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
         tiny_policy,
         tmp_path,
         rows,
-        options={"eval_dataset": rows, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
+        options={
+            "eval_dataset": rows,
+            "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+        },
         eval_strategy="steps",
         eval_steps=2,
         num_generations_eval=1,
@@ -285,7 +345,11 @@ def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
         {"importance_sampling_level": "sequence"},
         {"scale_rewards": "batch"},
         {"num_iterations": 2, "beta": 0.0},
-        {"steps_per_generation": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        {
+            "steps_per_generation": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+        },
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -296,7 +360,9 @@ def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.state.global_step == 2
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert any(
+        not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items()
+    )
 
 
 def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
@@ -310,7 +376,10 @@ def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
 def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
     """By the first reward function; a rollout without a reward is no attempt."""
     asked = rows.select(range(2))
-    grades = {asked[0]["question"]: [1.0, 0.0, 0.0, 1.0], asked[1]["question"]: [0.0, None, 0.0, 1.0]}
+    grades = {
+        asked[0]["question"]: [1.0, 0.0, 0.0, 1.0],
+        asked[1]["question"]: [0.0, None, 0.0, 1.0],
+    }
 
     def graded(rollout, question, **kwargs):
         return [grades[one][place % 4] for place, one in enumerate(question)]
@@ -333,14 +402,20 @@ def test_same_seed_same_run(tiny_policy, rows, tmp_path):
     def losses(folder):
         trainer = trainer_for(tiny_policy, folder, rows)
         trainer.train()
-        return [(e["loss"], e["grad_norm"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+        return [
+            (e["loss"], e["grad_norm"], e["reward"])
+            for e in trainer.state.log_history
+            if "loss" in e
+        ]
 
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
 def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
     """For other tasks than question answering: `prompt` is used as it is, and no column is required beside it."""
-    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "question : Kenya ?"}]}] * 4)
+    dataset = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": "question : Kenya ?"}]}] * 4
+    )
     trainer = MultiTurnGRPOTrainer(
         model=str(tiny_policy),
         environment=LLMEnvironment(Oracle()),
@@ -356,8 +431,14 @@ def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
 
 
 def build(tiny_policy, tmp_path, dataset, **changes):
-    options = {"prompt_template": SANDBOX_TEMPLATE, "environment": LLMEnvironment(Oracle()), **changes}
-    return PromptR1Trainer(model=str(tiny_policy), args=arguments(tmp_path), train_dataset=dataset, **options)
+    options = {
+        "prompt_template": SANDBOX_TEMPLATE,
+        "environment": LLMEnvironment(Oracle()),
+        **changes,
+    }
+    return PromptR1Trainer(
+        model=str(tiny_policy), args=arguments(tmp_path), train_dataset=dataset, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -448,7 +529,9 @@ def quiet_libraries():
     transformers.utils.logging.enable_progress_bar()
 
 
-def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(tiny_policy, rows, tmp_path, capfd, quiet_libraries):
+def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
+    tiny_policy, rows, tmp_path, capfd, quiet_libraries
+):
     """Of the steps' lines the first, then one a minute, and the last; of a warm start, nothing before a minute."""
     spec, tokenizer = AgentSpec.load(tiny_policy), AutoTokenizer.from_pretrained(tiny_policy)
     trace = {"question": "which country ?", "turns": [END.format("yen")], "observations": []}
@@ -485,7 +568,14 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
 
 def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     """Model, rewards, arguments, data, tokenizer by place, everything of ours by keyword alone."""
-    ours = {"environment", "tools", "environment_factory", "prompt_template", "system_prompt", "grammar"}
+    ours = {
+        "environment",
+        "tools",
+        "environment_factory",
+        "prompt_template",
+        "system_prompt",
+        "grammar",
+    }
     theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
     for kind in (MultiTurnGRPOTrainer, PromptR1Trainer):
         parameters = inspect.signature(kind.__init__).parameters.values()
@@ -495,9 +585,17 @@ def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     reward = PromptR1Reward()
     trainer = PromptR1Trainer(
-        str(tiny_policy), reward, arguments(tmp_path), rows, rows, tokenizer, environment=LLMEnvironment(Oracle())
+        str(tiny_policy),
+        reward,
+        arguments(tmp_path),
+        rows,
+        rows,
+        tokenizer,
+        environment=LLMEnvironment(Oracle()),
     )
-    assert [one.__wrapped__ for one in trainer.reward_funcs] == [reward]  # behind the guard of user code
+    assert [one.__wrapped__ for one in trainer.reward_funcs] == [
+        reward
+    ]  # behind the guard of user code
     assert trainer.processing_class is tokenizer
     assert len(trainer.eval_dataset) == len(rows)
 
@@ -529,7 +627,9 @@ def test_arguments_of_another_kind_are_one_clear_line(kind, rows, tmp_path):
     for config in given:
         args = config(str(tmp_path), use_cpu=True, bf16=False, report_to=[])
         needed = "MultiTurnGRPOConfig" if kind is MultiTurnGRPOTrainer else "PromptR1Config"
-        with pytest.raises(TypeError, match=f"args is a {config.__name__}, .* takes a {needed}") as raised:
+        with pytest.raises(
+            TypeError, match=f"args is a {config.__name__}, .* takes a {needed}"
+        ) as raised:
             kind("no/such/model", reward_funcs=len, args=args, train_dataset=rows, environment=None)
         assert "\n" not in str(raised.value)
 
@@ -555,9 +655,13 @@ class NoArgument:
         (lambda: "Nairobi", "must take one argument, the rollout"),
     ],
 )
-def test_what_is_no_environment_is_said_before_anything_is_loaded(rows, tmp_path, environment, message):
+def test_what_is_no_environment_is_said_before_anything_is_loaded(
+    rows, tmp_path, environment, message
+):
     with pytest.raises(TypeError, match=message) as raised:
-        PromptR1Trainer("no/such/model", args=arguments(tmp_path), train_dataset=rows, environment=environment)
+        PromptR1Trainer(
+            "no/such/model", args=arguments(tmp_path), train_dataset=rows, environment=environment
+        )
     assert "\n" not in str(raised.value)
 
 
@@ -569,14 +673,18 @@ def test_a_plain_function_is_an_environment(tiny_policy, rows, tmp_path, is_asyn
     def at_once(rollout):
         return f"you asked: {rollout.turns[-1].text[:5]}"
 
-    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=later if is_async else at_once, max_steps=1)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, environment=later if is_async else at_once, max_steps=1
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     (said,) = {record["observations"][0]["text"] for record in read_rollouts(tmp_path / "rollouts")}
     assert said.startswith("you asked: ")
 
 
-def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_policy, rows, tmp_path, caplog):
+def test_the_first_failure_of_an_environment_is_said_at_once_and_once(
+    tiny_policy, rows, tmp_path, caplog
+):
     """With its cause, and not only when training stops: a run of a step or two would end well."""
 
     def broken(rollout):
@@ -584,9 +692,14 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_polic
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, environment=broken, failure_window=5)
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    with caplog.at_level(logging.WARNING), pytest.raises(TrainingStopped, match="every rollout of this run failed"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(TrainingStopped, match="every rollout of this run failed"),
+    ):
         trainer.train()
-    assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, "it is not their fault"
+    assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, (
+        "it is not their fault"
+    )
     (said,) = [record.message for record in caplog.records if "failed" in record.message]
     assert "4 of 4 rollouts" in said and "the environment raised KeyError: 'Kenya'" in said
 
@@ -615,7 +728,11 @@ def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, ki
     bare = shutil.copytree(tiny_policy, tmp_path / "bare", ignore=shutil.ignore_patterns(SPEC_FILE))
     told = partial(told_of, policy=bare, folder=tmp_path, rows=rows, kind=kind)
     own = told(Calculator())
-    assert "Calculator" in own and "Answers sums of two numbers." in own and "language model" not in own
+    assert (
+        "Calculator" in own
+        and "Answers sums of two numbers." in own
+        and "language model" not in own
+    )
     assert "<interaction_prompt>" in own and "<answer>" in own and own.endswith("{question}")
     assert "large language model" in told(LLMEnvironment(Oracle()))
 
@@ -629,13 +746,21 @@ def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, ki
     assert told(Calculator(), prompt_template="Mine: {question}") == "Mine: {question}"
 
 
-def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(tiny_policy, rows, tmp_path, caplog):
+def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(
+    tiny_policy, rows, tmp_path, caplog
+):
     """100 % were truncated without a word. Said once, with what to do; not of an agent that knows it."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_turn_tokens=4)
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    (said,) = [record.message for record in caplog.records if "no answer in the form" in record.message]
-    assert "4 of 4 rollouts of the first step" in said and "max_turn_tokens=4" in said and "prompt_template" in said
+    (said,) = [
+        record.message for record in caplog.records if "no answer in the form" in record.message
+    ]
+    assert (
+        "4 of 4 rollouts of the first step" in said
+        and "max_turn_tokens=4" in said
+        and "prompt_template" in said
+    )
     caplog.clear()
     trainer = trainer_for(tiny_policy, tmp_path / "knows", rows, max_steps=1)
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
@@ -660,7 +785,10 @@ def test_ctrl_c_in_ones_own_script_saves_a_checkpoint(tiny_policy, rows, tmp_pat
 def test_without_bars_the_line_of_a_step_stays(tiny_policy, rows, tmp_path, capfd):
     trainer_for(tiny_policy, tmp_path, rows, disable_tqdm=True).train()
     said = capfd.readouterr().out
-    assert [line.partition(":")[0] for line in said.splitlines()] == ["step 1", "step 2"] and "{'" not in said
+    assert [line.partition(":")[0] for line in said.splitlines()] == [
+        "step 1",
+        "step 2",
+    ] and "{'" not in said
 
 
 def test_a_dataframe_and_a_list_are_rows_too(tiny_policy, rows, tmp_path):
@@ -671,13 +799,18 @@ def test_a_dataframe_and_a_list_are_rows_too(tiny_policy, rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "config"), [(PromptR1Trainer, PromptR1Config), (MultiTurnGRPOTrainer, MultiTurnGRPOConfig)]
+    ("kind", "config"),
+    [(PromptR1Trainer, PromptR1Config), (MultiTurnGRPOTrainer, MultiTurnGRPOConfig)],
 )
 def test_an_eval_dataset_works_by_default(tiny_policy, rows, tmp_path, kind, config):
-    args = config(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], eval_strategy="no")
+    args = config(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], eval_strategy="no"
+    )
     more = rows.select([0] * 40)
     held_out, environment = rows.to_pandas(), LLMEnvironment(Oracle())
-    trainer = kind(str(tiny_policy), PromptR1Reward(), args, more, held_out, environment=environment)
+    trainer = kind(
+        str(tiny_policy), PromptR1Reward(), args, more, held_out, environment=environment
+    )
     assert len(trainer.eval_dataset) == len(rows)
 
 

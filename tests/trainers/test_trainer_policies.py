@@ -11,7 +11,12 @@ from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
-from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
+from agentic_prompting.trainers.policies import (
+    CollectivePolicy,
+    ContinuousBatchingSampler,
+    GatheredPolicy,
+    TRLSampler,
+)
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, warn_of_shaped_logprobs
 from agentic_prompting.trainers.policies.vllm_client import servers_of
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
@@ -30,7 +35,9 @@ def test_trls_vllm_gets_the_widest_limit_and_each_row_its_own(tiny_policy, rows,
         return contexts, [[7, 8, end], [7, 8, 9, 10]], logprobs, None
 
     trainer.vllm_generation = SimpleNamespace(max_completion_length=None, generate=generate)
-    first, second = TRLSampler(trainer)([SampleRequest([1, 2], 4, seed=0), SampleRequest([3], 2, seed=1)])
+    first, second = TRLSampler(trainer)(
+        [SampleRequest([1, 2], 4, seed=0), SampleRequest([3], 2, seed=1)]
+    )
     assert asked == [([[1, 2], [3]], 1, 4)]
     assert (first.ids, first.logprobs, first.finished) == ([7, 8, end], [-0.1, -0.2, -0.3], True)
     assert (second.ids, second.logprobs, second.finished) == ([7, 8], [-0.1, -0.2], False)
@@ -46,11 +53,18 @@ def test_continuous_batching(tiny_policy, rows, tmp_path):
     assert isinstance(trainer.policy.sampler, ContinuousBatchingSampler)
     trainer.train()
     assert trainer.state.global_step == 1
-    samples = trainer.policy.sampler([SampleRequest([5, 6, 7], 4, seed=0), SampleRequest([5], 2, seed=0)])
-    assert [len(sample.ids) <= limit for sample, limit in zip(samples, (4, 2), strict=True)] == [True, True]
+    samples = trainer.policy.sampler(
+        [SampleRequest([5, 6, 7], 4, seed=0), SampleRequest([5], 2, seed=0)]
+    )
+    assert [len(sample.ids) <= limit for sample, limit in zip(samples, (4, 2), strict=True)] == [
+        True,
+        True,
+    ]
 
 
-def test_continuous_batching_that_loses_a_result_is_an_error(tiny_policy, rows, tmp_path, monkeypatch):
+def test_continuous_batching_that_loses_a_result_is_an_error(
+    tiny_policy, rows, tmp_path, monkeypatch
+):
     trainer = trainer_for(tiny_policy, tmp_path, rows, use_transformers_continuous_batching=True)
     monkeypatch.setattr(trainer.model, "generate_batch", lambda *args, **kwargs: {}, raising=False)
     with pytest.raises(RuntimeError, match="gave 0 of 1 results"):
@@ -61,11 +75,15 @@ SHAPING = {"top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.2}
 
 
 @pytest.mark.parametrize("engine", [True, False], ids=["engine", "batches"])
-def test_truncation_leaves_the_importance_ratio_at_one(asking_policy, rows, tmp_path, monkeypatch, engine):
+def test_truncation_leaves_the_importance_ratio_at_one(
+    asking_policy, rows, tmp_path, monkeypatch, engine
+):
     """Weights that do not move: groups of earlier steps come from the same policy, whatever their tokens were drawn
     from."""
     if not engine:
-        monkeypatch.setattr("agentic_prompting.local.transformers_engine.can_slab", lambda model: False)
+        monkeypatch.setattr(
+            "agentic_prompting.local.transformers_engine.can_slab", lambda model: False
+        )
     changes = {**LEAD, **SHAPING, "temperature": 0.7, "max_steps": 3, "learning_rate": 0.0}
     trainer = trainer_for(asking_policy, tmp_path, rows, **changes)
     trainer.train()
@@ -73,7 +91,9 @@ def test_truncation_leaves_the_importance_ratio_at_one(asking_policy, rows, tmp_
     assert max(entry["async/token_age_max"] for entry in log) > 0
     for entry in log:
         for bound in ("min", "mean", "max"):
-            assert entry[f"sampling/importance_sampling_ratio/{bound}"] == pytest.approx(1, abs=1e-4)
+            assert entry[f"sampling/importance_sampling_ratio/{bound}"] == pytest.approx(
+                1, abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("name", SHAPING)
@@ -142,7 +162,10 @@ def test_a_collective_tells_of_a_failure(monkeypatch):
     assert others.told == ["KeyError: 'planted'"]
     Others(monkeypatch, "KeyError: 'planted'")
     policy = CollectivePolicy(None, [0])
-    with pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"), policy.session():
+    with (
+        pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"),
+        policy.session(),
+    ):
         run_with_engine(policy, gather([policy(SampleRequest([1], 1, seed=0))]))
 
 
@@ -164,7 +187,12 @@ def test_how_the_server_is_called_is_checked(tmp_path):
     with pytest.raises(ValueError, match="vllm_sync would be ignored"):
         arguments(tmp_path, vllm_sync="adapter")
     with pytest.raises(ValueError, match="several addresses"):
-        arguments(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url="http://a:8000,http://b:8000")
+        arguments(
+            tmp_path,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url="http://a:8000,http://b:8000",
+        )
 
 
 def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):

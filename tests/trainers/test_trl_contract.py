@@ -71,7 +71,9 @@ def uses_of_trl(source, theirs):
             if node.attr in theirs and (on_trainer or node.attr.startswith("_")):
                 used.add(node.attr)
         elif isinstance(node, ast.ClassDef):
-            defined = [statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)]
+            defined = [
+                statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)
+            ]
             targets = [t for statement in node.body for t in _targets(statement)]
             used |= {name for name in defined + targets if name in theirs and name.startswith("_")}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl."):
@@ -92,7 +94,14 @@ def test_the_reading_of_uses():
         "        super()._inner(); self.state; self.public_one; other._far; self._mine; row.public_one\n"
     )
     theirs = {"_tag", "_save", "_inner", "_far", "state", "public_one", "unused"}
-    assert uses_of_trl(source, theirs) == {"trl.deep.thing", "_tag", "_save", "_inner", "_far", "public_one"}
+    assert uses_of_trl(source, theirs) == {
+        "trl.deep.thing",
+        "_tag",
+        "_save",
+        "_inner",
+        "_far",
+        "public_one",
+    }
 
 
 def touches():
@@ -113,7 +122,9 @@ def touches():
 def test_every_private_use_is_in_the_contract():
     names = {part.name for part in CONTRACT}
     methods = {name for name in names if name.rpartition(".")[0] in names}  # of an imported class
-    assert set().union(*touches().values()) == names - methods, "write it there, and a test of it here"
+    assert set().union(*touches().values()) == names - methods, (
+        "write it there, and a test of it here"
+    )
 
 
 def test_trl_is_touched_in_few_files_by_few_names():
@@ -128,7 +139,9 @@ def test_the_installed_trl_has_the_part(part):
 
 
 def test_every_part_has_a_test_of_what_it_does():
-    tests = "".join(inspect.getsource(f) for name, f in globals().items() if name.startswith("test_"))
+    tests = "".join(
+        inspect.getsource(f) for name, f in globals().items() if name.startswith("test_")
+    )
     for part in CONTRACT:
         assert part.name.rpartition(".")[2] in tests, f"no test here is about {part.name}"
 
@@ -146,25 +159,38 @@ def test_a_version_that_differs_is_refused_by_the_parts_name():
     with pytest.raises(TRLChanged) as raised:
         compare("1.99.0", Other)
     said = str(raised.value)
-    assert "_compute_loss takes (batch), and (model, inputs) was expected" in said and "1.16.0" in said
+    assert (
+        "_compute_loss takes (batch), and (model, inputs) was expected" in said and "1.16.0" in said
+    )
     assert "\n" not in said and said.count("expected") == 1
-    assert "does not exist" in Part("_gone").difference() and "does not exist" in Part("trl.models.gone").difference()
+    assert (
+        "does not exist" in Part("_gone").difference()
+        and "does not exist" in Part("trl.models.gone").difference()
+    )
 
 
 def test_only_trainers_imports_trl():
     """And the programs its parser and model arguments, which are public."""
     for path in TRAINERS.parent.rglob("*.py"):
         if not {TRAINERS, TRAINERS.parent / "cli"} & set(path.parents):
-            assert not re.search(r"^\s*(from|import) trl\b", path.read_text(encoding="utf-8"), re.M), path
+            assert not re.search(
+                r"^\s*(from|import) trl\b", path.read_text(encoding="utf-8"), re.M
+            ), path
 
 
 def test_the_installed_trl_is_in_the_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (trl,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "trl")
     installed = importlib.metadata.version("trl")
-    assert trl.specifier.contains(installed), f"trl {installed} is outside of {trl.specifier} in pyproject.toml"
-    assert all(trl.specifier.contains(version) for version in TESTED) and not trl.specifier.contains("2.0.0")
-    assert not trl.specifier.contains("1.14.2") and not trl.specifier.contains("1.15.0"), "these fail tests here"
+    assert trl.specifier.contains(installed), (
+        f"trl {installed} is outside of {trl.specifier} in pyproject.toml"
+    )
+    assert all(
+        trl.specifier.contains(version) for version in TESTED
+    ) and not trl.specifier.contains("2.0.0")
+    assert not trl.specifier.contains("1.14.2") and not trl.specifier.contains("1.15.0"), (
+        "these fail tests here"
+    )
 
 
 def test_a_workflow_runs_these_tests_on_the_newest_trl_each_week():
@@ -224,7 +250,9 @@ def grpo(policy, folder, **changes):
         "max_completion_length": 8, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [],
         "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
     }  # fmt: skip
-    rows = [{"prompt": [{"role": "user", "content": f"question : {i} ?"}], "extra": i} for i in range(8)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"question : {i} ?"}], "extra": i} for i in range(8)
+    ]
     return Watched(
         model=str(policy),
         reward_funcs=some_reward,
@@ -260,7 +288,10 @@ def test_rollout_func_warns_in_these_words(trained):
 
 def test_generate_and_score_completions_gets_repeated_rows(trained):
     """`_generate_and_score_completions(inputs)`: all columns of each row, `num_generations` times, groups in a row."""
-    assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == ["self", "inputs"]
+    assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == [
+        "self",
+        "inputs",
+    ]
     assert len(trained.during_training["inputs"]) == 2
     for inputs in trained.during_training["inputs"]:
         assert len(inputs) == 4 and set(inputs[0]) == {"prompt", "extra"}
@@ -269,7 +300,9 @@ def test_generate_and_score_completions_gets_repeated_rows(trained):
 
 def test_rollout_func_gets_the_prompts_of_those_rows_in_order(trained):
     """Ours pairs the prompts it gets with the rows it saw, by position."""
-    for inputs, prompts in zip(trained.during_training["inputs"], trained.during_training["prompts"], strict=True):
+    for inputs, prompts in zip(
+        trained.during_training["inputs"], trained.during_training["prompts"], strict=True
+    ):
         assert prompts == [row["prompt"] for row in inputs]
 
 
@@ -281,7 +314,12 @@ def test_calculate_rewards(trained):
     assert [row["rollout"] for row in inputs] == [f"rollout {i}" for i in range(4)]
     assert "env_mask" not in inputs[0] and len(prompts) == 4
     assert ids == [[20, 21, 22 + i, END] for i in range(4)]
-    assert rewards.shape == (4, 1) and rewards.isnan().flatten().tolist() == [False, True, False, False]
+    assert rewards.shape == (4, 1) and rewards.isnan().flatten().tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert rewards[[0, 2, 3], 0].tolist() == [0, 2, 3]
     assert "gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
 
@@ -295,7 +333,9 @@ def test_a_row_without_any_reward_is_warned_of_in_these_words():
 
 def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(trained):
     trained.model.train()
-    batch = trained._generate_and_score_completions([dict(row) for row in trained.during_training["inputs"][0]])
+    batch = trained._generate_and_score_completions(
+        [dict(row) for row in trained.during_training["inputs"][0]]
+    )
     rewards = torch.tensor([0.0, 2.0, 3.0])
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     assert batch["advantages"][1] == 0
@@ -305,7 +345,10 @@ def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(t
 def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
     """`ScoredTokens` changes the labels on their way into the model, which is called with them by name, in slices."""
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
-    assert "model(**model_inputs, labels=labels, fused_lm_head=True)" in source and source.count("model(") == 1
+    assert (
+        "model(**model_inputs, labels=labels, fused_lm_head=True)" in source
+        and source.count("model(") == 1
+    )
     parameters = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
     assert parameters[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
     source = inspect.getsource(GRPOTrainer._compute_loss)
@@ -318,15 +361,19 @@ def test_the_importance_ratio_is_vllms_by_use_vllm_alone():
     """`use_vllm` is set around these two, so that any policy counts as vLLM for it; it must do nothing else there.
     `_generate` pushes weights unless `_last_loaded_step` is the step at hand; the carried path does so by itself."""
     correction = "self.use_vllm and self.vllm_importance_sampling_correction"
-    for method, times in ((GRPOTrainer._generate_and_score_completions, 4), (GRPOTrainer._compute_loss, 1)):
+    for method, times in (
+        (GRPOTrainer._generate_and_score_completions, 4),
+        (GRPOTrainer._compute_loss, 1),
+    ):
         source = inspect.getsource(method)
         assert source.count("use_vllm") == source.count(correction) == times
     source = inspect.getsource(GRPOTrainer._generate)
     pushes = "if self.use_vllm and self.state.global_step != self._last_loaded_step:"
     assert source.count("use_vllm") == source.count(pushes) == 1
     assert "self.vllm_generation.sync_weights()" in source
-    assert 'output["importance_sampling_ratio"] = vllm_importance_sampling_ratio' in inspect.getsource(
-        GRPOTrainer._generate_and_score_completions
+    assert (
+        'output["importance_sampling_ratio"] = vllm_importance_sampling_ratio'
+        in inspect.getsource(GRPOTrainer._generate_and_score_completions)
     )
 
 
@@ -340,14 +387,21 @@ def test_pad_is_how_completions_are_padded(trained):
 def test_env_mask_becomes_the_tool_mask(trained):
     """Masked tokens stay in the completion; the loss leaves them out (test_trainer.py shows that they get none)."""
     trained.model.train()
-    batch = trained._generate_and_score_completions([dict(row) for row in trained.during_training["inputs"][0]])
-    assert batch["completion_ids"].shape == (4, 4) and batch["tool_mask"].tolist() == [[1, 0, 1, 1]] * 4
+    batch = trained._generate_and_score_completions(
+        [dict(row) for row in trained.during_training["inputs"][0]]
+    )
+    assert (
+        batch["completion_ids"].shape == (4, 4)
+        and batch["tool_mask"].tolist() == [[1, 0, 1, 1]] * 4
+    )
     assert batch["completion_mask"].tolist() == [[1] * 4] * 4
 
 
 def test_truncation_is_a_missing_end_token(trained):
     """Why `Batch.to_trl` adds an end token: TRL looks at the last token of a completion, so there must be one."""
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions) + inspect.getsource(GRPOTrainer._generate)
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions) + inspect.getsource(
+        GRPOTrainer._generate
+    )
     assert re.search(r"ids\[-1\] not in eos_and_pad", source)
     assert trained.eos_token_ids == [END] and isinstance(trained.eos_token_ids, list)
 
@@ -385,7 +439,13 @@ def test_step_counts_training_steps(trained):
 
 def test_rollouts_are_made_once_per_generation_batch(tiny_policy, tmp_path):
     """With gradient accumulation, one generation serves several micro-batches and `_step` tells them apart."""
-    trainer = grpo(tiny_policy, tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=2, max_steps=2)
+    trainer = grpo(
+        tiny_policy,
+        tmp_path,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=2,
+        max_steps=2,
+    )
     trainer.train()
     assert trainer.seen["step"] == [0, 2] and trainer._step == 4
     assert [len(inputs) for inputs in trainer.seen["inputs"]] == [4, 4]
@@ -400,7 +460,11 @@ def test_reward_func_names_are_function_names(trained):
 def test_save_checkpoint_saves_through_save_model(trained, folder):
     """`_save_checkpoint(model, trial)` makes `checkpoint-<step>` and calls `save_model(folder, ...)` for the model in
     it; so does an upload, before it begins."""
-    assert list(inspect.signature(GRPOTrainer._save_checkpoint).parameters) == ["self", "model", "trial"]
+    assert list(inspect.signature(GRPOTrainer._save_checkpoint).parameters) == [
+        "self",
+        "model",
+        "trial",
+    ]
     source = inspect.getsource(Trainer.push_to_hub)
     assert source.index("self.save_model(_internal_call=True)") < source.index("upload_folder(")
     trained._save_checkpoint(trained.model, trial=None)
@@ -423,23 +487,38 @@ def test_what_is_uploaded_goes_through_one_name():
     assert callable(trainer.hf_api) and "HfApi()" not in source
     for method, times in ((Trainer.push_to_hub, 1), (Trainer._push_from_checkpoint, 2)):
         said = inspect.getsource(method)
-        assert said.count("hf_api().upload_folder(") == said.count("repo_id=self.hub_model_id,") == times
+        assert (
+            said.count("hf_api().upload_folder(")
+            == said.count("repo_id=self.hub_model_id,")
+            == times
+        )
         assert "folder_path=" in said and "ignore_patterns=" in said
     assert "self.hub_model_id = None" in inspect.getsource(Trainer.__init__)
 
 
 def test_the_card_is_made_on_the_first_process_and_with_every_checkpoint(trained):
     assert trained.is_world_process_zero() is True
-    assert "self.create_model_card(model_name=model_name)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+    assert "self.create_model_card(model_name=model_name)" in inspect.getsource(
+        GRPOTrainer._save_checkpoint
+    )
 
 
 def test_callback_handler_holds_the_trackers(trained):
     """`LiveView` looks in it for transformers' callbacks, by these names, and for what they write to."""
     from transformers.integrations import integration_utils
 
-    assert any(type(callback).__name__ == "DefaultFlowCallback" for callback in trained.callback_handler.callbacks)
-    for name, writes_to in (("TensorBoard", "self.tb_writer"), ("Wandb", "self._wandb"), ("Trackio", "self._trackio")):
-        assert writes_to in inspect.getsource(getattr(integration_utils, f"{name}Callback").__init__)
+    assert any(
+        type(callback).__name__ == "DefaultFlowCallback"
+        for callback in trained.callback_handler.callbacks
+    )
+    for name, writes_to in (
+        ("TensorBoard", "self.tb_writer"),
+        ("Wandb", "self._wandb"),
+        ("Trackio", "self._trackio"),
+    ):
+        assert writes_to in inspect.getsource(
+            getattr(integration_utils, f"{name}Callback").__init__
+        )
 
 
 def test_model_wrapped_is_what_generation_unwraps(trained):
@@ -455,7 +534,9 @@ def test_model_wrapped_is_what_generation_unwraps(trained):
     ) as model:
         assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=1).shape == (1, 3)
     ours = re.sub(r"\s", "", inspect.getsource(GRPOTrainer._generate_single_turn))
-    assert "unwrap_model_for_generation(self.model_wrapped,self.accelerator" in ours, "TRL generates this way itself"
+    assert "unwrap_model_for_generation(self.model_wrapped,self.accelerator" in ours, (
+        "TRL generates this way itself"
+    )
 
 
 def test_generation_config_is_read_at_every_call(trained):
@@ -468,7 +549,9 @@ def test_generation_config_is_read_at_every_call(trained):
     trained.generation_config.max_new_tokens = before
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert "self.use_transformers_continuous_batching" in source
-    assert re.search(r"generate_batch\(\s*prompt_ids,\s*generation_config=self\.generation_config", source)
+    assert re.search(
+        r"generate_batch\(\s*prompt_ids,\s*generation_config=self\.generation_config", source
+    )
 
 
 def test_vllm_generation_reads_its_limit_at_every_call():
@@ -476,12 +559,18 @@ def test_vllm_generation_reads_its_limit_at_every_call():
     for each the log-probabilities of the likeliest tokens, the sampled one first. One prompt in `num_generations` is
     sent to the server, so that diverged histories need 1."""
     source = inspect.getsource(VLLMGeneration.generate)
-    assert "self.max_completion_length" in source and '"max_tokens": max_completion_length' in source
+    assert (
+        "self.max_completion_length" in source and '"max_tokens": max_completion_length' in source
+    )
     assert "all_prompts[::num_generations]" in source
-    assert "self.max_completion_length = max_completion_length" in inspect.getsource(VLLMGeneration.__init__)
+    assert "self.max_completion_length = max_completion_length" in inspect.getsource(
+        VLLMGeneration.__init__
+    )
     trl_source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert "_, completion_ids, logprobs, _ = self.vllm_generation.generate(" in trl_source
-    assert "logprobs = [[lp[0] for lp in seq] for seq in logprobs]" in trl_source, "TRL reads them as ours does"
+    assert "logprobs = [[lp[0] for lp in seq] for seq in logprobs]" in trl_source, (
+        "TRL reads them as ours does"
+    )
 
 
 def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):
@@ -490,7 +579,10 @@ def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert "self.loss_type in" in source and "args.loss_type" not in source
     branch = source.split('self.loss_type in ["cispo", "dapo", "vespo"]')[1].split("elif")[0]
-    assert "(per_token_loss * mask).sum() / normalizer" in branch and 'inputs["num_items_in_batch"]' in branch
+    assert (
+        "(per_token_loss * mask).sum() / normalizer" in branch
+        and 'inputs["num_items_in_batch"]' in branch
+    )
 
 
 def test_use_vllm_and_continuous_batching_are_flags(trained):
@@ -500,7 +592,10 @@ def test_use_vllm_and_continuous_batching_are_flags(trained):
 
 def test_vllm_stops_at_stop_strings_of_generation_kwargs():
     """Ours puts `stop` into `args.generation_kwargs`, which vLLM's sampling parameters must get in both modes."""
-    init, generate = inspect.getsource(GRPOTrainer.__init__), inspect.getsource(VLLMGeneration.generate)
+    init, generate = (
+        inspect.getsource(GRPOTrainer.__init__),
+        inspect.getsource(VLLMGeneration.generate),
+    )
     assert "generation_kwargs=args.generation_kwargs" in init
     assert '"generation_kwargs": self.generation_kwargs' in generate  # server
     assert "generation_kwargs.update(self.generation_kwargs)" in generate  # colocate
@@ -529,7 +624,9 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
     assert type(made) is Noting and made.asked == 1
     assert made.model is trainer.model and made.processing_class is trainer.processing_class
     assert dict(made._iter_named_params()).keys() == dict(trainer.model.named_parameters()).keys()
-    trainer.vllm_importance_sampling_correction = False  # the rollouts here have no log-probabilities
+    trainer.vllm_importance_sampling_correction = (
+        False  # the rollouts here have no log-probabilities
+    )
     trainer.train()
     assert made.synced == [(0, 0), (1, 1)]
 
@@ -540,15 +637,32 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
 def test_get_train_sampler_repeats_rows(trained):
     """`_get_train_sampler` deals rows out as [`EpochSampler`] does: each comes `num_generations` times in a row, each
     batch as often as it is used; in the first epoch in the same order."""
-    assert trained.num_generations == 4 and trained.num_iterations == 1 and trained.shuffle_dataset is True
+    assert (
+        trained.num_generations == 4
+        and trained.num_iterations == 1
+        and trained.shuffle_dataset is True
+    )
     sampler = trained._get_train_sampler()
     order = list(sampler)
     assert len(order) == 8 * 4 and all(len(set(order[i : i + 4])) == 1 for i in range(0, 32, 4))
     args = trained.args
-    assert (args.generation_batch_size, args.steps_per_generation, args.shuffle_dataset) == (4, 1, True)
-    ours = EpochSampler(8, rows_per_batch=1, rollouts_per_row=4, batch_repeats=1, seed=args.seed, get_epoch=lambda: 0)
+    assert (args.generation_batch_size, args.steps_per_generation, args.shuffle_dataset) == (
+        4,
+        1,
+        True,
+    )
+    ours = EpochSampler(
+        8,
+        rows_per_batch=1,
+        rollouts_per_row=4,
+        batch_repeats=1,
+        seed=args.seed,
+        get_epoch=lambda: 0,
+    )
     assert list(ours) == list(trained._get_train_sampler()) and len(ours) == len(sampler) == 32
-    blocks = EpochSampler(5, rows_per_batch=2, rollouts_per_row=2, batch_repeats=2, seed=None, get_epoch=lambda: 0)
+    blocks = EpochSampler(
+        5, rows_per_batch=2, rollouts_per_row=2, batch_repeats=2, seed=None, get_epoch=lambda: 0
+    )
     assert list(blocks) == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3] and len(blocks) == 16
     assert trained._get_train_sampler.__func__ is GRPOTrainer._get_train_sampler
     assert "self._get_train_sampler" in inspect.getsource(GRPOTrainer.get_train_dataloader)
@@ -565,17 +679,25 @@ def test_reward_weights_are_one_number_per_function(trained):
     assert trained.reward_weights.tolist() == [1.0]
 
 
-def test_training_step_prepares_before_anything_else_and_an_optimizer_passes_over_weights_without_gradient(trained):
+def test_training_step_prepares_before_anything_else_and_an_optimizer_passes_over_weights_without_gradient(
+    trained,
+):
     """What has no loss has no backward pass, where `accelerator.backward` is asked for it; transformers then calls
     `step` with no gradient anywhere, since it clears them to `None`."""
     source = inspect.getsource(Trainer.training_step)
     assert (
-        source.index("_prepare_inputs(inputs)") < source.index("compute_loss(") < source.index("accelerator.backward")
+        source.index("_prepare_inputs(inputs)")
+        < source.index("compute_loss(")
+        < source.index("accelerator.backward")
     )
-    assert all(parameter.grad is None for parameter in trained.model.parameters()), "after the last step of `train`"
+    assert all(parameter.grad is None for parameter in trained.model.parameters()), (
+        "after the last step of `train`"
+    )
     before = [parameter.clone() for parameter in trained.model.parameters()]
     trained.optimizer.step()
-    assert all(torch.equal(old, new) for old, new in zip(before, trained.model.parameters(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, new in zip(before, trained.model.parameters(), strict=True)
+    )
 
 
 def test_is_in_train_is_true_while_training_evaluation_included(trained):
@@ -586,7 +708,11 @@ def test_all_that_transformers_loads_is_there_when_training_begins():
     """The callbacks' `on_train_begin`, where a resumed run takes back the rest, and before the first batch."""
     source = inspect.getsource(Trainer._inner_training_loop)
     begins = source.index("callback_handler.on_train_begin")
-    assert source.index("self._init_training_state(") < source.index("self._prepare_for_training(") < begins
+    assert (
+        source.index("self._init_training_state(")
+        < source.index("self._prepare_for_training(")
+        < begins
+    )
     assert begins < source.index("self._run_epoch(")
 
 
@@ -601,7 +727,9 @@ def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_pat
         per_device_train_batch_size=2,
     )  # fmt: skip
     trainer.train()
-    assert trainer.seen["step"] == [0, 4] and trainer._step == 6 and len(trainer._buffered_inputs) == 2
+    assert (
+        trainer.seen["step"] == [0, 4] and trainer._step == 6 and len(trainer._buffered_inputs) == 2
+    )
     torch.save(trainer._buffered_inputs, tmp_path / "buffer")
     again = torch.load(tmp_path / "buffer", weights_only=True)
     assert [set(batch) for batch in again] == [set(batch) for batch in trainer._buffered_inputs]
@@ -615,8 +743,9 @@ def test_losses_wait_to_be_logged(trained):
     source = inspect.getsource(Trainer._inner_training_loop)
     places = [source.index(f"self.{name} = ") for name in ("_tr_loss", "_globalstep_last_logged")]
     assert max(places) < source.index("on_train_begin")
-    assert 'logs["loss"] = tr_loss_scalar / (self.state.global_step - self._globalstep_last_logged)' in (
-        inspect.getsource(Trainer._maybe_log_save_evaluate)
+    assert (
+        'logs["loss"] = tr_loss_scalar / (self.state.global_step - self._globalstep_last_logged)'
+        in (inspect.getsource(Trainer._maybe_log_save_evaluate))
     )
 
 
@@ -625,7 +754,10 @@ def test_checkpoints_go_where_get_output_dir_says():
     that `push_to_hub` does there."""
     assert list(inspect.signature(Trainer._get_output_dir).parameters) == ["self", "trial"]
     source = inspect.getsource(Trainer._save_checkpoint)
-    assert "run_dir = self._get_output_dir(trial=trial)" in source and source.count("output_dir=run_dir") == 1
+    assert (
+        "run_dir = self._get_output_dir(trial=trial)" in source
+        and source.count("output_dir=run_dir") == 1
+    )
     assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
     assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
 
@@ -670,12 +802,20 @@ def test_sft_takes_our_tokens_and_labels_as_they_are(tiny_policy, tmp_path):
     )  # fmt: skip
     batch = trainer.data_collator([dict(row) for row in trainer.train_dataset])
     assert batch["input_ids"].shape == (2, 40)
-    assert batch["input_ids"][0, :4].tolist() == [5, 6, 7, 8] and batch["attention_mask"][0].sum() == 4
+    assert (
+        batch["input_ids"][0, :4].tolist() == [5, 6, 7, 8] and batch["attention_mask"][0].sum() == 4
+    )
     kept = [[label for label in row if label != -100] for row in batch["labels"].tolist()]
     assert kept == [[7], [43, 44]]
     # The loss is that of the three labelled tokens and of nothing else.
     loss = trainer.compute_loss(model, batch).item()
     with torch.no_grad():
-        log_probabilities = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
-    expected = [log_probabilities[0, 1, 7], log_probabilities[1, 37, 43], log_probabilities[1, 38, 44]]
+        log_probabilities = model(
+            batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits.log_softmax(-1)
+    expected = [
+        log_probabilities[0, 1, 7],
+        log_probabilities[1, 37, 43],
+        log_probabilities[1, 38, 44],
+    ]
     assert loss == pytest.approx(-torch.stack(expected).mean().item(), abs=1e-5)

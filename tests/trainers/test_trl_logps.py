@@ -19,7 +19,9 @@ TRLS = "sampling/sampling_logp_difference/mean"
 
 def build(policy, folder, rows, **changes):
     chat = ScriptedChat(["the answer is Swahili ."] * 100)
-    return trainer_for(policy, folder, rows, chat, **{"max_steps": 3, "temperature": 1.5, **changes})
+    return trainer_for(
+        policy, folder, rows, chat, **{"max_steps": 3, "temperature": 1.5, **changes}
+    )
 
 
 def log_of(trainer):
@@ -34,14 +36,18 @@ def shift(trainer, by):
             sample = await super().__call__(request)
             self.calls = getattr(self, "calls", 0) + 1
             known = by is not None or self.calls % 2
-            return replace(sample, logprobs=[one + (by or 0.0) for one in sample.logprobs] if known else None)
+            return replace(
+                sample, logprobs=[one + (by or 0.0) for one in sample.logprobs] if known else None
+            )
 
     trainer.policy.__class__ = Shifted
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_every_step_logs_it_and_it_is_rounding(asking_policy, rows, tmp_path, caplog, precision, accumulate):
+def test_every_step_logs_it_and_it_is_rounding(
+    asking_policy, rows, tmp_path, caplog, precision, accumulate
+):
     """Of the agent's tokens alone: the trainer has no log-probabilities of observations, the sampler no others."""
     trainer = build(
         asking_policy, tmp_path, rows, bf16=precision == "bf16", gradient_accumulation_steps=accumulate,
@@ -54,7 +60,9 @@ def test_every_step_logs_it_and_it_is_rounding(asking_policy, rows, tmp_path, ca
     largest = {"float32": 1e-4, "bf16": 0.15}[precision]
     assert all(0 < entry[MEAN] <= entry[MAX] < largest for entry in entries)
     evaluated = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
-    assert len(evaluated) == 3 and not any("logp_difference" in name for entry in evaluated for name in entry)
+    assert len(evaluated) == 3 and not any(
+        "logp_difference" in name for entry in evaluated for name in entry
+    )
     assert "log-probabilities" not in caplog.text
 
 
@@ -63,7 +71,11 @@ def test_a_sampler_that_is_wrong_is_warned_of_once(asking_policy, rows, tmp_path
     shift(trainer, 2 * LOGP_BOUND)
     trainer.train()
     assert all(entry[MEAN] == pytest.approx(2 * LOGP_BOUND, abs=1e-4) for entry in log_of(trainer))
-    said = [record.getMessage() for record in caplog.records if "log-probabilities" in record.getMessage()]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "log-probabilities" in record.getMessage()
+    ]
     assert len(said) == 1 and f"{2 * LOGP_BOUND:.2g}" in said[0]
 
 
@@ -84,7 +96,9 @@ def test_a_policy_without_log_probabilities_logs_nothing(tiny_policy, rows, tmp_
 
 def test_only_updates_by_the_weights_that_sampled_count(asking_policy, rows, tmp_path):
     """The second update on a batch compares other weights."""
-    trainer = build(asking_policy, tmp_path, rows, num_iterations=2, max_steps=4, learning_rate=1e-2)
+    trainer = build(
+        asking_policy, tmp_path, rows, num_iterations=2, max_steps=4, learning_rate=1e-2
+    )
     trainer.train()
     assert [MEAN in entry for entry in log_of(trainer)] == [True, False, True, False]
     assert all(entry.get(MAX, 0) < 1e-4 for entry in log_of(trainer))
@@ -92,11 +106,16 @@ def test_only_updates_by_the_weights_that_sampled_count(asking_policy, rows, tmp
 
 def test_a_batch_played_ahead_has_trls_name_for_it(tiny_policy, rows, tmp_path, caplog):
     """Older weights sampled it: TRL's ratio corrects for that, and TRL's metric includes it."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=Counts(), async_lead=1, max_staleness=2)
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, environment=Counts(), async_lead=1, max_staleness=2
+    )
     trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
     trainer.train()
     assert len(log_of(trainer)) == 2 and all(entry[TRLS] > LOGP_BOUND for entry in log_of(trainer))
-    assert not any(MEAN in entry for entry in log_of(trainer)) and "log-probabilities" not in caplog.text
+    assert (
+        not any(MEAN in entry for entry in log_of(trainer))
+        and "log-probabilities" not in caplog.text
+    )
 
 
 def test_where_trl_logs_it_ours_only_warns(tiny_policy, rows, tmp_path, caplog):
@@ -109,7 +128,9 @@ def test_where_trl_logs_it_ours_only_warns(tiny_policy, rows, tmp_path, caplog):
     assert not trainer._metrics["train"][MEAN]
 
 
-@pytest.mark.parametrize("elsewhere", [[0.0, 0.0, 0.0], [3.0, 6.0, 1.0]], ids=["a rank without tokens", "two ranks"])
+@pytest.mark.parametrize(
+    "elsewhere", [[0.0, 0.0, 0.0], [3.0, 6.0, 1.0]], ids=["a rank without tokens", "two ranks"]
+)
 def test_all_processes_count(elsewhere):
     """Every process takes part, whether it has tokens or not."""
     theirs = torch.tensor([elsewhere])
@@ -130,5 +151,7 @@ def test_all_processes_count(elsewhere):
 def test_numbers_that_are_no_numbers_show():
     """Of the trainer: only what the sampler does not know is left out."""
     batch = {name: torch.ones(1, 1) for name in ("completion_mask", "tool_mask", "sampler_logps")}
-    found = logp_difference(torch.tensor([[math.nan]]), batch, SimpleNamespace(gather=lambda own: own))
+    found = logp_difference(
+        torch.tensor([[math.nan]]), batch, SimpleNamespace(gather=lambda own: own)
+    )
     assert math.isnan(found[MEAN])

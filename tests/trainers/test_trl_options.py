@@ -20,7 +20,10 @@ TRAINED = {
     "full weights, GRPO with a KL term": ({"loss_type": "grpo", "beta": 0.04}, {}),
     "BNPO": ({"loss_type": "bnpo"}, {}),
     "Dr. GRPO": ({"loss_type": "dr_grpo", "scale_rewards": "none"}, {}),
-    "DAPO with clip-higher": ({"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True}, {}),
+    "DAPO with clip-higher": (
+        {"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True},
+        {},
+    ),
     "two-sided clipping": ({"delta": 4.0}, {}),
     "CISPO": ({"loss_type": "cispo", "epsilon_high": 5.0}, {}),
     "SAPO": ({"loss_type": "sapo"}, {}),
@@ -30,7 +33,10 @@ TRAINED = {
     "entropy bonus": ({"entropy_coef": 0.01}, {}),
     "adaptive entropy bonus": ({"use_adaptive_entropy": True}, {}),
     "only tokens of high entropy": ({"top_entropy_quantile": 0.5}, {}),
-    "rewards normalised one by one (GDPO)": ({"multi_objective_aggregation": "normalize_then_sum"}, TWO),
+    "rewards normalised one by one (GDPO)": (
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        TWO,
+    ),
     "several updates from a batch": ({"num_iterations": 2}, {}),
     "off-policy masking": ({"off_policy_mask_threshold": 0.5}, {}),
 }
@@ -41,7 +47,9 @@ def table():
     lines = ["| | trained with |", "|---|---|"]
     for name, (options, arguments) in TRAINED.items():
         shown = [f"`{key}={value!r}`" for key, value in options.items()]
-        shown += ["`peft_config=LoraConfig(...)`"] * (arguments is LORA) + ["two reward functions"] * (arguments is TWO)
+        shown += ["`peft_config=LoraConfig(...)`"] * (arguments is LORA) + [
+            "two reward functions"
+        ] * (arguments is TWO)
         lines.append(f"| {name} | {', '.join(shown) or 'the defaults'} |")
     return "\n".join(lines)
 
@@ -69,5 +77,7 @@ def test_trained_with_masks_over_several_turns(tiny_policy, rows, tmp_path, name
 
 
 def test_trls_own_limit_of_calls_is_refused():
-    with pytest.raises(ValueError, match=r"max_tool_calling_iterations=3 belongs to TRL's own loop.*set max_turns"):
+    with pytest.raises(
+        ValueError, match=r"max_tool_calling_iterations=3 belongs to TRL's own loop.*set max_turns"
+    ):
         MultiTurnGRPOConfig("x", max_tool_calling_iterations=3, use_cpu=True, bf16=False)

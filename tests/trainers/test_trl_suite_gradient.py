@@ -36,7 +36,9 @@ GRID = [
 @pytest.mark.parametrize("loss, beta, level, accumulation", GRID)
 def test_same_gradient(gradient, tiny_policy, tmp_path, loss, beta, level, accumulation):
     settings = {"loss_type": loss, "beta": beta, "importance_sampling_level": level}
-    found = gradient.compared({**settings, "gradient_accumulation_steps": accumulation}, tiny_policy, tmp_path)
+    found = gradient.compared(
+        {**settings, "gradient_accumulation_steps": accumulation}, tiny_policy, tmp_path
+    )
     assert found["largest"] > 1e-3, "there is a gradient"
     assert found["apart"] <= gradient.ROUNDING * max(1.0, found["largest"])
 
@@ -57,9 +59,13 @@ def test_under_autocast_it_is_as_near_as_trl_is_to_itself(gradient, tiny_policy,
     assert noise > 0 and gradient.apart(theirs, ours) <= noise
 
 
-def test_a_population_of_one_unchanging_prompt_is_grpo_with_that_system_prompt(gradient, tiny_policy, tmp_path):
+def test_a_population_of_one_unchanging_prompt_is_grpo_with_that_system_prompt(
+    gradient, tiny_policy, tmp_path
+):
     theirs, ours, espl = (
-        gradient.gradients(kind, tiny_policy, tmp_path / kind, learning_rate=0.05, epsilon=0.2, temperature=1.0)
+        gradient.gradients(
+            kind, tiny_policy, tmp_path / kind, learning_rate=0.05, epsilon=0.2, temperature=1.0
+        )
         for kind in ("trl", "ours", "espl")
     )
     assert all(torch.equal(a, b) for a, b in zip(ours, espl, strict=True)), "to the bit"

@@ -9,7 +9,14 @@ from datasets import Dataset
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentic_prompting import AgentSpec, FreeText, LLMEnvironment, MultiTurnGRPOTrainer, PromptAgent, ScriptedChat
+from agentic_prompting import (
+    AgentSpec,
+    FreeText,
+    LLMEnvironment,
+    MultiTurnGRPOTrainer,
+    PromptAgent,
+    ScriptedChat,
+)
 from agentic_prompting.interop import ToolEnvironment
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -61,10 +68,14 @@ class Scripted(BatchEngine):
         self.form, self.turns, self.seeds = form, turns, seeds
 
     def sample(self, requests):
-        return [Sample(self.form.turn_ids(self.turns[self.number(request)])) for request in requests]
+        return [
+            Sample(self.form.turn_ids(self.turns[self.number(request)])) for request in requests
+        ]
 
     def number(self, request):
-        return next(n for n in range(9) for seed in self.seeds if turn_seed(seed, n) == request.seed)
+        return next(
+            n for n in range(9) for seed in self.seeds if turn_seed(seed, n) == request.seed
+        )
 
 
 def seen_by_rewards(policy, folder, prompts, **options):
@@ -92,7 +103,9 @@ def seen_by_rewards(policy, folder, prompts, **options):
 def test_a_text_prompt_is_tokenised_as_it_is(tiny_policy, tmp_path):
     trainer, seen = seen_by_rewards(tiny_policy, tmp_path, LINES)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
-    for prompt, completion, rollout in zip(seen["prompts"], seen["completions"], seen["rollout"], strict=True):
+    for prompt, completion, rollout in zip(
+        seen["prompts"], seen["completions"], seen["rollout"], strict=True
+    ):
         assert isinstance(prompt, str) and prompt in LINES
         assert rollout.prompt_ids == tokenizer(prompt)["input_ids"]
         assert completion == tokenizer.decode(rollout.ids, skip_special_tokens=True)
@@ -107,7 +120,9 @@ def test_a_model_without_a_chat_template_trains_on_text_and_is_used_on_text(tiny
     trainer.save_model(str(tmp_path / "saved"))
     spec = AgentSpec.load(tmp_path / "saved")
     assert spec.prompt_format == "text"
-    agent = PromptAgent(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), tokenizer, spec=spec)
+    agent = PromptAgent(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), tokenizer, spec=spec
+    )
     (rollout,) = agent.answer_all([{"prompt": LINES[0]}], progress=False)
     assert rollout.prompt_ids == tokenizer(LINES[0])["input_ids"]
 
@@ -117,7 +132,12 @@ def test_a_question_still_needs_a_chat_template(tiny_policy, tmp_path, rows):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template.* a `prompt` that is a string"):
         MultiTurnGRPOTrainer(
-            str(tiny_policy), len, arguments(tmp_path), rows, environment=None, processing_class=tokenizer
+            str(tiny_policy),
+            len,
+            arguments(tmp_path),
+            rows,
+            environment=None,
+            processing_class=tokenizer,
         )
 
 
@@ -125,7 +145,9 @@ def test_turns_and_observations_of_a_text_prompt_are_joined_as_text():
     tokenizer = tokenizer_for("chatml")
     form = AgentSpec(prompt_format="text").tokens(tokenizer)
     rollout = Rollout(form.prompt_ids("Q: where?\n"))
-    environment = LLMEnvironment(ScriptedChat(lambda messages: "It is <answer>Kenya</answer> <|im_end|>."))
+    environment = LLMEnvironment(
+        ScriptedChat(lambda messages: "It is <answer>Kenya</answer> <|im_end|>.")
+    )
     play_all([rollout], Scripted(form, [ASK, END], [0]), environment, form, Limits())
     reply = "It is [answer]Kenya[/answer] <|im_end|>."
     told = f"\n<interaction_response>\n{reply}\n</interaction_response>\n"
@@ -145,7 +167,9 @@ def test_reward_functions_see_several_turns_of_a_text_prompt_as_one_text(asking_
     }
     trainer, seen = seen_by_rewards(asking_policy, tmp_path, LINES, **options)
     for completion, rollout in zip(seen["completions"], seen["rollout"], strict=True):
-        assert completion == trainer.chat_format.tokenizer.decode(rollout.ids, skip_special_tokens=True)
+        assert completion == trainer.chat_format.tokenizer.decode(
+            rollout.ids, skip_special_tokens=True
+        )
 
 
 def test_a_system_prompt_stands_before_a_text_prompt(tiny_policy, tmp_path):
@@ -156,7 +180,9 @@ def test_a_system_prompt_stands_before_a_text_prompt(tiny_policy, tmp_path):
 def test_data_sets_of_both_forms_are_refused(tmp_path, rows):
     text = Dataset.from_list([{"prompt": line} for line in LINES])
     with pytest.raises(ValueError, match="some datasets have a column `prompt` of text"):
-        MultiTurnGRPOTrainer("no/such/model", len, arguments(tmp_path), text, rows, environment=None)
+        MultiTurnGRPOTrainer(
+            "no/such/model", len, arguments(tmp_path), text, rows, environment=None
+        )
 
 
 def test_the_format_is_saved_with_the_agent(tmp_path):
@@ -178,7 +204,10 @@ def test_without_an_environment_a_turn_is_the_answer_whatever_tags_are_in_it(tin
     """A script that asks for <answer> tags must not be stopped or read by Prompt-R1's grammar."""
     conversations = [[{"role": "user", "content": line}] for line in LINES]
     trainer, seen = seen_by_rewards(tiny_policy, tmp_path, conversations)
-    assert trainer.spec.stop_texts == () and {one.status for one in seen["rollout"]} <= {"answered", "truncated"}
+    assert trainer.spec.stop_texts == () and {one.status for one in seen["rollout"]} <= {
+        "answered",
+        "truncated",
+    }
 
 
 def test_one_turn_may_be_as_long_as_the_completion(tiny_policy, tmp_path):
@@ -194,13 +223,19 @@ def test_one_turn_may_be_as_long_as_the_completion(tiny_policy, tmp_path):
 def test_a_completion_that_the_limit_cuts_off_has_no_end_and_is_truncated(tiny_policy, tmp_path):
     """TRL logs it as clipped, and can mask it (`mask_truncated_completions`)."""
     conversations = [[{"role": "user", "content": line}] for line in LINES]
-    args = arguments(tmp_path, max_completion_length=2, mask_truncated_completions=True, logging_steps=1)
-    trainer, seen = seen_by_rewards(tiny_policy, tmp_path, conversations, args=args, grammar=FreeText())
+    args = arguments(
+        tmp_path, max_completion_length=2, mask_truncated_completions=True, logging_steps=1
+    )
+    trainer, seen = seen_by_rewards(
+        tiny_policy, tmp_path, conversations, args=args, grammar=FreeText()
+    )
     ends = trainer.eos_token_ids
     whole = [one.ids[-1] in ends for one in seen["rollout"]]
     assert not all(whole), "of two tokens each one at least is to be cut off"
     assert [one.status == "answered" for one in seen["rollout"]] == whole
-    (clipped,) = [entry["completions/clipped_ratio"] for entry in trainer.state.log_history if "loss" in entry]
+    (clipped,) = [
+        entry["completions/clipped_ratio"] for entry in trainer.state.log_history if "loss" in entry
+    ]
     assert clipped == pytest.approx(whole.count(False) / len(whole))
 
 
@@ -215,9 +250,9 @@ def test_a_conversation_of_several_turns_is_a_list_of_its_messages(asking_policy
     _, seen = seen_by_rewards(asking_policy, tmp_path, conversations, **options)
     assert max(len(rollout.turns) for rollout in seen["rollout"]) > 1
     for completion, rollout in zip(seen["completions"], seen["rollout"], strict=True):
-        assert [message["role"] for message in completion] == ["assistant", "user"] * (len(rollout.turns) - 1) + [
-            "assistant"
-        ]
+        assert [message["role"] for message in completion] == ["assistant", "user"] * (
+            len(rollout.turns) - 1
+        ) + ["assistant"]
         assert [message["content"].strip() for message in completion[::2]] == [
             turn.text.strip() for turn in rollout.turns
         ]
@@ -241,11 +276,18 @@ def test_tool_calls_and_their_results_are_messages_of_their_own():
     turns = [f"{call.format(3)}\n{call.format(4)}", "<tool_call>\nno JSON\n</tool_call>", "6 and 8"]
     rollout = Rollout(form.prompt_ids(asked), row={"prompt": asked})
     play_all([rollout], Scripted(form, turns, [0]), environment, form, Limits())
-    called = [{"type": "function", "function": {"name": "double", "arguments": {"number": n}}} for n in (3, 4)]
+    called = [
+        {"type": "function", "function": {"name": "double", "arguments": {"number": n}}}
+        for n in (3, 4)
+    ]
     first, three, four, second, broken, last = render_completion(rollout, form)
     assert first == {"role": "assistant", "content": turns[0], "tool_calls": called}
-    assert (three, four) == tuple({"role": "tool", "name": "double", "content": text} for text in ("6", "8"))
-    assert second["tool_calls"] == [{"type": "function", "function": {"name": "", "arguments": "no JSON"}}]
+    assert (three, four) == tuple(
+        {"role": "tool", "name": "double", "content": text} for text in ("6", "8")
+    )
+    assert second["tool_calls"] == [
+        {"type": "function", "function": {"name": "", "arguments": "no JSON"}}
+    ]
     assert broken["role"] == "tool" and broken["content"].startswith("Error: a call must be")
     assert last == {"role": "assistant", "content": "6 and 8"}
 
@@ -264,7 +306,9 @@ def played_calls(trains, say=lambda number: f"turn {number}"):
 
     numbers = itertools.count()
     row = {"question": "q", "prompt": [{"role": "user", "content": "q"}]}
-    rollout, _ = play_program(agent, lambda text, request: say(next(numbers)), row=row, trains=trains)
+    rollout, _ = play_program(
+        agent, lambda text, request: say(next(numbers)), row=row, trains=trains
+    )
     assert rollout.status == "answered", rollout.error
     return render_completion(rollout, byte_format())
 
@@ -283,8 +327,15 @@ def test_a_rollout_that_an_environment_fills_in_has_its_turns():
     rollout = Rollout([1], row={"prompt": [{"role": "user", "content": "q"}]})
     rollout.ids = [*turns[0], 7, *turns[1]]
     rollout.mask = [1] * len(turns[0]) + [0] + [1] * len(turns[1])
-    rollout.turns, rollout.observations = [Turn("one", "act", True), Turn("two", "answer", True)], [Observation("and?")]
-    assert [message["content"] for message in render_completion(rollout, form)] == ["one", "and?", "two"]
+    rollout.turns, rollout.observations = (
+        [Turn("one", "act", True), Turn("two", "answer", True)],
+        [Observation("and?")],
+    )
+    assert [message["content"] for message in render_completion(rollout, form)] == [
+        "one",
+        "and?",
+        "two",
+    ]
 
 
 # --- images ---------------------------------------------------------------------------------------------------------
@@ -296,10 +347,17 @@ SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text":
     "row, where",
     [
         ({"prompt": LINES[0], "image": "a.png"}, "a column `image`"),
-        ({"question": LINES[0], "answers": ["x"], "images": ["a.png", "b.png"]}, "a column `images`"),
+        (
+            {"question": LINES[0], "answers": ["x"], "images": ["a.png", "b.png"]},
+            "a column `images`",
+        ),
         ({"prompt": SEEN}, "a `prompt` with images"),
     ],
 )
 def test_images_are_refused_before_anything_is_loaded(tmp_path, row, where):
-    with pytest.raises(ValueError, match=f"the dataset has {where}, and this trainer reads text alone"):
-        MultiTurnGRPOTrainer("no/such/model", len, arguments(tmp_path), Dataset.from_list([row]), environment=None)
+    with pytest.raises(
+        ValueError, match=f"the dataset has {where}, and this trainer reads text alone"
+    ):
+        MultiTurnGRPOTrainer(
+            "no/such/model", len, arguments(tmp_path), Dataset.from_list([row]), environment=None
+        )

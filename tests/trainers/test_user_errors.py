@@ -58,29 +58,49 @@ def shop(tmp_path, monkeypatch):
 
 def warnings_of(environment, policy, folder, rows, caplog, **changes):
     """The warning about the first failed rollout of a run, and its records."""
-    trainer = trainer_for(policy, folder, rows, environment=environment, failure_window=9, **changes)
+    trainer = trainer_for(
+        policy, folder, rows, environment=environment, failure_window=9, **changes
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    with caplog.at_level(logging.WARNING), pytest.raises(TrainingStopped, match="every rollout of this run failed"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(TrainingStopped, match="every rollout of this run failed"),
+    ):
         trainer.train()
-    (said,) = [record.message for record in caplog.records if "rollouts of this batch failed" in record.message]
+    (said,) = [
+        record.message
+        for record in caplog.records
+        if "rollouts of this batch failed" in record.message
+    ]
     return said, list(read_rollouts(folder / "rollouts"))
 
 
-def test_an_environments_exception_keeps_its_file_and_line(shop, tiny_policy, rows, tmp_path, caplog):
+def test_an_environments_exception_keeps_its_file_and_line(
+    shop, tiny_policy, rows, tmp_path, caplog
+):
     """In the record and the first warning the last frame of the user's code; the whole traceback once, in a file."""
     said, records = warnings_of(shop.Shop(), tiny_policy, tmp_path / "out", rows, caplog)
-    raised = f"the environment raised KeyError: 'coffee' ({tmp_path / 'corner_shop.py'}:7 in price_of)"
+    raised = (
+        f"the environment raised KeyError: 'coffee' ({tmp_path / 'corner_shop.py'}:7 in price_of)"
+    )
     assert raised in said and "\n" not in said
     assert {record["error"]["what"] for record in records} == {raised} and len(records) == 8
     (file,) = (tmp_path / "out" / "rollouts").glob("errors-*.txt")
     text = file.read_text()
     assert str(file) in said and text.count("Traceback (most recent call last)") == 1
-    assert "return f\"it costs {price_of('coffee')} .\"" in text and text.strip().endswith("KeyError: 'coffee'")
+    assert "return f\"it costs {price_of('coffee')} .\"" in text and text.strip().endswith(
+        "KeyError: 'coffee'"
+    )
 
 
-def test_of_an_exception_in_a_library_the_users_own_frame_is_named(shop, tiny_policy, rows, tmp_path, caplog):
+def test_of_an_exception_in_a_library_the_users_own_frame_is_named(
+    shop, tiny_policy, rows, tmp_path, caplog
+):
     said, _ = warnings_of(shop.Broken(), tiny_policy, tmp_path / "out", rows, caplog)
-    assert f"reset raised JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({tmp_path}" in said
+    assert (
+        f"reset raised JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({tmp_path}"
+        in said
+    )
     assert "corner_shop.py:22 in reset)" in said
 
 
@@ -91,13 +111,17 @@ def test_of_an_exception_in_a_library_the_users_own_frame_is_named(shop, tiny_po
         ("Closed", 29, "Closed.reset ({}) must return the row of the episode, a dict, not list"),
     ],
 )
-def test_a_wrong_return_type_names_the_users_function(shop, tiny_policy, rows, tmp_path, caplog, kind, line, message):
+def test_a_wrong_return_type_names_the_users_function(
+    shop, tiny_policy, rows, tmp_path, caplog, kind, line, message
+):
     said, _ = warnings_of(getattr(shop, kind)(), tiny_policy, tmp_path / "out", rows, caplog)
     assert message.format(f"{tmp_path / 'corner_shop.py'}:{line}") in said
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_in_which_every_rollout_failed_does_not_end_well(shop, tiny_policy, rows, tmp_path, caplog, steps):
+def test_a_run_in_which_every_rollout_failed_does_not_end_well(
+    shop, tiny_policy, rows, tmp_path, caplog, steps
+):
     """However short: shorter than the window that stops a long one."""
     warnings_of(shop.Shop(), tiny_policy, tmp_path / "out", rows, caplog, max_steps=steps)
 
@@ -111,7 +135,9 @@ def test_a_run_in_which_some_did_not_ends_well(shop, tiny_policy, rows, tmp_path
             self.asked += 1
             return shop.price_of("tea" if self.asked == 1 else "coffee") and "it costs 4 ."
 
-    trainer = trainer_for(tiny_policy, tmp_path / "out", rows, environment=Moody(), failure_window=9)
+    trainer = trainer_for(
+        tiny_policy, tmp_path / "out", rows, environment=Moody(), failure_window=9
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.state.global_step == 2

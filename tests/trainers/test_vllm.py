@@ -36,8 +36,12 @@ def test_sampled_and_recomputed_logprobs_agree(seen):
     """After every update: the engine has this step's weights, and each rollout got its own continuations."""
     for process in seen["processes"]:
         for path, run in process.items():
-            assert len(run["log"]) == 3 and all(entry["grad_norm"] > 1e-3 for entry in run["log"]), "the weights move"
-            assert max(entry["sampling/sampling_logp_difference/max"] for entry in run["log"]) <= 1e-5, path
+            assert len(run["log"]) == 3 and all(
+                entry["grad_norm"] > 1e-3 for entry in run["log"]
+            ), "the weights move"
+            assert (
+                max(entry["sampling/sampling_logp_difference/max"] for entry in run["log"]) <= 1e-5
+            ), path
 
 
 def test_processes_are_uneven(seen):
@@ -45,7 +49,9 @@ def test_processes_are_uneven(seen):
     for path in first:
         assert path == "narrow" or first[path]["log"][0]["rollout/turns"] == 2  # of 1 and 3
         assert len(second[path]["calls"]) > len(first[path]["calls"])
-    assert seen["updates"] == 3 and set(seen["asked"]) == {1}, "one rollout per request, whatever the processes do"
+    assert seen["updates"] == 3 and set(seen["asked"]) == {1}, (
+        "one rollout per request, whatever the processes do"
+    )
 
 
 def test_the_servers_limit_ends_rollouts_as_truncated(seen):
@@ -69,7 +75,9 @@ def test_turns_go_on_while_the_weights_are_pushed(tiny_policy, tmp_path):
     for process in read(tmp_path, 2):
         assert process["lead"]["ages"][0] == 0 < process["lead"]["ages"][-1]
         for seed, updates in process["lead"]["said"].items():
-            assert set(updates) == {server.made[int(seed)] - 1}, "the first push has the weights of no update"
+            assert set(updates) == {server.made[int(seed)] - 1}, (
+                "the first push has the weights of no update"
+            )
 
 
 def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp_path):
@@ -84,5 +92,8 @@ def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp
     for process in read(tmp_path, 2):
         for when, stopped_at in (("rollouts", 1), ("rewards", 2)):
             assert process[when]["step"] == stopped_at
-            assert servers[when] in process[when]["said"] and "resume_from_checkpoint" in process[when]["said"]
+            assert (
+                servers[when] in process[when]["said"]
+                and "resume_from_checkpoint" in process[when]["said"]
+            )
             assert (tmp_path / when / f"checkpoint-{stopped_at}" / "model.safetensors").exists()

@@ -44,13 +44,17 @@ from support.vllm_server import VLLMServer
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]
 PLAIN = Sampling()
 CONTEXT = 4096  # tokens
-REQUESTS = [SampleRequest([(7 * i + j) % 700 + 20 for j in range(5 + i)], 40, seed=i) for i in range(32)]
+REQUESTS = [
+    SampleRequest([(7 * i + j) % 700 + 20 for j in range(5 + i)], 40, seed=i) for i in range(32)
+]
 LONG = [SampleRequest([20 + i] * 10, 300, seed=i) for i in range(64)]
 
 
@@ -59,7 +63,9 @@ def server(tiny_policy, tmp_path_factory):
     """With room for what the commands ask of a large LLM."""
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(tiny_policy, folder / "policy")
-    config = json.loads((tiny_policy / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    config = json.loads((tiny_policy / "config.json").read_text()) | {
+        "max_position_embeddings": CONTEXT
+    }
     (folder / "policy" / "config.json").write_text(json.dumps(config))
     with VLLMServer(folder / "policy", folder) as server:
         yield server
@@ -103,14 +109,19 @@ def distributions(model, request, sample, sampling=PLAIN):
     read = torch.tensor([[*request.context, *sample.ids]])
     scores = model(read).logits[0] / sampling.temperature
     first = len(request.context)
-    rows = [sampling.shaping(read[:, :n], scores[n - 1 : n].clone()) for n in range(first, read.shape[1])]
+    rows = [
+        sampling.shaping(read[:, :n], scores[n - 1 : n].clone())
+        for n in range(first, read.shape[1])
+    ]
     return torch.cat(rows).log_softmax(-1)
 
 
 def largest_difference(model, requests, samples, sampling=PLAIN):
     differences = []
     for request, sample in zip(requests, samples, strict=True):
-        expected = distributions(model, request, sample, sampling)[range(len(sample.ids)), sample.ids]
+        expected = distributions(model, request, sample, sampling)[
+            range(len(sample.ids)), sample.ids
+        ]
         differences.append((expected - torch.tensor(sample.logprobs)).abs().max())
     return float(max(differences))
 
@@ -167,7 +178,9 @@ def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, token
     assert policy.max_context == CONTEXT
     prompts = [[50] * n for n in (CONTEXT - 24, CONTEXT - 1, CONTEXT)]
     rollouts = [Rollout(prompt, row={}, seed=3) for prompt in prompts]
-    run_with_engine(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
+    run_with_engine(
+        policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts)
+    )
     assert [len(one.prompt_ids) + len(one.ids) for one in rollouts[1:]] == [CONTEXT, CONTEXT]
     assert {one.status for one in rollouts[1:]} == {"truncated"} and len(rollouts[0].ids) <= 24
 
@@ -225,7 +238,9 @@ def test_who_cancels_leaves_nothing_running(policy_for, server):
     begun = server.counted("vllm:generation_tokens_total")
 
     async def cancel_all():
-        tasks = [asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)]
+        tasks = [
+            asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)
+        ]
         while await asyncio.to_thread(server.counted, "vllm:num_requests_running") < 8:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(server.post, "/pause?mode=keep")
@@ -274,7 +289,9 @@ def command(server, run, monkeypatch):
     def asked(*arguments):
         before = server.counted("vllm:request_success_total")
         status, printed, said = run(*arguments)
-        assert status == (3 if arguments[0] == "evolve" else 0), said  # one attempt each teaches nothing
+        assert status == (3 if arguments[0] == "evolve" else 0), (
+            said
+        )  # one attempt each teaches nothing
         return printed, server.counted("vllm:request_success_total") - before
 
     return asked
@@ -302,7 +319,9 @@ def test_refine(command, server):
 
 
 def test_evaluate(command, server, tmp_path, monkeypatch):
-    task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(4)])
+    task = EvaluationTask(
+        "puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(4)]
+    )
     monkeypatch.setattr("paper_tables.run.load_evaluation_task", lambda *_: task)
     config = tmp_path / "table.yaml"
     config.write_text(
@@ -322,7 +341,9 @@ systems:
 def test_evolve(command, server, tmp_path):
     """As the policy; the reference is asked where a rollout was better than another, which none of these is."""
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4)))
+    rows.write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4))
+    )
     models = [
         part
         for role in ("policy", "reference")
@@ -371,16 +392,27 @@ def test_as_the_reference_of_espl(server, tiny_policy, rows, tmp_path):
 def test_every_flag_is_one_of_this_version():
     """Of all `vllm serve` in examples/ and docs/, and of the lines there that hold flags alone; variables, too."""
     given = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--help=all"]
-    known = set(re.findall(r"--[a-z][\w-]*", subprocess.run(given, capture_output=True, text=True, check=True).stdout))
+    known = set(
+        re.findall(
+            r"--[a-z][\w-]*",
+            subprocess.run(given, capture_output=True, text=True, check=True).stdout,
+        )
+    )
     variables = Path(importlib.util.find_spec("vllm").origin).with_name("envs.py").read_text()
     used = set()
     for path in [*ROOT.glob("examples/**/*.sbatch"), *ROOT.glob("docs/**/*.md")]:
         text = path.read_text().replace("\\\n", " ")
         commands = re.findall(r"\bvllm serve\b.*|^--[a-z-]+ .*--.*", text, re.M)
-        used |= {flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", command)}
+        used |= {
+            flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", command)
+        }
         for variable in set(re.findall(r"\bVLLM_[A-Z_]+", text)):
             assert f'"{variable}"' in variables, f"{path.name}: {variable}"
-    assert {"--weight-transfer-config", "--data-parallel-size", "--enable-lora", "--enforce-eager"} <= used <= known
+    assert (
+        {"--weight-transfer-config", "--data-parallel-size", "--enable-lora", "--enforce-eager"}
+        <= used
+        <= known
+    )
 
 
 # --- in this process ----------------------------------------------------------------------------------------------
@@ -399,7 +431,10 @@ def in_process(model, requests, folder):
     policy = VLLMEnginePolicy(llm, arguments(folder), PLAIN)
 
     async def with_one_cancelled():
-        tasks = [asyncio.create_task(policy(request)) for request in [*requests, SampleRequest([9], 1000, seed=0)]]
+        tasks = [
+            asyncio.create_task(policy(request))
+            for request in [*requests, SampleRequest([9], 1000, seed=0)]
+        ]
         await tasks[0]
         tasks[-1].cancel()
         return (await asyncio.gather(*tasks, return_exceptions=True))[:-1]
@@ -411,7 +446,9 @@ def test_colocated(tiny_policy, model, tmp_path):
     """Turns of 4 to 88 tokens, each handed over when it is done."""
     requests = [SampleRequest([50 + i] * (5 + i), 4 + 12 * i, seed=i) for i in range(8)]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        samples, again, left = other.submit(in_process, tiny_policy, requests, tmp_path).result(timeout=300)
+        samples, again, left = other.submit(in_process, tiny_policy, requests, tmp_path).result(
+            timeout=300
+        )
     assert [len(sample.ids) for sample in samples] == [4 + 12 * i for i in range(8)]
     assert ids(again) == ids(samples) and left == 0
     assert largest_difference(model, requests, samples) <= 1e-4

@@ -16,7 +16,13 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, TrainingStopped
+from agentic_prompting import (
+    LLMEnvironment,
+    PromptAgent,
+    PromptR1Config,
+    PromptR1Trainer,
+    TrainingStopped,
+)
 from agentic_prompting.cli.check_harness import play_scripted
 from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import run as wait_for
@@ -37,7 +43,9 @@ from support.vllm_server import LORA, VLLMServer
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +57,9 @@ BLOCK = 128  # tokens; of the prefix cache, on a CPU
 def servers(tiny_policy, tmp_path_factory):
     """Two replicas of one model."""
     with ExitStack() as up, ThreadPoolExecutor() as both:
-        replicas = [VLLMServer(tiny_policy, tmp_path_factory.mktemp("served"), *LORA) for _ in range(2)]
+        replicas = [
+            VLLMServer(tiny_policy, tmp_path_factory.mktemp("served"), *LORA) for _ in range(2)
+        ]
         yield list(both.map(up.enter_context, replicas))
 
 
@@ -59,8 +69,15 @@ def train(tiny_policy, servers, tmp_path):
 
     def trainer(environment=None, at=servers[:1], name="run", policy=tiny_policy, **changes):
         where = ",".join(server.url for server in at)
-        options = {"vllm_sync": "adapter", "peft_config": LORA_CONFIG, "vllm_server_timeout": 300, **changes}
-        return trainer_of_rounds(policy, tmp_path / name, environment, vllm_server_base_url=where, **options)
+        options = {
+            "vllm_sync": "adapter",
+            "peft_config": LORA_CONFIG,
+            "vllm_server_timeout": 300,
+            **changes,
+        }
+        return trainer_of_rounds(
+            policy, tmp_path / name, environment, vllm_server_base_url=where, **options
+        )
 
     return trainer
 
@@ -91,9 +108,13 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
             if "lora_" in name:
                 weights.normal_(std=0.15)
         model.save_pretrained(tmp_path / f"policy-{number}")
-        versions.append({name: weights.clone() for name, weights in model.named_parameters() if "lora_" in name})
+        versions.append(
+            {name: weights.clone() for name, weights in model.named_parameters() if "lora_" in name}
+        )
 
-    args = arguments(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=servers[0].url)
+    args = arguments(
+        tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=servers[0].url
+    )
     adapters = Adapters("policy", tmp_path, servers_of(args))
     policy = VLLMServerPolicy(adapters.servers, args, Sampling(), adapters)
     shared = [(7 * i) % 700 + 20 for i in range(4 * BLOCK)]
@@ -139,8 +160,12 @@ def test_training_over_two_replicas(train, servers, tmp_path):
     trainer.train()
     assert_on_policy(trainer, 6)
     adapters = trainer.vllm_generation.adapters
-    assert adapters.version == 5 and all(models_of(server) == ["policy", adapters.current] for server in servers)
-    state = torch.load(tmp_path / "run" / "checkpoint-6" / "exact_resume_0.pt", weights_only=True)["own"]["pushed"]
+    assert adapters.version == 5 and all(
+        models_of(server) == ["policy", adapters.current] for server in servers
+    )
+    state = torch.load(tmp_path / "run" / "checkpoint-6" / "exact_resume_0.pt", weights_only=True)[
+        "own"
+    ]["pushed"]
     assert (state["name"], state["version"]) == (adapters.name, 5)
 
     resumed = train(at=servers, max_steps=7)
@@ -194,8 +219,14 @@ def test_inside_a_harness_it_is_the_policy(name, monkeypatch, tmp_path):
     model, tokenizer = policy_for(agent.read, positions=2**14)
     model.save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
-    program = Program(harness(name), reward=lambda rollout, folder: sum(rollout.ids) % 7, timeout=300)
-    options = {"peft_config": LORA_CONFIG, "max_completion_length": 64, "per_device_train_batch_size": 4}
+    program = Program(
+        harness(name), reward=lambda rollout, folder: sum(rollout.ids) % 7, timeout=300
+    )
+    options = {
+        "peft_config": LORA_CONFIG,
+        "max_completion_length": 64,
+        "per_device_train_batch_size": 4,
+    }
     with VLLMServer(tmp_path / "policy", tmp_path, *LORA) as server:
         trainer = trainer_of_rounds(
             tmp_path / "policy", tmp_path / "run", program, None, vllm_server_base_url=server.url, max_turn_tokens=24,
@@ -220,7 +251,9 @@ def test_a_server_that_comes_back_gets_the_adapter_again(train, servers):
 
 def test_a_server_that_takes_no_adapters_is_named(train, servers):
     """Training stops before the first step, with what the server said."""
-    config = LoraConfig(r=32, target_modules="all-linear", task_type="CAUSAL_LM")  # --max-lora-rank is 16
+    config = LoraConfig(
+        r=32, target_modules="all-linear", task_type="CAUSAL_LM"
+    )  # --max-lora-rank is 16
     with pytest.raises(TrainingStopped, match=r"does not load .*rank"):
         train(peft_config=config).train()
 
@@ -236,7 +269,9 @@ def test_another_answer_than_the_trainers_stops(train, monkeypatch):
     """A server whose adapter is not the trainer's: here one that gets all zeros for it."""
     trainer = train(max_steps=4)
     sync, write = trainer.vllm_generation, trainer.vllm_generation._write
-    monkeypatch.setattr(sync, "_write", lambda weights: write({name: 0 * w for name, w in weights.items()}))
+    monkeypatch.setattr(
+        sync, "_write", lambda weights: write({name: 0 * w for name, w in weights.items()})
+    )
     with pytest.raises(TrainingStopped, match="does not sample from the weights it was given"):
         trainer.train()
     assert 1 <= trainer.state.global_step < 4
@@ -246,7 +281,9 @@ def test_the_other_replica_takes_over(train, servers):
     """Until the next push, which waits for all. From here on there is one server."""
     environment = Kills(servers[1])
     environment.then = lambda server: None
-    environment.trainer = trainer = train(environment, at=servers, max_steps=5, vllm_server_timeout=3)
+    environment.trainer = trainer = train(
+        environment, at=servers, max_steps=5, vllm_server_timeout=3
+    )
     with pytest.raises(TrainingStopped, match=servers[1].url):
         trainer.train()
     assert_on_policy(trainer, 3)
@@ -269,7 +306,9 @@ def test_the_sandbox_learns_through_it(tmp_path):
             args=PromptR1Config(vllm_server_base_url=server.url, **settings),
             train_dataset=sandbox.train,
             prompt_template=sandbox.spec.prompt_template,
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+            peft_config=LoraConfig(
+                r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
         )
         trainer.train()
     assert_on_policy(trainer, 20)
@@ -298,7 +337,9 @@ def untied(tiny_policy, tmp_path_factory):
 def train_from_disk(train, untied):
     def trainer(environment=None, **changes):
         policy, server = untied
-        return train(environment, at=[server], policy=policy, vllm_sync="disk", peft_config=None, **changes)
+        return train(
+            environment, at=[server], policy=policy, vllm_sync="disk", peft_config=None, **changes
+        )
 
     return trainer
 
@@ -343,9 +384,16 @@ def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, un
 def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
     """With a lead: turns under way while the weights are pushed. Each was sampled by the weights of the update that it
     names, and most are older than those they are learnt from with."""
-    settings = {"async_lead": 1, "max_steps": 5, "max_turn_tokens": 24, "max_completion_length": 200}
+    settings = {
+        "async_lead": 1,
+        "max_steps": 5,
+        "max_turn_tokens": 24,
+        "max_completion_length": 200,
+    }
     policy = tiny_policy if way == "adapter" else request.getfixturevalue("untied")[0]
-    trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(**settings)
+    trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(
+        **settings
+    )
     written, seen = {}, []
 
     class Watched(VLLMServerPolicy):
@@ -372,9 +420,13 @@ def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
         assert not model.load_state_dict(weights, strict=False).unexpected_keys
         for request, sample in seen:
             if set(sample.updates) == {updates}:
-                logprobs = model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
+                logprobs = (
+                    model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
+                )
                 at = range(len(request.context) - 1, len(request.context) + len(sample.ids) - 1)
-                assert (logprobs[at, sample.ids] - torch.tensor(sample.logprobs)).abs().max() <= 1e-4
+                assert (
+                    logprobs[at, sample.ids] - torch.tensor(sample.logprobs)
+                ).abs().max() <= 1e-4
     assert all(len(set(sample.updates)) == 1 for _, sample in seen)
 
 

@@ -31,7 +31,16 @@ def test_the_reading_of_imports():
         "from __future__ import annotations\nimport a.b, c\nfrom ..llm import Reply\nfrom .. import rollout\n"
         "from . import other\nif TYPE_CHECKING:\n    import torch\nelse:\n    import d\ndef f():\n    from e import g\n"
     )
-    expected = ["__future__.annotations", "a.b", "c", "p.llm.Reply", "p.rollout", "p.refine.other", "d", "e.g"]
+    expected = [
+        "__future__.annotations",
+        "a.b",
+        "c",
+        "p.llm.Reply",
+        "p.rollout",
+        "p.refine.other",
+        "d",
+        "e.g",
+    ]
     assert list(imports(source, "p.refine")) == expected
     assert list(imports(source, "p.refine", types=True)) == [*expected[:6], "torch", *expected[6:]]
 
@@ -42,7 +51,9 @@ def test_there_is_a_house():
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_imports_come_from_above(path):
-    assert room(path) in ROOMS, f"{path.name} is in no room of the house; give it one here and in docs/architecture.md"
+    assert room(path) in ROOMS, (
+        f"{path.name} is in no room of the house; give it one here and in docs/architecture.md"
+    )
     own = ROOMS.index(room(path))
     for name in imports_of(path, types=True):
         if name.split(".")[0] != PACKAGE:
@@ -69,8 +80,17 @@ def test_only_trainers_import_a_trainer():
     """The parts of a trainer know none: in `trainers/` only the classes that inherit from a trainer import one, and the
     room's front door. A trainer class is one that inherits from TRL's trainer, directly or not."""
     classes: dict[str, str] = {}
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES if room(path) == "trainers"}
-    defined = [(path, node) for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)]
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8"))
+        for path in MODULES
+        if room(path) == "trainers"
+    }
+    defined = [
+        (path, node)
+        for path, tree in trees.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
     known = {"GRPOTrainer"}
     for _ in defined:  # a base may be defined in a file that is read later
         for path, node in defined:
@@ -86,14 +106,18 @@ def test_only_trainers_import_a_trainer():
         assert not taken & set(classes), f"{dotted(path)} imports a trainer class"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE], ids=dotted)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE], ids=dotted
+)
 def test_no_torch_above_the_line(path):
     assert not HEAVY & {name.split(".")[0] for name in imports_of(path)}
 
 
 def test_only_the_trainers_and_their_programs_import_trl():
     """The programs take TRL's parser and model arguments, which are public."""
-    assert {room(path) for path in MODULES if "trl" in {name.split(".")[0] for name in imports_of(path)}} <= {
+    assert {
+        room(path) for path in MODULES if "trl" in {name.split(".")[0] for name in imports_of(path)}
+    } <= {
         "trainers",
         "cli",
     }
@@ -134,14 +158,20 @@ def python(code: str, *args: str) -> str:
 
 
 def test_everything_above_the_line_imports_without_torch():
-    python(_BLOCK_AND_IMPORT, PACKAGE, *(dotted(path) for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE))
+    python(
+        _BLOCK_AND_IMPORT,
+        PACKAGE,
+        *(dotted(path) for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE),
+    )
 
 
 def test_the_front_door_is_light():
     """`import agentic_prompting` is lazy: it loads one module, its own, and otherwise what comes with Python."""
     code = f"import sys; before = set(sys.modules); import {PACKAGE}; print(*(set(sys.modules) - before))"
     loaded = set(python(code).split())
-    assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == {PACKAGE}
+    assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        PACKAGE
+    }
 
 
 def test_every_export_is_there_and_typed():

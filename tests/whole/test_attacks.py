@@ -30,15 +30,25 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def grown():
     """Each prompt the child of the one before, rated against its neighbours."""
-    population, rng, started = Population(SystemPrompt("Answer.", ("Think.",))), random.Random(0), time.process_time()
+    population, rng, started = (
+        Population(SystemPrompt("Answer.", ("Think.",))),
+        random.Random(0),
+        time.process_time(),
+    )
     while len(population.members) < 100_000:
         newest = population.members[-1].prompt
-        population.add(SystemPrompt("Answer.", (f"Think {len(population.members)} times.",), parents=(newest.id,)))
+        population.add(
+            SystemPrompt(
+                "Answer.", (f"Think {len(population.members)} times.",), parents=(newest.id,)
+            )
+        )
     for _ in range(50):
         drawn = population.select(3)
         population.record(drawn, [[rng.random()] for _ in drawn])
         population.best()
-    assert time.process_time() - started < 60, "of the processor, which other work disturbs less than the clock"
+    assert time.process_time() - started < 60, (
+        "of the processor, which other work disturbs less than the clock"
+    )
     return population
 
 
@@ -73,7 +83,9 @@ def contents(path):
     return data + gzip.decompress(data) if path.suffix == ".gz" else data
 
 
-def test_secrets_of_key_and_address_are_in_no_file_of_a_run(tiny_policy, tmp_path, monkeypatch, capfd):
+def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
+    tiny_policy, tmp_path, monkeypatch, capfd
+):
     """The whole program with a key in the environment and another one in the endpoint's address: checkpoints,
     training_args.bin, spending.sqlite, the model card, trajectories, all that an upload would take, and what is
     printed. The endpoint fails now and then, with an error that quotes the key."""
@@ -81,10 +93,16 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(tiny_policy, tmp_pat
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"{n} ?", "answers": ["1"]}) + "\n" for n in range(8)))
+    rows.write_text(
+        "".join(json.dumps({"question": f"{n} ?", "answers": ["1"]}) + "\n" for n in range(8))
+    )
 
     def said(body, number):
-        return Answer(f"the key {KEY} or {PASSWORD} is wrong", status=400) if number % 3 == 1 else "Nairobi"
+        return (
+            Answer(f"the key {KEY} or {PASSWORD} is wrong", status=400)
+            if number % 3 == 1
+            else "Nairobi"
+        )
 
     with LoopbackServer(said) as server:
         address = server.base_url.replace("http://", f"http://someone:{PASSWORD}@")
@@ -130,16 +148,33 @@ def test_one_budget_over_three_processes(tmp_path):
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENAI_API_KEY": "none"}
     with LoopbackServer(said) as server:
-        command = [sys.executable, "-c", SPENDS, server.base_url, str(tmp_path / "spending.sqlite"), str(limit)]
+        command = [
+            sys.executable,
+            "-c",
+            SPENDS,
+            server.base_url,
+            str(tmp_path / "spending.sqlite"),
+            str(limit),
+        ]
         running = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
             for _ in range(3)
         ]
         printed = [one.communicate(timeout=120)[0] for one in running]
         paid = sum(int(text.split()[-1]) for text in printed)
         assert limit / cost <= paid == len(asked) <= limit / cost + connections, printed
-        again = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert again.stdout.split()[-1] == "0" and len(asked) == paid, "a restart gets no budget of its own"
+        again = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert again.stdout.split()[-1] == "0" and len(asked) == paid, (
+            "a restart gets no budget of its own"
+        )
 
 
 # --- weights on servers of vLLM ---------------------------------------------------------------------------------------

@@ -42,7 +42,14 @@ CAN_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"
 # The demo's configuration, made as small as it goes.
 DEMO = ["--config", "examples/configs/sandbox.yaml", "--warm_start_steps", "2", "--max_steps", "1", "--n_test", "8",
         "--per_device_train_batch_size", "16"]  # fmt: skip
-SUMMARY_KEYS = {"exact_match_before", "exact_match_after", "steps", "seconds", "mean_turns", "failed_rollouts"}
+SUMMARY_KEYS = {
+    "exact_match_before",
+    "exact_match_after",
+    "steps",
+    "seconds",
+    "mean_turns",
+    "failed_rollouts",
+}
 
 
 @dataclass
@@ -110,9 +117,18 @@ print(json.dumps(codes))
 
 def environment_variables(**changes):
     """Of a user without keys, whose machine has no network."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ACCELERATE_"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "ACCELERATE_"))
+    }
     source = str(Path(agentic_prompting.__file__).parents[1])
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "NO_PROXY": "127.0.0.1"}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "NO_PROXY": "127.0.0.1",
+    }
     return {**own, **quiet, "PYTHONPATH": source, "COLUMNS": "200", **changes}
 
 
@@ -123,14 +139,23 @@ class Background:
         self.log = log
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True, **options
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+                **options,
             )
 
     def wait_for(self, condition, what):
         deadline = time.monotonic() + 90
         while not (result := condition()):
-            assert self.process.poll() is None, f"{what} ended early:\n{self.log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"{what} did not start:\n{self.log.read_text()[-3000:]}"
+            assert self.process.poll() is None, (
+                f"{what} ended early:\n{self.log.read_text()[-3000:]}"
+            )
+            assert time.monotonic() < deadline, (
+                f"{what} did not start:\n{self.log.read_text()[-3000:]}"
+            )
             time.sleep(0.05)
         return result
 
@@ -150,11 +175,15 @@ class Background:
 def oracle_process(folder):
     """The sandbox's oracle as a server of its own."""
     command = [sys.executable, "-m", "agentic_prompting.sandbox.server", "--port", "0"]
-    return Background(command, folder / "oracle.log", env=environment_variables(PYTHONUNBUFFERED="1"))
+    return Background(
+        command, folder / "oracle.log", env=environment_variables(PYTHONUNBUFFERED="1")
+    )
 
 
 def oracle_url(process):
-    found = process.wait_for(lambda: re.match(r"http://\S+/v1$", process.log.read_text().strip()), "the oracle")
+    found = process.wait_for(
+        lambda: re.match(r"http://\S+/v1$", process.log.read_text().strip()), "the oracle"
+    )
     return found[0]
 
 
@@ -168,7 +197,9 @@ def transformers_serve(model, folder, port):
 def answers(url):
     def ask():
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=1) as response:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                url, timeout=1
+            ) as response:
                 return response.status == 200
         except OSError:
             return False
@@ -187,11 +218,21 @@ def served_policy(tiny_policy, tmp_path_factory):
     shutil.copytree(tiny_policy, folder, dirs_exist_ok=True)
     config = json.loads((folder / "generation_config.json").read_text())
     ends = list(range(3, 700, 2))
-    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": ends, "min_new_tokens": 5}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({**config, "eos_token_id": ends, "min_new_tokens": 5})
+    )
     return folder
 
 
-BAD = ["unknown_task", "missing_file", "no_model", "wrong_key", "unreachable", "unknown_model", "sandbox_unreachable"]
+BAD = [
+    "unknown_task",
+    "missing_file",
+    "no_model",
+    "wrong_key",
+    "unreachable",
+    "unknown_model",
+    "sandbox_unreachable",
+]
 WRONG_KEY = "sk-wrong-0123456789"
 
 
@@ -200,7 +241,11 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
     """Every run of the script, by name."""
     folder = tmp_path_factory.mktemp("runs")
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"id": str(i), "question": f"{i} ?", "answer": "a"}) + "\n" for i in range(8)))
+    rows.write_text(
+        "".join(
+            json.dumps({"id": str(i), "question": f"{i} ?", "answer": "a"}) + "\n" for i in range(8)
+        )
+    )
     own = {
         "task": "hotpotqa", "data_files": str(rows), "model_name_or_path": str(tiny_policy), "max_steps": "1",
         "num_generations": "2", "per_device_train_batch_size": "4", "max_completion_length": "40", "use_cpu": "true",
@@ -210,27 +255,40 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
 
     def job(name, args, **env):
         output = folder / name
-        jobs.append({"args": [*args, "--output_dir", str(output)], "output": str(output), "env": env})
+        jobs.append(
+            {"args": [*args, "--output_dir", str(output)], "output": str(output), "env": env}
+        )
         return output
 
     def asks(name, url, model):
         """The demo against another endpoint, with a policy that asks."""
         shutil.copytree(
             asking_policy,
-            job(name, [*DEMO, "--environment_base_url", url, "--environment_model", model]) / "warm_start",
+            job(name, [*DEMO, "--environment_base_url", url, "--environment_model", model])
+            / "warm_start",
         )
 
     def bad(name, env=None, **changes):
         options = {name: value for name, value in {**own, **changes}.items() if value is not None}
-        job(name, [word for key, value in options.items() for word in (f"--{key}", value)], **(env or {}))
+        job(
+            name,
+            [word for key, value in options.items() for word in (f"--{key}", value)],
+            **(env or {}),
+        )
 
     with ExitStack() as stack:
         port = re.search(r":(\d+)/", unused_url())[1]
-        serve = stack.enter_context(transformers_serve(served_policy, folder, port)) if CAN_SERVE else None
+        serve = (
+            stack.enter_context(transformers_serve(served_policy, folder, port))
+            if CAN_SERVE
+            else None
+        )
         demo = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "examples/accelerate/single.yaml",
                 str(SCRIPT), *DEMO, "--output_dir", str(folder / "demo")]  # fmt: skip
         with open(folder / "demo.out", "w") as out, open(folder / "demo.err", "w") as err:
-            launched = subprocess.Popen(demo, stdout=out, stderr=err, cwd=ROOT, env=environment_variables())
+            launched = subprocess.Popen(
+                demo, stdout=out, stderr=err, cwd=ROOT, env=environment_variables()
+            )
         stack.callback(launched.kill)
         oracle = oracle_url(stack.enter_context(oracle_process(folder)))
         guarded = stack.enter_context(OracleServer(api_key="the right key"))
@@ -244,7 +302,10 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         bad("wrong_key", {"OPENAI_API_KEY": WRONG_KEY}, environment_base_url=guarded.base_url)
         bad("unreachable", environment_base_url=unused_url())
         bad("unknown_model", environment_base_url=oracle, environment_model="gpt-5o")
-        job("sandbox_unreachable", [*DEMO, "--environment_base_url", unused_url(), "--environment_model", "m"])
+        job(
+            "sandbox_unreachable",
+            [*DEMO, "--environment_base_url", unused_url(), "--environment_model", "m"],
+        )
 
         if serve is not None:
             serve.wait_for(answers(f"http://127.0.0.1:{port}/health"), "transformers serve")
@@ -257,7 +318,10 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         codes[str(folder / "demo")] = launched.wait(TIMEOUT)
         yield {
             Path(output).name: Run(
-                Path(output), code, Path(output + ".out").read_text(), Path(output + ".err").read_text()
+                Path(output),
+                code,
+                Path(output + ".out").read_text(),
+                Path(output + ".err").read_text(),
             )
             for output, code in codes.items()
         }
@@ -277,15 +341,32 @@ def test_the_demo_writes_what_it_says(runs):
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 5000
     trajectories = json.loads((run.folder / "trajectories.json").read_text())
     assert set(trajectories) == {"before", "after"}
-    assert all(lines[0].startswith("question") and lines[1].startswith("agent") for lines in trajectories.values())
+    assert all(
+        lines[0].startswith("question") and lines[1].startswith("agent")
+        for lines in trajectories.values()
+    )
     assert len(run.records) == 16 and {record["step"] for record in run.records} == {0}
     log = json.loads((run.folder / "trainer_state.json").read_text())["log_history"]
-    assert {"loss", "grad_norm", "kl", "entropy"} <= set(log[0]), "the optimisation's curves outlive the run"
-    assert (run.folder / "model.safetensors").exists() and (run.folder / "agentic_prompting.json").exists()
-    for printed in ("exact match before", "exact match after", "--- before training", "--- after training", "step 1:"):
+    assert {"loss", "grad_norm", "kl", "entropy"} <= set(log[0]), (
+        "the optimisation's curves outlive the run"
+    )
+    assert (run.folder / "model.safetensors").exists() and (
+        run.folder / "agentic_prompting.json"
+    ).exists()
+    for printed in (
+        "exact match before",
+        "exact match after",
+        "--- before training",
+        "--- after training",
+        "step 1:",
+    ):
         assert printed in run.stdout
-    assert "says nothing about real models" in run.stdout, "what the sandbox shows is said to be the sandbox"
-    assert "%|" not in run.stderr and "\r" not in run.stdout + run.stderr, "no progress bars in a pipe"
+    assert "says nothing about real models" in run.stdout, (
+        "what the sandbox shows is said to be the sandbox"
+    )
+    assert "%|" not in run.stderr and "\r" not in run.stdout + run.stderr, (
+        "no progress bars in a pipe"
+    )
     assert "warning" not in run.stderr.lower() and "deprecated" not in run.stderr.lower()
 
 
@@ -301,7 +382,9 @@ def test_use_peft_trains_an_adapter_that_can_be_used(asking_policy, tmp_path, mo
     moved = [float(weight.abs().max()) for name, weight in weights.items() if "lora_B" in name]
     assert moved and all(moved), "B begins at zero: these were trained"
     assert not (tmp_path / "model.safetensors").exists()
-    agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(ScriptedChat(["the answer is Swahili ."])))
+    agent = PromptAgent.from_pretrained(
+        tmp_path, LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
+    )
     assert agent.answer("what is the language of Kenya ?").done
 
 
@@ -310,7 +393,9 @@ def test_the_demo_against_an_oracle_of_its_own_process(runs):
     run = runs["separate_oracle"].check()
     assert set(run.summary) >= SUMMARY_KEYS and run.summary["failed_rollouts"] == 0
     asked = [record for record in run.records if record["observations"]]
-    assert len(asked) > len(run.records) / 2, "the policy of this test asks; else nothing is shown here"
+    assert len(asked) > len(run.records) / 2, (
+        "the policy of this test asks; else nothing is shown here"
+    )
     oracle = Oracle()
     for record in asked:
         requests = [parse_turn(turn["text"]).request for turn in record["turns"]]
@@ -320,10 +405,15 @@ def test_the_demo_against_an_oracle_of_its_own_process(runs):
     assert any(record["status"] == "answered" for record in asked)
     # The evaluation before and after went to the same endpoint.
     trajectories = json.loads((run.folder / "trajectories.json").read_text())
-    assert any(line.startswith("environment  ") for lines in trajectories.values() for line in lines)
+    assert any(
+        line.startswith("environment  ") for lines in trajectories.values() for line in lines
+    )
 
 
-@pytest.mark.skipif(not CAN_SERVE, reason="transformers serve needs fastapi and uvicorn: pip install fastapi uvicorn")
+@pytest.mark.skipif(
+    not CAN_SERVE,
+    reason="transformers serve needs fastapi and uvicorn: pip install fastapi uvicorn",
+)
 def test_the_demo_against_a_server_that_is_not_ours(runs):
     """`transformers serve` with a random model: nonsense for replies, and everything goes on."""
     run = runs["transformers_serve"].check()
@@ -332,9 +422,15 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
     assert len(asked) > len(run.records) / 2
     for record in asked:
         for observation in record["observations"]:
-            assert bool(observation["text"]) != bool(observation["error"]), "a reply or an error, never both"
+            assert bool(observation["text"]) != bool(observation["error"]), (
+                "a reply or an error, never both"
+            )
     assert all((record["status"] == "failed") == bool(record["error"]) for record in run.records)
-    assert all(record["rewards"]["prompt_r1_reward"] is not None for record in run.records if not record["error"])
+    assert all(
+        record["rewards"]["prompt_r1_reward"] is not None
+        for record in run.records
+        if not record["error"]
+    )
     assert run.summary["failed_rollouts"] == 0, [record["error"] for record in run.records]
 
 
@@ -354,13 +450,19 @@ SAID = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(runs, name):
     run = runs[name]
-    assert run.code == (2 if name in ("unknown_task", "missing_file", "no_model") else 1), run.stdout + run.stderr
+    assert run.code == (2 if name in ("unknown_task", "missing_file", "no_model") else 1), (
+        run.stdout + run.stderr
+    )
     assert re.match(f"agentic-prompting: .*{SAID[name]}", run.last_line), run.stderr[-2000:]
     assert len(run.last_line) < 400
     written = [path.name for path in run.folder.iterdir()] if run.folder.exists() else []
-    assert set(written) <= {"training.lock"}, "nothing was trained, and nothing written under the lock"
+    assert set(written) <= {"training.lock"}, (
+        "nothing was trained, and nothing written under the lock"
+    )
     assert "warm start" not in run.stdout and "step" not in run.stdout
-    assert "During handling of the above exception" not in run.stderr, "one cause, not a chain of them"
+    assert "During handling of the above exception" not in run.stderr, (
+        "one cause, not a chain of them"
+    )
     assert WRONG_KEY not in run.stdout + run.stderr
 
 
@@ -370,10 +472,16 @@ def test_bad_input(runs, name):
 @pytest.mark.skipif(not HOTPOT.is_file(), reason=f"the released HotpotQA rows are not at {HOTPOT}")
 def test_real_hotpotqa_rows_are_played_and_scored(asking_policy):
     """The plumbing over 16 real rows: whatever the tiny policy makes of them, each ends and has numbers for scores."""
-    rows = list(load_task("prompt_r1", split="test/hotpot", data_files=str(HOTPOT)).select(range(16)))
+    rows = list(
+        load_task("prompt_r1", split="test/hotpot", data_files=str(HOTPOT)).select(range(16))
+    )
     environment = LLMEnvironment(ScriptedChat(lambda messages: "the answer is Swahili ."))
-    rollouts = PromptAgent.from_pretrained(asking_policy, environment).answer_all(rows, progress=False)
-    assert len(rollouts) == 16 and all(rollout.done and rollout.status != "failed" for rollout in rollouts)
+    rollouts = PromptAgent.from_pretrained(asking_policy, environment).answer_all(
+        rows, progress=False
+    )
+    assert len(rollouts) == 16 and all(
+        rollout.done and rollout.status != "failed" for rollout in rollouts
+    )
     assert sum(bool(rollout.observations) for rollout in rollouts) >= 8
     assert any(rollout.status == "answered" for rollout in rollouts)
     for row, rollout in zip(rows, rollouts, strict=True):
@@ -409,5 +517,9 @@ def test_a_failing_environment_is_seen_in_use(asking_policy):
     agent = PromptAgent.from_pretrained(asking_policy, environment)
     rollouts = agent.answer_all(["what is the language of Kenya ?"] * 8, progress=False)
     failed = [rollout for rollout in rollouts if rollout.status == "failed"]
-    assert len(failed) >= 4 and all("down for maintenance" in str(rollout.error) for rollout in failed)
-    assert not any("maintenance" in agent.chat_format.tokenizer.decode(rollout.ids) for rollout in rollouts)
+    assert len(failed) >= 4 and all(
+        "down for maintenance" in str(rollout.error) for rollout in failed
+    )
+    assert not any(
+        "maintenance" in agent.chat_format.tokenizer.decode(rollout.ids) for rollout in rollouts
+    )

@@ -23,7 +23,9 @@ def warm(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("file", "program"), [("train_espl", programs.main), ("evolve_closed_model", main)])
+@pytest.mark.parametrize(
+    ("file", "program"), [("train_espl", programs.main), ("evolve_closed_model", main)]
+)
 def test_the_examples_start_the_programs(file, program):
     assert runpy.run_path(str(ROOT / "examples" / f"{file}.py"))["main"] is program
 
@@ -76,12 +78,18 @@ def test_the_sandbox_end_to_end(warm, capsys):
     train("--config", config, "--output_dir", warm, "--n_test", 8, "--max_steps", 2, "--seed", 0,
         "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--evolution_lag", 0)  # fmt: skip
     shown = capsys.readouterr().out
-    assert "policy after, best prompt" in shown and "95 % interval" in shown and f"written to {warm}" in shown
+    assert (
+        "policy after, best prompt" in shown
+        and "95 % interval" in shown
+        and f"written to {warm}" in shown
+    )
     summary = json.loads((warm / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
     assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")
     log = json.loads((warm / "trainer_state.json").read_text())["log_history"]
-    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2], "for the report, without any checkpoint"
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2], (
+        "for the report, without any checkpoint"
+    )
 
 
 def test_held_out_rows_make_a_curve(warm, tmp_path):
@@ -95,7 +103,12 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     assert [entry["step"] for entry in log if "eval_reward" in entry] == [1, 2]
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for file in files:
-        file.write_text("".join(json.dumps({"question": f"{file.stem} {n}?", "answer": "x"}) + "\n" for n in range(3)))
+        file.write_text(
+            "".join(
+                json.dumps({"question": f"{file.stem} {n}?", "answer": "x"}) + "\n"
+                for n in range(3)
+            )
+        )
     asked = programs.ESPLArguments(eval_task=",".join(map(str, files)), eval_task_rows=2)
     assert sorted(row["question"][0] for row in asked.held_out(0)) == ["a", "a", "b", "b"]
     assert programs.ESPLArguments().held_out(0) is None
@@ -143,7 +156,9 @@ def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     talks = [PROMPT.messages(sandbox.spec.messages(row)) for row in sandbox.test]
     chat = AgentChat(agent, 3)
     together = run_with_engine(agent.policy, gather(chat(talk, repeat=1) for talk in talks))
-    alone, other = ([complete(chat, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
+    alone, other = (
+        [complete(chat, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2)
+    )
     assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

@@ -39,7 +39,10 @@ HOSTILE = "Answer `{question}`.\n```\n---\n# {{ model_name }} {% raw %} <script>
 
 def real_chat(name="gpt-4o-mini"):
     return OpenAIChat(
-        name, base_url=f"https://user:{SECRET}@llm.example:8443/{SECRET}/v1?key={SECRET}", api_key=SECRET, price=(1, 1)
+        name,
+        base_url=f"https://user:{SECRET}@llm.example:8443/{SECRET}/v1?key={SECRET}",
+        api_key=SECRET,
+        price=(1, 1),
     )
 
 
@@ -80,7 +83,9 @@ def test_the_card_of_a_real_run(tiny_policy, rows, tmp_path):
     trainer = prompt_r1(tiny_policy, tmp_path / "hotpot", rows)
     trainer.save_model()
     card = ModelCard.load(tmp_path / "hotpot" / "README.md")
-    assert {"prompt-r1", "grpo", "trl", "agentic-prompting"} <= set(card.data.tags) and "sandbox" not in card.data.tags
+    assert {"prompt-r1", "grpo", "trl", "agentic-prompting"} <= set(
+        card.data.tags
+    ) and "sandbox" not in card.data.tags
     assert SECRET not in str(card), "an address may hold a key"
     for said in (
         "# hotpot\n", "| method | Prompt-R1 |", "gpt-4o-mini at llm.example:8443", "prompt_r1_reward", "| real |",
@@ -99,15 +104,26 @@ def test_the_card_of_a_sandbox_run_says_so(tiny_policy, rows, tmp_path):
     trainer.create_model_card(model_name="me", tags="mine")
     card = ModelCard.load(tmp_path / "README.md")
     assert {"sandbox", "e-spl", "prompt-r1", "mine"} <= set(card.data.tags)
-    assert "A run in the sandbox." in card.content and "| sandbox or real | sandbox |" in card.content
     assert (
-        "| method | Prompt-R1 and E-SPL |" in card.content and "| reflecting model | GuardedReflector |" in card.content
+        "A run in the sandbox." in card.content and "| sandbox or real | sandbox |" in card.content
+    )
+    assert (
+        "| method | Prompt-R1 and E-SPL |" in card.content
+        and "| reflecting model | GuardedReflector |" in card.content
     )
     assert "[G0]. Ask first ." in card.content, "the best system prompt"
-    assert "serve" in card.content and "--sandbox" in card.content and "| `prompts_per_step` | 2 |" in card.content
-    scripted = prompt_r1(tiny_policy, tmp_path / "scripted", rows, ScriptedChat(["x"]), SANDBOX_TEMPLATE)
+    assert (
+        "serve" in card.content
+        and "--sandbox" in card.content
+        and "| `prompts_per_step` | 2 |" in card.content
+    )
+    scripted = prompt_r1(
+        tiny_policy, tmp_path / "scripted", rows, ScriptedChat(["x"]), SANDBOX_TEMPLATE
+    )
     scripted.create_model_card()
-    assert "A scripted stand-in" in (tmp_path / "scripted" / "README.md").read_text(encoding="utf-8")
+    assert "A scripted stand-in" in (tmp_path / "scripted" / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_results_in_the_folder_are_shown(tmp_path):
@@ -122,14 +138,18 @@ def test_results_in_the_folder_are_shown(tmp_path):
     assert "| exact match after training | 0.957 | 0.925 to 0.976 |" in evaluation_of(tmp_path)
     results = {"exact_match": {"policy after, best prompt": [0.9, 0.8, 0.95]}, "questions": 30}
     (tmp_path / "summary.json").write_text(json.dumps(results))
-    assert "| exact match, policy after, best prompt | 0.900 | 0.800 to 0.950 |" in evaluation_of(tmp_path)
+    assert "| exact match, policy after, best prompt | 0.900 | 0.800 to 0.950 |" in evaluation_of(
+        tmp_path
+    )
     (tmp_path / "table.md").write_text("# Table 2\n\n| task | system |\n| --- | --- |\n")
     assert evaluation_of(tmp_path).startswith("### Table 2\n\n| task |")
     (tmp_path / "summary.json").write_text("{broken")
     assert "exact match" not in evaluation_of(tmp_path)
 
 
-def test_a_card_that_cannot_be_made_costs_no_checkpoint(tiny_policy, rows, tmp_path, monkeypatch, caplog):
+def test_a_card_that_cannot_be_made_costs_no_checkpoint(
+    tiny_policy, rows, tmp_path, monkeypatch, caplog
+):
     def broken(*args):
         raise RuntimeError("no card today")
 
@@ -158,7 +178,9 @@ def test_citations_are_those_of_the_repository():
     for arxiv, bibtex in papers:
         title = re.search(r"title   = \{\{(.*)\}\}", bibtex).group(1)
         assert f'title: "{title}"' in cff and f"arXiv:{arxiv}" in cff
-        for family in re.findall(r"([\w-]+(?: Ng)?), ", re.search(r"author  = \{(.*)\},\n", bibtex).group(1)):
+        for family in re.findall(
+            r"([\w-]+(?: Ng)?), ", re.search(r"author  = \{(.*)\},\n", bibtex).group(1)
+        ):
             assert family in cff
 
 
@@ -171,10 +193,25 @@ def hub(monkeypatch):
     commits = []
 
     def upload_folder(
-        self, *, repo_id, folder_path, commit_message, allow_patterns=None, ignore_patterns=None, **options
+        self,
+        *,
+        repo_id,
+        folder_path,
+        commit_message,
+        allow_patterns=None,
+        ignore_patterns=None,
+        **options,
     ):
-        there = [path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()]
-        files = set(filter_repo_objects(there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        there = [
+            path.relative_to(folder_path).as_posix()
+            for path in Path(folder_path).rglob("*")
+            if path.is_file()
+        ]
+        files = set(
+            filter_repo_objects(
+                there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+            )
+        )
         commits.append({"repo": repo_id, "message": commit_message, "files": files})
         done = Future()
         done.set_result(None)
@@ -226,7 +263,10 @@ def test_push_to_hub_uploads_the_model_and_nothing_else(tiny_policy, rows, tmp_p
     assert 'from_pretrained("me/run"' in card and "# run\n" in card
     saved = b"".join(path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file())
     assert SECRET.encode() not in saved, "no token in training_args.bin"
-    assert trainer.args.hub_token == SECRET and pickle.loads(pickle.dumps(trainer.args)).hub_token is None
+    assert (
+        trainer.args.hub_token == SECRET
+        and pickle.loads(pickle.dumps(trainer.args)).hub_token is None
+    )
 
 
 def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hub):
@@ -246,18 +286,31 @@ def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hu
     assert hub and all(commit["repo"] == "me/agent" for commit in hub)
     for commit in hub:
         assert not commit["files"] & private and "model.safetensors" in commit["files"]
-        assert not [name for name in commit["files"] if name.startswith(("rollouts", "checkpoint", "spending"))]
+        assert not [
+            name
+            for name in commit["files"]
+            if name.startswith(("rollouts", "checkpoint", "spending"))
+        ]
 
 
 def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
     """What the reference LLM is at work on holds rows and rollouts: it belongs to a checkpoint, not to a model."""
-    trainer = espl(tiny_policy, tmp_path / "run", rows, save_strategy="steps", save_steps=1, reflect_on="imperfect")
+    trainer = espl(
+        tiny_policy,
+        tmp_path / "run",
+        rows,
+        save_strategy="steps",
+        save_steps=1,
+        reflect_on="imperfect",
+    )
     trainer.train()
     assert trainer.generation.pending, "there is such work"
     trainer.push_to_hub()
     uploaded = [tmp_path / "run" / name for name in hub[-1]["files"]]
     told = [row["question"] for row in rows]
-    assert not [path for path in uploaded for question in told if question.encode() in path.read_bytes()]
+    assert not [
+        path for path in uploaded for question in told if question.encode() in path.read_bytes()
+    ]
     kept = json.loads((tmp_path / "run" / "checkpoint-1" / "population.json").read_text())
     assert kept["pending"], "a checkpoint goes on with it"
 
@@ -297,13 +350,21 @@ def test_an_agent_by_its_hub_id(cache, tiny_policy):
     question = "what is the capital of Kenya ?"
     same = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(Oracle())).answer(question)
     assert agent.answer(question).ids == same.ids
-    older = PromptAgent.from_pretrained("me/agent", cache_dir=cache, revision="v1", dtype=torch.float32)
+    older = PromptAgent.from_pretrained(
+        "me/agent", cache_dir=cache, revision="v1", dtype=torch.float32
+    )
     assert older.spec.limits.max_turns == 3
 
 
 def test_a_hub_id_that_nobody_has(cache, tmp_path):
-    for name, revision in (("me/other", None), ("me/agent", "v9"), (str(tmp_path / "no" / "such"), None)):
-        with pytest.raises(FileNotFoundError, match="neither a folder here nor a model on the hub") as told:
+    for name, revision in (
+        ("me/other", None),
+        ("me/agent", "v9"),
+        (str(tmp_path / "no" / "such"), None),
+    ):
+        with pytest.raises(
+            FileNotFoundError, match="neither a folder here nor a model on the hub"
+        ) as told:
             PromptAgent.from_pretrained(name, revision=revision, cache_dir=cache, token=SECRET)
         assert name in str(told.value) and SECRET not in str(told.value)
 
@@ -317,7 +378,11 @@ def test_the_token_goes_to_the_hub(cache, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     PromptAgent.from_pretrained("me/agent", token=SECRET, revision="main")
-    assert (asked_for["repo"], asked_for["token"], asked_for["revision"]) == ("me/agent", SECRET, "main")
+    assert (asked_for["repo"], asked_for["token"], asked_for["revision"]) == (
+        "me/agent",
+        SECRET,
+        "main",
+    )
     assert "checkpoint-*/*" in asked_for["ignore_patterns"]
 
 
@@ -332,13 +397,18 @@ class Calculator:
 def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_path, environment):
     """Not of an LLMEnvironment(gpt-4o-mini), and no question that nobody asked."""
     trainer = PromptR1Trainer(
-        model=str(tiny_policy), environment=environment, train_dataset=rows, args=PromptR1Config(**vars_for(tmp_path))
+        model=str(tiny_policy),
+        environment=environment,
+        train_dataset=rows,
+        args=PromptR1Config(**vars_for(tmp_path)),
     )
     trainer.create_model_card(model_name="sums")
     card = ModelCard.load(tmp_path / "README.md").content
     used = card.split("## How to use it")[1].split("## How it is asked")[0]
     assert "LLMEnvironment" not in card and "gpt-4o-mini" not in card and "castle" not in card
-    assert ("Calculator" in used) == (environment is not None) and 'PromptAgent.from_pretrained("' in used
+    assert ("Calculator" in used) == (
+        environment is not None
+    ) and 'PromptAgent.from_pretrained("' in used
     assert "--environment-model" not in used
 
 
@@ -348,8 +418,14 @@ def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("./nowhere", "./nowhere does not exist: give the folder of a model, or its name on the hub"),
-        ("nowhere-at-all", "nowhere-at-all is neither a folder here nor a model that the hub gives"),
+        (
+            "./nowhere",
+            "./nowhere does not exist: give the folder of a model, or its name on the hub",
+        ),
+        (
+            "nowhere-at-all",
+            "nowhere-at-all is neither a folder here nor a model that the hub gives",
+        ),
         ("EMPTY", "holds no model that can be loaded"),
     ],
 )
@@ -367,7 +443,9 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tiny_policy, tmp_path, rows, m
     def create_repo(*_, **__):
         raise HfHubHTTPError("no\nnetwork", response=SimpleNamespace(headers={}, request=None))
 
-    monkeypatch.setattr("transformers.trainer.hf_api", lambda: SimpleNamespace(create_repo=create_repo))
+    monkeypatch.setattr(
+        "transformers.trainer.hf_api", lambda: SimpleNamespace(create_repo=create_repo)
+    )
     with pytest.raises(ConnectionError) as caught:
         prompt_r1(tiny_policy, tmp_path, rows, push_to_hub=True, hub_model_id="me/mine")
     assert "push_to_hub=False" in str(caught.value) and "\n" not in str(caught.value)

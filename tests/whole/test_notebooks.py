@@ -17,7 +17,9 @@ from nbclient import NotebookClient
 from support.marks import LONG
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS = 120  # that one cell may take; on a free machine a whole notebook takes less than half of it
+SECONDS = (
+    120  # that one cell may take; on a free machine a whole notebook takes less than half of it
+)
 MAX_BYTES = 1_000_000
 
 # What each is there to show, as code that is run after its last cell. Also: these are all there are.
@@ -41,7 +43,9 @@ NOTEBOOKS = [EXAMPLES / f"{name}.ipynb" for name in STORIES]
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Folders of a machine, and the forms of keys of OpenAI and Hugging Face.
-ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|mnt|var|Users|private)/|[A-Z]:\\\\")
+ABSOLUTE_PATH = re.compile(
+    r"(?<![\w.])/(?:home|root|tmp|work|usr|opt|mnt|var|Users|private)/|[A-Z]:\\\\"
+)
 KEY = re.compile(r"\b(?:sk-|hf_)[A-Za-z0-9_-]{16,}")
 
 
@@ -59,7 +63,9 @@ def kinds_shown(cell):
     for output in cell.outputs:
         data = output.get("data", {})
         if output.output_type == "stream":
-            kinds |= {"text"} if output.name == "stdout" and not output.text.startswith("[20") else set()
+            kinds |= (
+                {"text"} if output.name == "stdout" and not output.text.startswith("[20") else set()
+            )
         elif "image/png" in data or "text/markdown" in data:
             kinds.add("image/png" if "image/png" in data else "text/markdown")
         elif "text/html" not in data and not any("widget" in kind for kind in data):
@@ -85,13 +91,17 @@ def quick(cell):
     cell.source = re.sub(r'(max_steps"?[=:] ?)\d\d\b', r"\g<1>2", cell.source)
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"])
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"]
+)
 @by_name
 def test_it_runs_and_shows_what_its_file_shows(path, whole, tmp_path, monkeypatch):
     """What it is there to show only where it trains as long as it says, or not at all."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     source = str(EXAMPLES.parent / "src")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    )
     committed, run = read(path), read(path)
     for cell in code_cells(run):
         cell.outputs = []
@@ -100,16 +110,22 @@ def test_it_runs_and_shows_what_its_file_shows(path, whole, tmp_path, monkeypatc
     if same := [cell.source for cell in run.cells] == [cell.source for cell in committed.cells]:
         run.cells.append(nbformat.v4.new_code_cell(STORIES[path.stem]))
     place = {"metadata": {"path": tmp_path}}
-    NotebookClient(run, timeout=SECONDS, startup_timeout=SECONDS, kernel_name="python3", resources=place).execute()
+    NotebookClient(
+        run, timeout=SECONDS, startup_timeout=SECONDS, kernel_name="python3", resources=place
+    ).execute()
     shown = [kinds_shown(cell) for cell in code_cells(run)[: -1 if same else None]]
-    assert shown == [kinds_shown(cell) for cell in code_cells(committed)], "run it again and commit the outputs"
+    assert shown == [kinds_shown(cell) for cell in code_cells(committed)], (
+        "run it again and commit the outputs"
+    )
 
 
 @by_name
 def test_its_file_is_clean(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5) and all(cell.id for cell in notebook.cells)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5) and all(
+        cell.id for cell in notebook.cells
+    )
     assert notebook.metadata.kernelspec.name == "python3"
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in notebook.cells)
@@ -124,7 +140,9 @@ def test_its_outputs_are_those_of_one_run_without_errors(path):
     assert any("image/png" in kinds_shown(cell) for cell in cells), "no picture"
     for output in (output for cell in cells for output in cell.outputs):
         assert output.output_type != "error" and output.get("name") != "stderr"
-        assert not {"text/html", "application/javascript"} & set(output.get("data", {})), "widgets do not last"
+        assert not {"text/html", "application/javascript"} & set(output.get("data", {})), (
+            "widgets do not last"
+        )
 
 
 @by_name
@@ -138,7 +156,9 @@ def test_its_outputs_give_nothing_away(path):
 @by_name
 def test_its_pictures_are_pictures(path):
     outputs = [output for cell in code_cells(read(path)) for output in cell.outputs]
-    for picture in (output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})):
+    for picture in (
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ):
         assert base64.b64decode(picture).startswith(b"\x89PNG")
 
 
@@ -150,14 +170,18 @@ def test_what_its_text_promises_is_there(path):
     assert blocks, "says nothing of real models"
     for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
         if isinstance(node, ast.ImportFrom):
-            assert all(hasattr(importlib.import_module(node.module), alias.name) for alias in node.names)
+            assert all(
+                hasattr(importlib.import_module(node.module), alias.name) for alias in node.names
+            )
     for target in re.findall(r"\]\(([^):]+)\)", text):
         assert (EXAMPLES / target).exists(), target
     for target in re.findall(r"`(docs/\S+)`", text):
         assert (EXAMPLES.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("text", ["saved in /tmp/x/run", "'/root/a'", "C:\\\\Users\\x", "see /work/main/y"])
+@pytest.mark.parametrize(
+    "text", ["saved in /tmp/x/run", "'/root/a'", "C:\\\\Users\\x", "see /work/main/y"]
+)
 def test_absolute_paths_are_seen(text):
     assert ABSOLUTE_PATH.search(text)
 

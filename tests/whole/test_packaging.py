@@ -26,7 +26,9 @@ SOURCE = ROOT / "src" / "agentic_prompting"
 
 
 def ran(*command, **options):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240, **options)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=240, **options
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -44,16 +46,23 @@ def test_one_version_everywhere():
 def test_the_citation_file_is_one():
     """The fields that version 1.2.0 of the format requires, here and of every reference."""
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert cff["cff-version"] == "1.2.0" and cff["type"] == "software" and cff["license"] == "Apache-2.0"
+    assert (
+        cff["cff-version"] == "1.2.0"
+        and cff["type"] == "software"
+        and cff["license"] == "Apache-2.0"
+    )
     for one in (cff, *cff["references"]):
         assert one["title"] and one["type"] in ("software", "article") and one["authors"]
         assert all(
-            {"name"} <= set(author) or {"family-names", "given-names"} <= set(author) for author in one["authors"]
+            {"name"} <= set(author) or {"family-names", "given-names"} <= set(author)
+            for author in one["authors"]
         )
     assert cff["message"] and len(cff["references"]) == 3
     for one in cff["references"]:
         (identifier,) = one["identifiers"]
-        assert identifier["value"].removeprefix("arXiv:") in one["url"] and isinstance(one["year"], int)
+        assert identifier["value"].removeprefix("arXiv:") in one["url"] and isinstance(
+            one["year"], int
+        )
 
 
 def test_the_lowest_versions_are_those_of_the_ranges():
@@ -64,14 +73,22 @@ def test_the_lowest_versions_are_those_of_the_ranges():
     assert set(lowest) == set(ranges)
     for name, specifier in ranges.items():
         (begins,) = [Version(one.version) for one in specifier if one.operator in (">=", "==")]
-        assert begins == Version(lowest[name]), f"{name}: the range begins at {begins}, tested is {lowest[name]}"
+        assert begins == Version(lowest[name]), (
+            f"{name}: the range begins at {begins}, tested is {lowest[name]}"
+        )
 
 
 def test_what_the_tests_run_with_is_in_the_ranges():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = {_name(line.split("==")[0]): line.split("==")[1] for line in lines if line and not line.startswith("#")}
+    pinned = {
+        _name(line.split("==")[0]): line.split("==")[1]
+        for line in lines
+        if line and not line.startswith("#")
+    }
     for one in map(Requirement, PROJECT["dependencies"]):
-        assert one.specifier.contains(pinned[_name(one.name)]), f"{one.name}=={pinned[_name(one.name)]}"
+        assert one.specifier.contains(pinned[_name(one.name)]), (
+            f"{one.name}=={pinned[_name(one.name)]}"
+        )
 
 
 def test_vllms_environment_has_the_versions_that_the_tests_run_with():
@@ -89,7 +106,9 @@ def test_the_set_for_gpus_is_whole():
     lines = (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {_name(name): version for name, version in pinned.items()}
-    for one in map(Requirement, [*PROJECT["dependencies"], "deepspeed>=0.18.6", "vllm>=0.22,<=0.31"]):
+    for one in map(
+        Requirement, [*PROJECT["dependencies"], "deepspeed>=0.18.6", "vllm>=0.22,<=0.31"]
+    ):
         assert one.specifier.contains(pinned[_name(one.name)]), one
 
 
@@ -112,14 +131,25 @@ def built(tmp_path_factory):
     """Folder with wheel and sdist, built from a copy of what git would give: no build folder is left in the tree."""
     pytest.importorskip("build", reason="the extra [test] is not installed")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "setup.cfg", "CHANGELOG.md", "CITATION.cff"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "setup.cfg",
+        "CHANGELOG.md",
+        "CITATION.cff",
+    ):
         (copy / name).write_bytes((ROOT / name).read_bytes())
     for path in (*SOURCE.rglob("*"), *beside()):
         if path.is_file() and "__pycache__" not in path.parts:
             target = copy / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-    for name in ("runs/demo/config.json", "tests/test_x.py", "src/agentic_prompting/.env"):  # nothing of these
+    for name in (
+        "runs/demo/config.json",
+        "tests/test_x.py",
+        "src/agentic_prompting/.env",
+    ):  # nothing of these
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text("x")
     ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, copy)
@@ -131,19 +161,34 @@ def test_what_is_in_them(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-        told = Parser().parsestr(archive.read(next(n for n in inside if n.endswith("dist-info/METADATA"))).decode())
+        told = Parser().parsestr(
+            archive.read(next(n for n in inside if n.endswith("dist-info/METADATA"))).decode()
+        )
     ours = {str(path.relative_to(SOURCE.parent)) for path in SOURCE.rglob("*") if _belongs(path)}
     tables = {str(path.relative_to(ROOT)) for path in beside()}
     shared = f"agentic_prompting-{PROJECT['version']}.data/data/share/agentic-prompting/"
-    assert {name for name in inside if ".dist-info/" not in name} == ours | {shared + name for name in tables}
-    assert "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
+    assert {name for name in inside if ".dist-info/" not in name} == ours | {
+        shared + name for name in tables
+    }
+    assert (
+        "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
+    )
     assert "agentic_prompting/trainers/card.md" in ours
     assert [name for name in inside if name.endswith("licenses/LICENSE")]
-    assert told["License-Expression"] == "Apache-2.0" and told["Requires-Python"] == PROJECT["requires-python"]
+    assert (
+        told["License-Expression"] == "Apache-2.0"
+        and told["Requires-Python"] == PROJECT["requires-python"]
+    )
     assert set(told.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", *(f"src/{name}" for name in ours), *tables} <= packed
+    assert {
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        *(f"src/{name}" for name in ours),
+        *tables,
+    } <= packed
     assert not [name for name in packed if name.startswith("runs") or name.endswith(".env")]
 
 
@@ -176,17 +221,30 @@ def test_an_index_would_take_them(built, tmp_path):
             check(tmp_path)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem
+)
 def test_a_workflow_runs_what_there_is(path):
     """Nothing here runs them: what they name exists, and none can do more than it is for."""
     from support.doc_commands import commands_in, faults
 
     flow = yaml.safe_load(path.read_text(encoding="utf-8"))
     steps = [step for job in flow["jobs"].values() for step in job["steps"]]
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"]) for step in steps if "uses" in step)
-    made = [command for step in steps for command in commands_in(step.get("run", "")) if command[0] == "make"]
+    assert all(
+        re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"])
+        for step in steps
+        if "uses" in step
+    )
+    made = [
+        command
+        for step in steps
+        for command in commands_in(step.get("run", ""))
+        if command[0] == "make"
+    ]
     assert made and not [fault for command in made for fault in faults(command)]
-    assert "write" not in [level for what, level in flow["permissions"].items() if what not in ("pages", "id-token")]
+    assert "write" not in [
+        level for what, level in flow["permissions"].items() if what not in ("pages", "id-token")
+    ]
     assert flow[True], "when: `on`, which YAML 1.1 reads as true"
 
 
@@ -203,7 +261,15 @@ def installed(built, tmp_path_factory):
     python = folder / "bin" / "python"
     (wheel,) = built.glob("*.whl")
     target = ran(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    prefix = ["--prefix", folder, "--no-deps", "--no-index", "--no-compile", "--quiet", "--ignore-installed"]
+    prefix = [
+        "--prefix",
+        folder,
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--quiet",
+        "--ignore-installed",
+    ]
     ran(sys.executable, "-m", "pip", "--python", python, "install", *prefix[2:], wheel)
     (Path(target) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
@@ -211,15 +277,27 @@ def installed(built, tmp_path_factory):
 
 def clean():
     """An environment in which nothing of the checkout is found."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}, "OMP_NUM_THREADS": "1"}
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 @pytest.mark.slow
 def test_installed_into_an_empty_environment(installed, tmp_path):
-    where = ran(installed, "-c", "import agentic_prompting as a; print(a.__file__)", cwd=tmp_path, env=clean()).strip()
+    where = ran(
+        installed,
+        "-c",
+        "import agentic_prompting as a; print(a.__file__)",
+        cwd=tmp_path,
+        env=clean(),
+    ).strip()
     assert Path(where).is_relative_to(installed.parents[1]), "the wheel, not the checkout"
     command = installed.parent / "agentic-prompting"
-    assert ran(command, "--version", cwd=tmp_path, env=clean()).split() == ["agentic-prompting", PROJECT["version"]]
+    assert ran(command, "--version", cwd=tmp_path, env=clean()).split() == [
+        "agentic-prompting",
+        PROJECT["version"],
+    ]
     told = ran(command, "--help", cwd=tmp_path, env=clean())
     assert all(name in told for name in ("report", "serve", "evaluate", "refine"))
     page = (
@@ -232,8 +310,21 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
 @pytest.mark.timeout(900)
 @long
 def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
-    command, config = installed.parent / "agentic-prompting", "examples/configs/eval_prorefine_table1.yaml"
-    made = ran(command, "evaluate", "--config", config, "--sandbox", "--output-dir", "table", cwd=tmp_path, env=clean())
+    command, config = (
+        installed.parent / "agentic-prompting",
+        "examples/configs/eval_prorefine_table1.yaml",
+    )
+    made = ran(
+        command,
+        "evaluate",
+        "--config",
+        config,
+        "--sandbox",
+        "--output-dir",
+        "table",
+        cwd=tmp_path,
+        env=clean(),
+    )
     assert "prorefine_verifier" in made and "written to" in made
     page = ran(command, "report", "table", "--no-pictures", cwd=tmp_path, env=clean()).strip()
     assert page == "table/report/index.html" and (tmp_path / page).is_file()
@@ -258,7 +349,9 @@ def test_make_demo_keeps_the_run_of_before(tmp_path):
         (tmp_path / name).touch()
     accelerate = tmp_path / ".venv" / "bin" / "accelerate"
     accelerate.parent.mkdir(parents=True)
-    accelerate.write_text("#!/bin/sh\nmkdir -p runs/demo && echo threads $OMP_NUM_THREADS $OMP_WAIT_POLICY\n")
+    accelerate.write_text(
+        "#!/bin/sh\nmkdir -p runs/demo && echo threads $OMP_NUM_THREADS $OMP_WAIT_POLICY\n"
+    )
     accelerate.chmod(0o755)
     (accelerate.parent / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (accelerate.parent / "python").chmod(0o755)
@@ -266,7 +359,11 @@ def test_make_demo_keeps_the_run_of_before(tmp_path):
         (tmp_path / ".venv" / stamp).touch()
     said = []
     for run in ("first", "second", "third"):
-        said.append(subprocess.check_output(["make", "-f", ROOT / "Makefile", "demo"], cwd=tmp_path, text=True))
+        said.append(
+            subprocess.check_output(
+                ["make", "-f", ROOT / "Makefile", "demo"], cwd=tmp_path, text=True
+            )
+        )
         (tmp_path / "runs" / "demo" / "summary.json").write_text(run)
     assert "runs/demo.previous" not in said[0] and "runs/demo.previous" in said[1]
     assert (tmp_path / "runs" / "demo.previous" / "summary.json").read_text() == "second"

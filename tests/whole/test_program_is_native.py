@@ -8,7 +8,9 @@ from benchmarks.learning.agent_programs import asks, native_seeds
 
 def test_same_rollouts(asking_policy):
     rows = [{"question": row["question"]} for row in as_rows(make_split(0)[0][:12])]
-    native = PromptAgent.from_pretrained(asking_policy, LLMEnvironment(Oracle())).answer_all(rows, progress=False)
+    native = PromptAgent.from_pretrained(asking_policy, LLMEnvironment(Oracle())).answer_all(
+        rows, progress=False
+    )
     agent = PromptAgent.from_pretrained(asking_policy, Program(asks, llms={"oracle": Oracle()}))
     with native_seeds():
         played = agent.answer_all(rows, progress=False)

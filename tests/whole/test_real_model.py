@@ -36,7 +36,12 @@ from agentic_prompting.local import Sampling, local_policy, small_model
 from agentic_prompting.local.small_model import why_missing
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import FreeText, Limits, SampleRequest
-from agentic_prompting.sandbox.library import Library, brief_answer_reward, split_by_subject, town_facts
+from agentic_prompting.sandbox.library import (
+    Library,
+    brief_answer_reward,
+    split_by_subject,
+    town_facts,
+)
 from support.espl_training import Reference
 from support.serving import running, service_of
 
@@ -82,7 +87,11 @@ def by_length(rollout, **_):
 
 
 def trained_weights(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+    return {
+        name: value.detach().clone()
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    }
 
 
 def train(trainer):
@@ -107,10 +116,15 @@ def test_greedy_text_is_that_of_generate(model, tokenizer):
         for count, fact in zip((2, 5, 9, 14), FACTS[12:], strict=False)
     ]
     contexts = [
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"] for messages in conversations
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        for messages in conversations
     ]
     policy = local_policy(
-        model, tokenizer, Sampling(temperature=0), end_of_turn_ids=[tokenizer.eos_token_id], max_batch_size=6
+        model,
+        tokenizer,
+        Sampling(temperature=0),
+        end_of_turn_ids=[tokenizer.eos_token_id],
+        max_batch_size=6,
     )
     samples = run(gather(policy(SampleRequest(context, 16, 0)) for context in contexts))
     assert len(samples) == 16
@@ -124,7 +138,9 @@ def test_greedy_text_is_that_of_generate(model, tokenizer):
 
 
 def prompt_r1(folder, output, chat=None, peft_config=LORA, **changes):
-    environment = LLMEnvironment(chat or ScriptedChat(lambda messages: f"I think it is {len(str(messages))}."))
+    environment = LLMEnvironment(
+        chat or ScriptedChat(lambda messages: f"I think it is {len(str(messages))}.")
+    )
     return PromptR1Trainer(
         folder, by_length, PromptR1Config(**settings(output, **changes)), ROWS, environment=environment,
         grammar=QuestionGrammar(("The expert says: ", "\nAnswer in one word.")), peft_config=peft_config,
@@ -141,7 +157,9 @@ def test_prompt_r1_with_an_adapter_and_autocast(folder, tmp_path):
 
 
 def test_prompt_r1_with_all_weights_in_float32(folder, tmp_path):
-    train(prompt_r1(folder, tmp_path, peft_config=None, bf16=False, learning_rate=1e-6, optim="sgd"))
+    train(
+        prompt_r1(folder, tmp_path, peft_config=None, bf16=False, learning_rate=1e-6, optim="sgd")
+    )
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
@@ -151,7 +169,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     again = prompt_r1(folder, tmp_path / "again")
     again.train(resume_from_checkpoint=True)
     expected = trained_weights(whole.model)
-    assert all(torch.equal(value, expected[name]) for name, value in trained_weights(again.model).items())
+    assert all(
+        torch.equal(value, expected[name]) for name, value in trained_weights(again.model).items()
+    )
 
 
 def test_e_spl(folder, tmp_path):
@@ -170,13 +190,19 @@ def test_e_spl(folder, tmp_path):
 async def two_calls(row, base_url, api_key):
     """An unmodified client: asks for a question, looks the fact up, asks for the answer."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        messages = [{"role": "user", "content": f"Write one question to an expert about: {row['question']}"}]
-        asked = (await client.chat.completions.create(model="agent", messages=messages, max_tokens=12)).choices[0]
+        messages = [
+            {"role": "user", "content": f"Write one question to an expert about: {row['question']}"}
+        ]
+        asked = (
+            await client.chat.completions.create(model="agent", messages=messages, max_tokens=12)
+        ).choices[0]
         messages += [
             {"role": "assistant", "content": asked.message.content},
             {"role": "user", "content": "The expert does not know. Answer in one word."},
         ]
-        reply = (await client.chat.completions.create(model="agent", messages=messages, max_tokens=12)).choices[0]
+        reply = (
+            await client.chat.completions.create(model="agent", messages=messages, max_tokens=12)
+        ).choices[0]
     return reply.message.content
 
 
@@ -197,7 +223,9 @@ def test_the_library_answers_what_it_asks(model, tokenizer):
     agent = PromptAgent(model, tokenizer, library, replace(spec, sampling={"temperature": 0.7}))
     rollouts = agent.answer_all([fact.as_row() for fact in TEST[:16]], progress=False)
     assert any(rollout.observations for rollout in rollouts)
-    rewards = brief_answer_reward([], [], rollouts, [rollout.row["answers"] for rollout in rollouts])
+    rewards = brief_answer_reward(
+        [], [], rollouts, [rollout.row["answers"] for rollout in rollouts]
+    )
     assert all(0.0 <= reward <= 1.0 for reward in rewards)
 
 
@@ -207,7 +235,9 @@ def test_evolve(model, tokenizer):
         steps=1, problems_per_step=2, num_generations=1, reflect_on="imperfect", grammar=FreeText(),
         policy_sampling={"temperature": 0},
     )  # fmt: skip
-    result = evolve(chat, Reference(), ROWS[:4], by_length, SystemPrompt("Answer in one word."), config)
+    result = evolve(
+        chat, Reference(), ROWS[:4], by_length, SystemPrompt("Answer in one word."), config
+    )
     assert result.stopped is None and result.usage["policy"].tokens > 0
 
 
@@ -219,11 +249,18 @@ def test_refine(model, tokenizer):
 
 
 def test_serve(model, tokenizer):
-    spec = AgentSpec("{question}", grammar=QuestionGrammar(), limits=Limits(2, 12, 100), sampling={"temperature": 0.7})
+    spec = AgentSpec(
+        "{question}",
+        grammar=QuestionGrammar(),
+        limits=Limits(2, 12, 100),
+        sampling={"temperature": 0.7},
+    )
     agent = PromptAgent(model, tokenizer, LLMEnvironment(ScriptedChat(["It is Bel."])), spec)
     with running(service_of(agent)) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
         reply = client.chat.completions.create(
             model="agent", messages=[{"role": "user", "content": TEST[0].question}], max_tokens=60
         )
-    assert reply.choices[0].finish_reason in ("stop", "length") and reply.usage.completion_tokens > 0
+    assert (
+        reply.choices[0].finish_reason in ("stop", "length") and reply.usage.completion_tokens > 0
+    )

@@ -42,7 +42,11 @@ def test_what_is_not_wanted_is_taken_away(tmp_path):
     assert numbers(file.path) == [1, 3, 5] and list(tmp_path.iterdir()) == [file.path]
 
 
-@given(st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none() | st.lists(st.booleans()))))
+@given(
+    st.lists(
+        st.dictionaries(st.text(), st.text() | st.integers() | st.none() | st.lists(st.booleans()))
+    )
+)
 def test_records_come_back_as_they_were(tmp_path_factory, records):
     file = RecordFile(tmp_path_factory.mktemp("records") / "x.jsonl")
     file.append(records)
@@ -52,7 +56,9 @@ def test_records_come_back_as_they_were(tmp_path_factory, records):
 def test_a_full_disk_spoils_only_the_record_it_cut(tmp_path, monkeypatch):
     file = RecordFile(tmp_path / "x.jsonl")
     file.append([{"n": 0}])
-    monkeypatch.setattr("pathlib.Path.open", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(
+        "pathlib.Path.open", lambda *_: (_ for _ in ()).throw(OSError("no space left"))
+    )
     with pytest.raises(OSError, match="no space"):
         file.append([{"n": 1}])
     monkeypatch.undo()

@@ -19,7 +19,9 @@ def run(monkeypatch, capsys, tmp_path):
     """Runs the script with these arguments and returns what it printed."""
 
     def main(*arguments):
-        monkeypatch.setattr(sys, "argv", ["refine.py", "--output_dir", str(tmp_path), *map(str, arguments)])
+        monkeypatch.setattr(
+            sys, "argv", ["refine.py", "--output_dir", str(tmp_path), *map(str, arguments)]
+        )
         runpy.run_path(str(EXAMPLE), run_name="__main__")
         return capsys.readouterr().out
 
@@ -28,7 +30,11 @@ def run(monkeypatch, capsys, tmp_path):
 
 def test_the_sandbox_by_default(run, tmp_path):
     shown = run("--rows", 30)
-    assert shown.count("| bbh_word_sorting |") == 3 and "optimal verifier" in shown and "iterations" in shown
+    assert (
+        shown.count("| bbh_word_sorting |") == 3
+        and "optimal verifier" in shown
+        and "iterations" in shown
+    )
     assert len((tmp_path / "no_verifier.jsonl").read_text().splitlines()) == 30
     assert (tmp_path / "iterations.png").stat().st_size > 5_000
     assert run("--rows", 30) == shown  # from the files
@@ -48,7 +54,12 @@ def test_a_set_through_an_endpoint(run, tmp_path):
     data = tmp_path / "SVAMP.json"
     puzzles = [row["question"].partition(". ") for row in make_puzzles(10, kinds=(COUNTING,))]
     data.write_text(
-        json.dumps([{"Body": body + ".", "Question": question, "Answer": 1.0} for body, _, question in puzzles])
+        json.dumps(
+            [
+                {"Body": body + ".", "Question": question, "Answer": 1.0}
+                for body, _, question in puzzles
+            ]
+        )
     )
     with LoopbackServer(said) as server:
         urls = ["--task_base_url", server.base_url, "--critic_base_url", server.base_url]
@@ -58,11 +69,27 @@ def test_a_set_through_an_endpoint(run, tmp_path):
 
 def test_a_budget_stops_all_roles_with_one_line_and_the_bill(run, tmp_path):
     data = tmp_path / "SVAMP.json"
-    data.write_text(json.dumps([{"Body": f"Body {i}.", "Question": "How many?", "Answer": 1.0} for i in range(40)]))
+    data.write_text(
+        json.dumps(
+            [{"Body": f"Body {i}.", "Question": "How many?", "Answer": 1.0} for i in range(40)]
+        )
+    )
     with LoopbackServer(lambda body, number: "Answer: 2") as server:
         urls = ["--task_base_url", server.base_url, "--critic_base_url", server.base_url]
-        arguments = ["--task", "svamp", "--data_files", data, "--task_model", "a", "--critic_model", "b", *urls]
-        with pytest.raises(SystemExit, match="of the budget of 150 tokens are spent in all") as stopped:
+        arguments = [
+            "--task",
+            "svamp",
+            "--data_files",
+            data,
+            "--task_model",
+            "a",
+            "--critic_model",
+            "b",
+            *urls,
+        ]
+        with pytest.raises(
+            SystemExit, match="of the budget of 150 tokens are spent in all"
+        ) as stopped:
             run(*arguments, "--rows", 40, "--budget_tokens", 150)
         assert "Spent so far: " in str(stopped.value) and "task $0.0000" in str(stopped.value)
         assert "\n" not in str(stopped.value)

@@ -23,7 +23,11 @@ def test_a_second_start_changes_no_file(tmp_path, second):
 @pytest.mark.parametrize("kind", [evolve, evaluate, refine], ids=lambda one: one.__name__)
 def test_two_real_starts_at_once(tmp_path, kind):
     """Of runs that begin together, from a barrier, one writes; the folder is free again when it ended."""
-    barrier, ended, (alone, together) = threading.Barrier(4), [], (tmp_path / name for name in ("alone", "together"))
+    barrier, ended, (alone, together) = (
+        threading.Barrier(4),
+        [],
+        (tmp_path / name for name in ("alone", "together")),
+    )
 
     def start():
         barrier.wait()
@@ -40,7 +44,9 @@ def test_two_real_starts_at_once(tmp_path, kind):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(ended) == 4 and "" in ended and all("another process" in said for said in ended if said)
+    assert (
+        len(ended) == 4 and "" in ended and all("another process" in said for said in ended if said)
+    )
     lines = {name.name: data.count(b"\n") for name, data in files_of(together).items()}
     assert lines == {name.name: data.count(b"\n") for name, data in files_of(alone).items()}
     kind(together)
@@ -91,4 +97,7 @@ def test_make_demo_leaves_a_running_demo_where_it_is(tmp_path):
         beside = make()
         assert (run / "trainer_state.json").exists() and beside.returncode != 0
         assert beside.stdout == "another demo is running in runs/demo: wait for it, or end it\n"
-    assert make().returncode == 0 and (tmp_path / "runs" / "demo.previous" / "trainer_state.json").exists()
+    assert (
+        make().returncode == 0
+        and (tmp_path / "runs" / "demo.previous" / "trainer_state.json").exists()
+    )

@@ -22,18 +22,53 @@ MANY = pytest.param(10, marks=LONG)
 
 
 def refine(folder, url):
-    (folder / "in.jsonl").write_text("".join(json.dumps(f"Question {number}?") + "\n" for number in range(40)))
-    models = ["--task-model", "s", "--feedback-model", "l", "--task-base-url", url, "--feedback-base-url", url]
-    files = ["--input", folder / "in.jsonl", "--output", folder / "out.jsonl", "--max-in-flight", "4"]
+    (folder / "in.jsonl").write_text(
+        "".join(json.dumps(f"Question {number}?") + "\n" for number in range(40))
+    )
+    models = [
+        "--task-model",
+        "s",
+        "--feedback-model",
+        "l",
+        "--task-base-url",
+        url,
+        "--feedback-base-url",
+        url,
+    ]
+    files = [
+        "--input",
+        folder / "in.jsonl",
+        "--output",
+        folder / "out.jsonl",
+        "--max-in-flight",
+        "4",
+    ]
     return ["refine", *files, *models, "--max-steps", "2"]
 
 
 def evolve(folder, url):
     rows = [{"question": f"Question {number}?", "answer": "no"} for number in range(12)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    models = ["--policy-model", "p", "--policy-base-url", url, "--reference-model", "r", "--reference-base-url", url]
+    models = [
+        "--policy-model",
+        "p",
+        "--policy-base-url",
+        url,
+        "--reference-model",
+        "r",
+        "--reference-base-url",
+        url,
+    ]
     sizes = ["--steps", "30", "--problems-per-step", "4", "--num-generations", "2"]
-    return ["evolve", "--dataset", folder / "rows.jsonl", *models, *sizes, "--output-dir", folder / "run"]
+    return [
+        "evolve",
+        "--dataset",
+        folder / "rows.jsonl",
+        *models,
+        *sizes,
+        "--output-dir",
+        folder / "run",
+    ]
 
 
 def evaluate(folder, url):
@@ -53,7 +88,11 @@ systems: {{direct: {{kind: prompted, model: m, prompt: start}}}}
 def said(body):
     user = body["messages"][-1]["content"]
     right = "yes" if user.endswith(("1?", "3?", "5?")) else "no"
-    return improve("", user) if user.startswith("Prompt:") else f"<ACCURACY>0</ACCURACY> <answer>{right}</answer>"
+    return (
+        improve("", user)
+        if user.startswith("Prompt:")
+        else f"<ACCURACY>0</ACCURACY> <answer>{right}</answer>"
+    )
 
 
 def killed_and_gone_on(kind, folder, count, seconds=0.15, longest=2.0):
@@ -69,12 +108,20 @@ def killed_and_gone_on(kind, folder, count, seconds=0.15, longest=2.0):
             time.sleep(moment)
             code, printed = first.signalled(SIGNALS[number % len(SIGNALS)])
             ours = [line for line in printed.splitlines() if line.startswith("agentic-prompting: ")]
-            lines = [line for line in ours if "no evidence at step" not in line]  # advice on the run, not on its end
+            lines = [
+                line for line in ours if "no evidence at step" not in line
+            ]  # advice on the run, not on its end
             assert code == 130, (code, printed)
-            assert "Traceback" not in printed and len(lines) == 1 and "the same command goes on" in lines[0], printed
+            assert (
+                "Traceback" not in printed
+                and len(lines) == 1
+                and "the same command goes on" in lines[0]
+            ), printed
             replies.seconds = 0.0
             code, printed = Signalled(words, own / "second.log").ended()
-            assert code == (NOTHING_LEARNED if kind is evolve else 0), printed  # its policy always says the same
+            assert code == (NOTHING_LEARNED if kind is evolve else 0), (
+                printed
+            )  # its policy always says the same
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
@@ -96,7 +143,9 @@ def serve_with_an_open_request(policy, folder, number, moment):
     replies, got = Counted(lambda body: "Nairobi", 3.0), []
     with LoopbackServer(replies) as server:
         model = ["--environment-model", "m", "--environment-base-url", server.base_url]
-        run = Signalled(["serve", policy, *model, "--port", port], folder / f"{number}-{moment}.log")
+        run = Signalled(
+            ["serve", policy, *model, "--port", port], folder / f"{number}-{moment}.log"
+        )
         address = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 90
         while True:
@@ -104,13 +153,20 @@ def serve_with_an_open_request(policy, folder, number, moment):
                 urllib.request.urlopen(f"{address}/health", timeout=5)
                 break
             except OSError:
-                assert run.process.poll() is None and time.monotonic() < deadline, run.log.read_text()
+                assert run.process.poll() is None and time.monotonic() < deadline, (
+                    run.log.read_text()
+                )
                 time.sleep(0.1)
 
         def ask():
-            asked = {"model": "agent", "messages": [{"role": "user", "content": "what is the capital of Kenya ?"}]}
+            asked = {
+                "model": "agent",
+                "messages": [{"role": "user", "content": "what is the capital of Kenya ?"}],
+            }
             request = urllib.request.Request(
-                f"{address}/v1/chat/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+                f"{address}/v1/chat/completions",
+                json.dumps(asked).encode(),
+                {"Content-Type": "application/json"},
             )
             try:
                 got.append(urllib.request.urlopen(request, timeout=60).status)
@@ -132,9 +188,13 @@ def serve_with_an_open_request(policy, folder, number, moment):
 @pytest.mark.parametrize("count", [ONE, MANY])
 def test_a_signal_ends_the_service(asking_policy, tmp_path, count):
     for number, moment in enumerate(moments(count, 2.0, seed=count)):
-        code, printed, got = serve_with_an_open_request(asking_policy, tmp_path, SIGNALS[number % 3], moment)
+        code, printed, got = serve_with_an_open_request(
+            asking_policy, tmp_path, SIGNALS[number % 3], moment
+        )
         after = printed.partition("(Ctrl-C stops)")[2].splitlines()
-        said = [line for line in after if " POST /v1/" not in line]  # a line for each request that was answered
+        said = [
+            line for line in after if " POST /v1/" not in line
+        ]  # a line for each request that was answered
         assert code == 130 and "Traceback" not in printed and len(said) <= 2, (code, printed)
         assert len(got) == 4, "no client waits for ever"
 
@@ -157,7 +217,11 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_launched_program_is_no_orphan(tmp_path, number):
     """`kill` of the command reaches the process that trains, which would go on without anybody."""
-    run = Signalled(["demo", "--output-dir", tmp_path / "run"], tmp_path / "log", [sys.executable, "-c", LAUNCHES])
+    run = Signalled(
+        ["demo", "--output-dir", tmp_path / "run"],
+        tmp_path / "log",
+        [sys.executable, "-c", LAUNCHES],
+    )
     while "trains" not in run.log.read_text():
         assert run.process.poll() is None, run.log.read_text()
         time.sleep(0.05)
@@ -195,7 +259,9 @@ main()
 
 def test_a_second_signal_meets_no_import(tmp_path):
     run = Signalled(
-        ["demo", "--output-dir", tmp_path / "run"], tmp_path / "log", [sys.executable, "-c", SIGNALLED_TWICE]
+        ["demo", "--output-dir", tmp_path / "run"],
+        tmp_path / "log",
+        [sys.executable, "-c", SIGNALLED_TWICE],
     )
     code, printed = run.ended()
     assert code == 7 and "Traceback" not in printed, printed
@@ -220,7 +286,9 @@ def demo(policy, folder, number, moment):
     assert "a checkpoint was saved" in printed.splitlines()[-1]
     (checkpoint,) = folder.glob("checkpoint-*")
     step = int(checkpoint.name.partition("-")[2])
-    code, printed = Signalled([*words, "--max_steps", step + 1], folder.with_suffix(".again.log")).ended()
+    code, printed = Signalled(
+        [*words, "--max_steps", step + 1], folder.with_suffix(".again.log")
+    ).ended()
     assert code == 0 and (folder / "summary.json").exists(), printed[-3000:]
 
 

@@ -47,7 +47,9 @@ class Trial:
     def feedback(self) -> str:
         """The outcome in words, for a model that improves prompts."""
         accepted = " or ".join(self.row["answers"])
-        return CRITIQUE_FEEDBACK.replace("{answers}", accepted).replace("{score:.2f}", f"{self.score:.2f}")
+        return CRITIQUE_FEEDBACK.replace("{answers}", accepted).replace(
+            "{score:.2f}", f"{self.score:.2f}"
+        )
 
 
 class Objective:
@@ -83,10 +85,17 @@ class Objective:
     ):
         if not rows:
             raise ValueError("a prompt is optimised on training rows, and there are none")
-        self.rows, self.metrics, self.seed, self.sampling = list(rows), find_metrics([metric]), seed, sampling
+        self.rows, self.metrics, self.seed, self.sampling = (
+            list(rows),
+            find_metrics([metric]),
+            seed,
+            sampling,
+        )
         half = len(self.rows) // 2
         self.learned, self.chosen_by = (
-            (self.rows[:half], self.rows[half:]) if validation is None else (self.rows, list(validation))
+            (self.rows[:half], self.rows[half:])
+            if validation is None
+            else (self.rows, list(validation))
         )
         self.count = CallCount(max_calls)
         self.chat = MeteredChat(chat, cache, self.count)
@@ -99,7 +108,9 @@ class Objective:
             [`LLMError`]: A call failed; an outage is no score of a prompt.
         """
         rows = self.rows if rows is None else rows
-        return self.judged(rows, PromptedSystem(self.chat, prompt, **self.sampling)(rows, self.seed))
+        return self.judged(
+            rows, PromptedSystem(self.chat, prompt, **self.sampling)(rows, self.seed)
+        )
 
     def judged(self, rows: Sequence[Row], answers: Sequence[Answer]) -> list[Trial]:
         """Answers with their scores; an answer that the grader cannot decide counts as wrong, only here."""
@@ -111,7 +122,10 @@ class Objective:
             for row, answer in zip(rows, answers, strict=True)
         ]
         (scores,) = score_records(records, self.metrics).values()
-        return [Trial(row, answer, score or 0.0) for row, answer, score in zip(rows, answers, scores, strict=True)]
+        return [
+            Trial(row, answer, score or 0.0)
+            for row, answer, score in zip(rows, answers, scores, strict=True)
+        ]
 
     def ask_editor(self, request: str, system: str | None = None, repeat: int = 0) -> str:
         """The editor's reply.
@@ -119,7 +133,9 @@ class Objective:
         Raises:
             [`LLMError`]: The call failed.
         """
-        reply = complete(self.editor, with_system(system, [{"role": "user", "content": request}]), repeat=repeat)
+        reply = complete(
+            self.editor, with_system(system, [{"role": "user", "content": request}]), repeat=repeat
+        )
         if reply.error is not None:
             raise reply.error
         return reply.text

@@ -25,14 +25,20 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
     """
     config = config or EvolveConfig(problems_per_step=min(10, len(objective.rows)))
     config = replace(
-        config, steps=_MANY_STEPS, grammar=FreeText(), seed=objective.seed, policy_sampling=objective.sampling
+        config,
+        steps=_MANY_STEPS,
+        grammar=FreeText(),
+        seed=objective.seed,
+        policy_sampling=objective.sampling,
     )
 
     def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float]:
         answers = [Answer(read_answer(one.texts[-1]), one.texts[-1]) for one in rollout]
         return [trial.score for trial in objective.judged([one.row for one in rollout], answers)]
 
-    result = evolve(objective.chat, objective.editor, objective.rows, reward, SystemPrompt(prompt, ()), config)
+    result = evolve(
+        objective.chat, objective.editor, objective.rows, reward, SystemPrompt(prompt, ()), config
+    )
     values = [
         value
         for log in result.steps

@@ -30,9 +30,13 @@ def optimise_gepa(objective: Objective, prompt: str, minibatch: int = 3) -> Foun
     try:
         import gepa
     except ImportError as error:
-        raise ImportError("GEPA needs its package: pip install 'agentic-prompting[optimizers]'") from error
+        raise ImportError(
+            "GEPA needs its package: pip install 'agentic-prompting[optimizers]'"
+        ) from error
     if not objective.learned:
-        raise ValueError("GEPA needs at least two training rows: one to reflect on, one to choose by")
+        raise ValueError(
+            "GEPA needs at least two training rows: one to reflect on, one to choose by"
+        )
     adapter = _Adapter(objective)
     optimize: Any = gepa.optimize  # its type hints do not allow a callable as a language model
     # A step scores a minibatch twice, reflects once and may score the whole validation half.
@@ -66,10 +70,14 @@ class _Adapter:
     def __init__(self, objective: Objective):
         self.objective = objective
 
-    def evaluate(self, batch: list[Row], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+    def evaluate(
+        self, batch: list[Row], candidate: dict[str, str], capture_traces: bool = False
+    ) -> Any:
         from gepa.core.adapter import EvaluationBatch
 
-        trials = self.objective.try_prompt(candidate[_PART], batch)  # raises for failed calls; GEPA skips those
+        trials = self.objective.try_prompt(
+            candidate[_PART], batch
+        )  # raises for failed calls; GEPA skips those
         return EvaluationBatch(
             outputs=[trial.answer.whole for trial in trials],
             scores=[trial.score for trial in trials],

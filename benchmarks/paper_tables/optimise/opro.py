@@ -18,7 +18,9 @@ from .common import Found, Objective, mean_score
 _TAGS = re.compile(r"<INS>(.*?)</INS>", re.DOTALL)
 
 
-def optimise_opro(objective: Objective, prompt: str, kept: int = 20, per_step: int = 8, examples: int = 3) -> Found:
+def optimise_opro(
+    objective: Objective, prompt: str, kept: int = 20, per_step: int = 8, examples: int = 3
+) -> Found:
     """Optimise a prompt until the calls are used up.
 
     Args:
@@ -59,7 +61,9 @@ def read_instruction(reply: str) -> str:
     return found[-1].strip() if found else ""
 
 
-def _meta_prompt(objective: Objective, scored: dict[str, float], kept: int, examples: int, rng: random.Random) -> str:
+def _meta_prompt(
+    objective: Objective, scored: dict[str, float], kept: int, examples: int, rng: random.Random
+) -> str:
     best = sorted(scored.items(), key=lambda item: item[1])[-kept:]
     history = "\n\n".join(f"<INS>{text}</INS>\nscore: {round(100 * score)}" for text, score in best)
     rows = rng.sample(objective.rows, min(examples, len(objective.rows)))

@@ -42,7 +42,9 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
     """
     textgrad = _library()
     if not objective.learned:
-        raise ValueError("TextGrad needs at least two training rows: one to learn from, one to check by")
+        raise ValueError(
+            "TextGrad needs at least two training rows: one to learn from, one to check by"
+        )
     training, validation = objective.learned, objective.chosen_by
     rng = random.Random(objective.seed)
     best, best_score = prompt, mean_score(objective.try_prompt(prompt, validation))
@@ -72,7 +74,9 @@ def _step(textgrad: Any, objective: Objective, prompt: str, rows: Sequence[Row])
     model = textgrad.BlackboxLLM(answering, variable)
     losses = []
     for row in rows:
-        question = textgrad.Variable(row["question"], requires_grad=False, role_description="the question")
+        question = textgrad.Variable(
+            row["question"], requires_grad=False, role_description="the question"
+        )
         accepted = " or ".join(row["answers"])
         loss = textgrad.TextLoss(
             f"The right answer is: {accepted}. Say in few words whether the given answer is right, and what led it "
@@ -112,7 +116,9 @@ def _number_variables(textgrad: Any) -> None:
     prompts, and a resumed run would pay again.
     """
     counter = count()
-    textgrad.Variable.__hash__ = lambda variable: variable.__dict__.setdefault("number", next(counter))
+    textgrad.Variable.__hash__ = lambda variable: variable.__dict__.setdefault(
+        "number", next(counter)
+    )
 
 
 @cache
@@ -127,9 +133,13 @@ def _library() -> Any:
     # When it is imported, the package opens a log of all requests and replies, by default in the working directory.
     if "TEXTGRAD_LOG_DIR" not in os.environ:
         os.environ["TEXTGRAD_LOG_DIR"] = _private_folder()
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it fetches a price list at import
+    os.environ.setdefault(
+        "LITELLM_LOCAL_MODEL_COST_MAP", "True"
+    )  # otherwise it fetches a price list at import
     try:
         import textgrad
     except ImportError as error:
-        raise ImportError("TextGrad needs its package: pip install 'agentic-prompting[optimizers]'") from error
+        raise ImportError(
+            "TextGrad needs its package: pip install 'agentic-prompting[optimizers]'"
+        ) from error
     return textgrad

@@ -28,25 +28,47 @@ from .loader import register_selections
 from .options import command
 
 COMMANDS = {
-    "demo": ("train", "See a method work in the sandbox: a tiny policy, a scripted large LLM; no key."),
+    "demo": (
+        "train",
+        "See a method work in the sandbox: a tiny policy, a scripted large LLM; no key.",
+    ),
     "train": ("train", "Train through accelerate."),
     "evaluate": ("evaluate", "Ask systems the questions of tasks and write a table."),
     "ask": ("commands", "Ask a trained agent, and see how it asks the large LLM."),
-    "refine": ("optimize", "Repair a prompt for each question while the answer is being written (ProRefine)."),
+    "refine": (
+        "optimize",
+        "Repair a prompt for each question while the answer is being written (ProRefine).",
+    ),
     "evolve": ("optimize", "Evolve the system prompt of a closed model (E-SPL without weights)."),
-    "serve": ("serve", "Serve a trained agent and its large LLM as one model, for any OpenAI client."),
+    "serve": (
+        "serve",
+        "Serve a trained agent and its large LLM as one model, for any OpenAI client.",
+    ),
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
-    "check-env": ("check_env", "Play three episodes with an environment of your own, without training."),
-    "headroom": ("headroom", "What can be gained on a task, and whether the signal exists, before a run."),
-    "plan": ("plan", "Memory, largest batch, calls, dollars and hours of a run before anything is loaded."),
+    "check-env": (
+        "check_env",
+        "Play three episodes with an environment of your own, without training.",
+    ),
+    "headroom": (
+        "headroom",
+        "What can be gained on a task, and whether the signal exists, before a run.",
+    ),
+    "plan": (
+        "plan",
+        "Memory, largest batch, calls, dollars and hours of a run before anything is loaded.",
+    ),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }
 """Sub-commands in the order of `--help`: the file of the function of that name (`_` for `-`), and what it does. The
 function returns the exit status; its docstring is its own `--help`."""
 
 BAD_INPUT = 2
-_PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
 # The demonstrations take the options of the programs they run.
 _SETTINGS = {"demo": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
@@ -60,7 +82,9 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        found = getattr(import_module(f".{COMMANDS[cmd_name][0]}", __package__), cmd_name.replace("-", "_"))
+        found = getattr(
+            import_module(f".{COMMANDS[cmd_name][0]}", __package__), cmd_name.replace("-", "_")
+        )
         if not isinstance(found, typer.Typer):
             one = typer.Typer(**_PLAIN)
             one.command(cmd_name, context_settings=_SETTINGS.get(cmd_name))(command(found))
@@ -87,7 +111,10 @@ def _print_version(wanted: bool) -> None:
 def _group(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Language models that learn to prompt other language models."""
@@ -107,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if given[:1] == ["evolve"]:  # your own rule is known before the settings, which name it, are made
+        if given[:1] == [
+            "evolve"
+        ]:  # your own rule is known before the settings, which name it, are made
             register_selections(given)
         with _sigterm_as_ctrl_c(), _warnings_as_lines(given):
             words = [_with_dashes(word) for word in given]
@@ -177,7 +206,9 @@ def in_options(message: str, given: Sequence[str]) -> str:
         return " ".join(["--" + name.replace("_", "-"), *([value] if value else [])])
 
     return re.sub(
-        r"(?<![\w/.`'\"-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|{[^}]*}|[\w.-]*\w|))?(?![\w/(=])", option, message
+        r"(?<![\w/.`'\"-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|{[^}]*}|[\w.-]*\w|))?(?![\w/(=])",
+        option,
+        message,
     )
 
 

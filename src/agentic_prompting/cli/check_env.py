@@ -25,13 +25,24 @@ _EXAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object"
 def check_env(
     rows: TaskRows,
     name: Annotated[
-        str | None, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")
+        str | None,
+        typer.Argument(
+            help="module:name: an environment, its class, or a function of the rollout."
+        ),
     ] = None,
-    harness: Annotated[str | None, option("Instead: a command-line agent, such as codex, or mine:my_harness.")] = None,
+    harness: Annotated[
+        str | None, option("Instead: a command-line agent, such as codex, or mine:my_harness.")
+    ] = None,
     dialect: Annotated[str, option("Of a harness that speaks several.")] = "",
-    isolation: Annotated[str, option("Of a harness: bwrap, or none, with all rights of this user.")] = "bwrap",
-    request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
-    model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
+    isolation: Annotated[
+        str, option("Of a harness: bwrap, or none, with all rights of this user.")
+    ] = "bwrap",
+    request: Annotated[
+        list[str] | None, option("What the agent asks; several times for several turns.")
+    ] = None,
+    model: Annotated[
+        Path | None, option("A model that plays the agent, instead of a script.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Play three episodes with an environment of your own, without training, and show them.
@@ -50,27 +61,42 @@ def check_env(
 
     environment: Any = load_environment(name)
     if environment.play_episode is not None and model is None:
-        raise ValueError("a program calls the policy by itself, so no script can play it: name a model with --model")
+        raise ValueError(
+            "a program calls the policy by itself, so no script can play it: name a model with --model"
+        )
     environment.check()
-    asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
+    asked = (
+        list(rows.load("", 0))
+        if rows.dataset
+        else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
+    )
     asked = [asked[i % len(asked)] for i in range(3)]
     grammar = environment.grammar or TagGrammar()
     shown = dict(environment.chat_template_kwargs)
-    spec = AgentSpec(template_for(environment, grammar), grammar=grammar, chat_template_kwargs=shown)
+    spec = AgentSpec(
+        template_for(environment, grammar), grammar=grammar, chat_template_kwargs=shown
+    )
     tools = [tool["function"] for tool in shown.get("tools") or ()]
     if model is not None:
         from ..agent import PromptAgent
 
         check_agent(model)
-        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(asked, progress=False)
+        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(
+            asked, progress=False
+        )
     else:
         rollouts = _scripted(environment, spec, asked, request, tools)
     if as_json:
-        say(json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str))
+        say(
+            json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str)
+        )
     else:
         for tool in tools:
             line(f"tool           {json.dumps(tool, ensure_ascii=False)}", "dim")
-        line(f"what training would show the agent by default:\n{spec.messages(asked[0])[-1]['content']}\n", "dim")
+        line(
+            f"what training would show the agent by default:\n{spec.messages(asked[0])[-1]['content']}\n",
+            "dim",
+        )
         for number, rollout in enumerate(rollouts, start=1):
             line(f"episode {number}: {rollout.row['question']}", "bold")
             for i, turn in enumerate(rollout.turns):
@@ -81,7 +107,11 @@ def check_env(
 
 
 def _scripted(
-    environment: Any, spec: AgentSpec, rows: Sequence[Any], requests: Sequence[str] | None, tools: Sequence[Any]
+    environment: Any,
+    spec: AgentSpec,
+    rows: Sequence[Any],
+    requests: Sequence[str] | None,
+    tools: Sequence[Any],
 ) -> list[Rollout]:
     """An episode for each row, played by a script."""
     from ..llm import run
@@ -106,25 +136,39 @@ def _conclude(rollouts: Sequence[Rollout], tools: bool, by_model: bool, as_json:
     replies, errors = len(heard) - len(wrong), max(len(wrong), len(failed))
     calls = [one.counts for one in rollouts if "program/calls" in one.counts]
     if calls:  # a program's single call has no observation
-        made, sequences = (int(sum(one[f"program/{what}"] for one in calls)) for what in ("calls", "sequences"))
+        made, sequences = (
+            int(sum(one[f"program/{what}"] for one in calls)) for what in ("calls", "sequences")
+        )
         said = f"calls of the policy: {made} in {sequences} sequences"
     else:
         said = f"{replies} repl{'y' if replies == 1 else 'ies'}" if replies else "no reply"
     said += f", {errors} error{'s' * (errors > 1)}" if errors else ""
     if heard and not calls:
         said += f", the slowest took {max(one.seconds for one in heard):.2f} s"
-    elif not any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns) and not errors:
-        said += ": no tool was called, see --request" if tools else ": it was never asked, see --request"
+    elif (
+        not any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns) and not errors
+    ):
+        said += (
+            ": no tool was called, see --request"
+            if tools
+            else ": it was never asked, see --request"
+        )
     if by_model:
         ends = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
         said += "; " + ", ".join(f"{count} {status}" for status, count in ends.items())
     if not as_json:
         line(f"{len(rollouts)} episodes: {said}")
     if failed:
-        print(f"agentic-prompting: the environment failed: {' '.join(failed[0].split())}", file=sys.stderr)
+        print(
+            f"agentic-prompting: the environment failed: {' '.join(failed[0].split())}",
+            file=sys.stderr,
+        )
     elif wrong and not replies:
         fix = 'give one that works: --request \'{"name": "...", "arguments": {...}}\''
-        print(f"agentic-prompting: every call failed: {' '.join(wrong[0].text.split())}; {fix}", file=sys.stderr)
+        print(
+            f"agentic-prompting: every call failed: {' '.join(wrong[0].text.split())}; {fix}",
+            file=sys.stderr,
+        )
     return int(bool(failed or (wrong and not replies)))
 
 
@@ -146,11 +190,16 @@ class _ScriptedAgent:
         rollout = self.rollouts[request.context[0]]  # its number is its prompt
         asks = self.requests or [self._made_up(rollout)]
         if len(rollout.turns) < len(asks):
-            tag, text = getattr(self.grammar, "act", getattr(self.grammar, "call", None)), asks[len(rollout.turns)]
+            tag, text = (
+                getattr(self.grammar, "act", getattr(self.grammar, "call", None)),
+                asks[len(rollout.turns)],
+            )
         else:
             tag, text = getattr(self.grammar, "answer", None), rollout.row["answers"][0]
         think = getattr(self.grammar, "think", "think")
-        return Sample([*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)])
+        return Sample(
+            [*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)]
+        )
 
     def _made_up(self, rollout: Rollout) -> str:
         """The question; or a call of a tool, in each episode of another one, with all arguments that it needs."""
@@ -160,7 +209,10 @@ class _ScriptedAgent:
         parameters = tool.get("parameters") or {}
         known = parameters.get("properties") or {}
         arguments = {
-            name: (known[name].get("enum") or [_EXAMPLES.get(known[name].get("type"), rollout.row["question"])])[0]
+            name: (
+                known[name].get("enum")
+                or [_EXAMPLES.get(known[name].get("type"), rollout.row["question"])]
+            )[0]
             for name in parameters.get("required") or ()
         }
         return json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)

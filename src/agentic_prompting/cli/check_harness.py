@@ -43,7 +43,9 @@ def check_harness(name: str, dialect: str, isolation: str, as_json: bool) -> int
     rollout, agent = play_scripted(program)
     seen = report_of(settings, rollout, agent, time.monotonic() - started)
     has_own_network = isolation != "none"
-    seen["looked_up"] = sorted({*names}) if has_own_network else "not seen without a network of its own"
+    seen["looked_up"] = (
+        sorted({*names}) if has_own_network else "not seen without a network of its own"
+    )
     if as_json:
         say(json.dumps(seen, default=str))
     else:
@@ -58,7 +60,9 @@ def wrote_the_file(rollout: Rollout, folder: Path) -> float:
     return float(file.is_file() and file.read_text() == "hi\n")
 
 
-def report_of(settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds: float) -> dict[str, Any]:
+def report_of(
+    settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds: float
+) -> dict[str, Any]:
     """The observations, by name."""
     counts = rollout.counts
     return {
@@ -129,7 +133,9 @@ class ScriptedAgent:
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call of a tool, as Qwen3 writes it."""
-        return "<think>\nI use a tool.\n</think>\n\n" + call_of(name, json.dumps(arguments, ensure_ascii=False))
+        return "<think>\nI use a tool.\n</think>\n\n" + call_of(
+            name, json.dumps(arguments, ensure_ascii=False)
+        )
 
 
 def filled(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
@@ -148,7 +154,11 @@ def _value(name: str, parameter: Mapping[str, Any], command: str, is_needed: boo
         return "/tmp/agent/work/hello.txt"
     if name in ("content", "contents", "text"):
         return "hi\n"
-    return (parameter.get("enum") or [_EXAMPLES.get(parameter.get("type", ""), "hello")])[0] if is_needed else None
+    return (
+        (parameter.get("enum") or [_EXAMPLES.get(parameter.get("type", ""), "hello")])[0]
+        if is_needed
+        else None
+    )
 
 
 def call_of(name: str, arguments: str) -> str:
@@ -169,12 +179,18 @@ def byte_format() -> ChatFormat:
 
     from ..rollout import ChatFormat, FreeText
 
-    core = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    core = Tokenizer(
+        models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    core.add_special_tokens(
+        [AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    )
     core.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     spec = importlib.util.find_spec("trl")
     assert spec is not None and spec.submodule_search_locations
     template = Path(spec.submodule_search_locations[0], "chat_templates", "qwen3.jinja")

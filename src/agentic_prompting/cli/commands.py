@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 def ask(
     run_or_question: Annotated[
-        str, typer.Argument(metavar="RUN", help="The trained agent: the folder that its trainer saved.")
+        str,
+        typer.Argument(metavar="RUN", help="The trained agent: the folder that its trainer saved."),
     ],
     llm: LargeLLM,
     tracing: Tracing,
-    of_run: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to ask the agent.")] = None,
+    of_run: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="What to ask the agent.")
+    ] = None,
     run: RunOption = None,
     seed: Annotated[int, option("The same seed gives the same conversation: 0.")] = 0,
     as_json: AsJson = False,
@@ -55,7 +58,9 @@ def ask(
             who = "environment" if llm.environment is not None else "large LLM"
             environment = llm.opened(stack, llm.budget())
             disable_progress_bar()  # `busy` shows progress, and only on a terminal
-            agent = PromptAgent.from_pretrained(run, environment if as_json else _Printing(environment, who))
+            agent = PromptAgent.from_pretrained(
+                run, environment if as_json else _Printing(environment, who)
+            )
         rollout = agent.answer(question, seed)
     if as_json:
         say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
@@ -81,9 +86,17 @@ def _in_the_sandbox(question: str) -> str:
 def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
     said: list[dict[str, Any]] = []
     for i, turn in enumerate(rollout.turns):
-        said.append({"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.request})
+        said.append(
+            {"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.request}
+        )
         for heard in rollout.observations[i : i + 1]:
-            said.append({"role": "environment", "text": heard.text, "error": heard.error and str(heard.error)})
+            said.append(
+                {
+                    "role": "environment",
+                    "text": heard.text,
+                    "error": heard.error and str(heard.error),
+                }
+            )
     spent = [reply.usage for reply in rollout.replies]
     return {
         "question": question,
@@ -134,7 +147,10 @@ def show_turn(turn: Turn) -> None:
     """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
         line(f"agent thinks   {turn.thought}", "dim")
-    said = {"act": f"agent asks     {turn.request or turn.text.strip()}", "answer": f"agent answers  {turn.answer}"}
+    said = {
+        "act": f"agent asks     {turn.request or turn.text.strip()}",
+        "answer": f"agent answers  {turn.answer}",
+    }
     line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
 
@@ -150,7 +166,10 @@ def _show_end(rollout: Rollout) -> None:
     turns, calls = len(rollout.turns), len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)
     spent = f", ${cost:.4f}" if cost else ""
-    line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
+    line(
+        f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}",
+        "dim",
+    )
 
 
 def line(text: str, style: str = "") -> None:
@@ -160,7 +179,9 @@ def line(text: str, style: str = "") -> None:
 
     from ..llm.wire import visible
 
-    Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
+    Console(soft_wrap=True, highlight=False).print(
+        Text(visible(text), style=style)
+    )  # Text: brackets are no markup
 
 
 # --- report and data -------------------------------------------------------------------------------------------------
@@ -170,14 +191,19 @@ def report(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUN", help="A run's or an evaluation's folder, or one file; several are put side by side."
+            metavar="RUN",
+            help="A run's or an evaluation's folder, or one file; several are put side by side.",
         ),
     ] = None,
     run: Annotated[list[Path] | None, option("The same as RUN.", "--run")] = None,
     output_dir: OutputDir = None,
-    max_trajectories: Annotated[int, option("Show at most this many, drawn evenly over the run: 20000.")] = 20_000,
+    max_trajectories: Annotated[
+        int, option("Show at most this many, drawn evenly over the run: 20000.")
+    ] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
-    watch: Annotated[bool, option("Write it anew while the run goes on, until Ctrl-C.", "--watch")] = False,
+    watch: Annotated[
+        bool, option("Write it anew while the run goes on, until Ctrl-C.", "--watch")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
@@ -190,7 +216,8 @@ def report(
         if len(runs) > 1:
             raise ValueError("--watch follows one run; several are compared when they are there")
         print(
-            f"{output_dir or runs[0] / 'report'}/index.html is written as {runs[0]} goes on (Ctrl-C stops)", flush=True
+            f"{output_dir or runs[0] / 'report'}/index.html is written as {runs[0]} goes on (Ctrl-C stops)",
+            flush=True,
         )
         watch_report(runs[0], output_dir, max_trajectories)
         return 0
@@ -206,9 +233,12 @@ def report(
 
 def data(
     action: Annotated[
-        Literal["list", "show", "check"], typer.Argument(help="list all, show one in full, or check the records.")
+        Literal["list", "show", "check"],
+        typer.Argument(help="list all, show one in full, or check the records."),
     ],
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; check takes all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets; check takes all by default.")
+    ] = None,
     online: Annotated[
         bool, typer.Option("--online", help="check: ask the hub; streams one row of each split.")
     ] = False,
@@ -222,7 +252,9 @@ def data(
         return 0
     if action == "show":
         if not names:
-            raise ValueError("say which data set: agentic-prompting data show NAME; `data list` shows their names")
+            raise ValueError(
+                "say which data set: agentic-prompting data show NAME; `data list` shows their names"
+            )
         print(_sets_as_json(names) if as_json else "\n\n".join(map(describe_task, names)))
         return 0
     checks = check_sources(names or (), online)

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from ..llm import LLMError, OpenAIChat
 
 _CORE = ("torch", "trl", "transformers", "accelerate", "peft", "datasets", "openai")
-_SCARCE, _TOO_LITTLE = 20 * 2**30, 2**30  # bytes: a checkpoint of Qwen3-4B with optimizer is 24 GB in bf16
+_SCARCE, _TOO_LITTLE = (
+    20 * 2**30,
+    2**30,
+)  # bytes: a checkpoint of Qwen3-4B with optimizer is 24 GB in bf16
 _PLANNING = 40.0  # for a training step on fake tensors
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 Check = Callable[[Setup], Iterable[Finding]]
@@ -63,9 +66,13 @@ def doctor(setup: Setup, as_json: AsJson = False) -> int:
 
     console = Console(soft_wrap=True, highlight=False)
     for name, finding in findings:
-        line = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f" {name:14} {finding.says}")
+        line = Text.assemble(
+            (f"{finding.level:8}", _STYLES[finding.level]), f" {name:14} {finding.says}"
+        )
         console.print(line.append(f"  -> {finding.fix}", style="bold") if finding.fix else line)
-    console.print(", ".join(f"{n} {level}{'s' * (level != 'ok' and n != 1)}" for level, n in counts.items()))
+    console.print(
+        ", ".join(f"{n} {level}{'s' * (level != 'ok' and n != 1)}" for level, n in counts.items())
+    )
     return int(worst == "problem")
 
 
@@ -81,7 +88,9 @@ def look(check: Check, setup: Setup) -> list[Finding]:
 @check
 def python(setup: Setup) -> Iterator[Finding]:
     """The version of Python."""
-    yield ok(f"python {platform.python_version()}")  # pip has checked that this version is supported
+    yield ok(
+        f"python {platform.python_version()}"
+    )  # pip has checked that this version is supported
 
 
 @check
@@ -90,14 +99,19 @@ def versions(setup: Setup) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     trls = metadata.requires("trl") if version_of("trl") else ()
-    asked = [Requirement(line) for line in (*(trls or ()), *(metadata.requires(PACKAGE) or ()))]  # extras', too
+    asked = [
+        Requirement(line) for line in (*(trls or ()), *(metadata.requires(PACKAGE) or ()))
+    ]  # extras', too
     ranges = {one.name: one.specifier for one in asked if str(one.specifier)}
     for name in (*_CORE, "vllm", "deepspeed"):
         installed, wanted = version_of(name), ranges.get(name)
         if installed is None and name in _CORE:
             yield problem(f"{name} is not installed", f"pip install '{name}{wanted or ''}'")
         elif installed and wanted is not None and not wanted.contains(installed, prereleases=True):
-            yield problem(f"{name} {installed} is not supported: {wanted} is needed", f"pip install '{name}{wanted}'")
+            yield problem(
+                f"{name} {installed} is not supported: {wanted} is needed",
+                f"pip install '{name}{wanted}'",
+            )
         elif installed:
             yield ok(f"{name} {installed}")
 
@@ -119,14 +133,18 @@ def devices(setup: Setup) -> Iterator[Finding]:
         memory = torch.cuda.get_device_properties(i).total_memory / 2**30
         yield ok(f"GPU {i}: {torch.cuda.get_device_name(i)}, {memory:.0f} GiB")
     if not torch.cuda.is_available():
-        yield ok(f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions")
+        yield ok(
+            f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions"
+        )
         if of("use_vllm"):
             yield problem("use_vllm, but torch sees no GPU", "use_vllm: false")
         if wanted:
             fix = f"bf16: false and use_cpu: true in {setup.config}, or run it on a machine with a GPU"
             yield problem("training in bf16 (TRL's default) needs a GPU, and there is none", fix)
     elif not torch.cuda.is_bf16_supported(including_emulation=False):
-        yield (problem if wanted else warning)("the GPU does not compute in bf16", "bf16: false and fp16: true")
+        yield (problem if wanted else warning)(
+            "the GPU does not compute in bf16", "bf16: false and fp16: true"
+        )
 
 
 @check
@@ -145,7 +163,9 @@ def output_folder(setup: Setup) -> Iterator[Finding]:
         yield ok(f"{folder} can be written, {free / 2**30:.0f} GiB free")
     else:
         fix = "make room, keep fewer checkpoints (save_total_limit: 1), or another disk with --output-dir"
-        yield (problem if free < _TOO_LITTLE else warning)(f"only {free / 2**30:.0f} GiB free for {folder}", fix)
+        yield (problem if free < _TOO_LITTLE else warning)(
+            f"only {free / 2**30:.0f} GiB free for {folder}", fix
+        )
 
 
 @check
@@ -161,7 +181,9 @@ def replay_cache(setup: Setup) -> Iterator[Finding]:
             with contextlib.closing(ReplayCache(path, mode="replay")) as cache:
                 yield ok(f"replay cache {path}: {len(cache)} replies")
         except (ValueError, OSError) as error:
-            yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
+            yield problem(
+                str(error), f"mv {path} {path}.broken, or another file with --replay-cache"
+            )
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
@@ -175,7 +197,10 @@ def config(setup: Setup) -> Iterator[Finding]:
         if setup.config is not None and not isinstance(read_yaml(setup.config), Mapping):
             yield problem(f"{setup.config} holds no options by name", fix)
     except OSError as error:
-        yield problem(f"{setup.config}: {error.strerror}", "--config FILE, such as examples/configs/sandbox.yaml")
+        yield problem(
+            f"{setup.config}: {error.strerror}",
+            "--config FILE, such as examples/configs/sandbox.yaml",
+        )
     except ValueError as error:
         yield problem(str(error), fix)
 
@@ -187,7 +212,9 @@ def options(setup: Setup) -> Iterator[Finding]:
 
     if not setup.trains:
         if setup.values:
-            yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
+            yield ok(
+                f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything"
+            )
         return
     program, kinds, _ = setup.program
     wrong = list(wrong_in_file(setup.values, kinds, f"{setup.config}: ", f"`{program}`"))
@@ -203,7 +230,9 @@ def batch(setup: Setup) -> Iterator[Finding]:
         return
     fields, processes = setup.program[2], setup.processes
     of = {name: one.default for name, one in fields.items() if one is not None} | dict(setup.values)
-    factors = {name: int(of[name]) for name in ("prompts_per_step", "num_generations") if name in fields}
+    factors = {
+        name: int(of[name]) for name in ("prompts_per_step", "num_generations") if name in fields
+    }
     group, per_device = math.prod(factors.values()), int(of["per_device_train_batch_size"])
     repeats = processes * int(of["steps_per_generation"] or of["gradient_accumulation_steps"])
     whole = int(of["generation_batch_size"] or 0)
@@ -217,7 +246,9 @@ def batch(setup: Setup) -> Iterator[Finding]:
     else:
         fix = f"per_device_train_batch_size: {_nearest(per_device, group // math.gcd(group, repeats))}"
     product = f"{' x '.join(factors)} = {' x '.join(map(str, factors.values()))} = {group}"
-    yield problem(f"{setup.config}: a problem takes {product} rollouts, which does not divide the {on}", fix)
+    yield problem(
+        f"{setup.config}: a problem takes {product} rollouts, which does not divide the {on}", fix
+    )
 
 
 def _nearest(size: int, unit: int) -> int:
@@ -236,9 +267,14 @@ def values(setup: Setup) -> Iterator[Finding]:
     except ValueError as error:
         said = " ".join(str(error).split())
         if said.startswith("say "):  # what is named on the command line, where it can be
-            yield warning(f"{setup.config}: {said}", f"{said.partition(': ')[2]}, there or with `{program}`")
+            yield warning(
+                f"{setup.config}: {said}", f"{said.partition(': ')[2]}, there or with `{program}`"
+            )
         else:
-            yield problem(f"{setup.config}: {said}", f"correct it there; `{program} --help` shows every option")
+            yield problem(
+                f"{setup.config}: {said}",
+                f"correct it there; `{program} --help` shows every option",
+            )
 
 
 # --- the large LLMs --------------------------------------------------------------------------------------------------
@@ -251,8 +287,13 @@ def key(setup: Setup) -> Iterator[Finding]:
         if chat.find_key():
             yield ok(f"{role}: key found in {chat.key_variable}")
         elif chat.needs_key:
-            says = f"{role}: no key for {chat.model}, and no address of an endpoint that does without"
-            yield problem(says, f"export {chat.key_variable}=YOUR_KEY, or --{role}-base-url http://HOST:PORT/v1")
+            says = (
+                f"{role}: no key for {chat.model}, and no address of an endpoint that does without"
+            )
+            yield problem(
+                says,
+                f"export {chat.key_variable}=YOUR_KEY, or --{role}-base-url http://HOST:PORT/v1",
+            )
         else:
             yield ok(f"{role}: no key; an endpoint given by its address may do without")
 
@@ -296,12 +337,19 @@ def _models_at(url: str, chat: OpenAIChat) -> list[str] | None:
     """The names of the models at an address; `None` if it does not say. An endpoint that asks for a key is one."""
     import openai
 
-    with openai.OpenAI(api_key=chat.find_key() or "none", base_url=url, max_retries=0, timeout=SECONDS) as client:
+    with openai.OpenAI(
+        api_key=chat.find_key() or "none", base_url=url, max_retries=0, timeout=SECONDS
+    ) as client:
         try:
             return sorted(model.id for model in client.models.list())
         except openai.AuthenticationError:
             return []
-        except (openai.OpenAIError, AttributeError, ValueError, TypeError):  # no such list, or a page of something else
+        except (
+            openai.OpenAIError,
+            AttributeError,
+            ValueError,
+            TypeError,
+        ):  # no such list, or a page of something else
             return None
 
 
@@ -317,7 +365,9 @@ def price(setup: Setup) -> Iterator[Finding]:
             fix = f"budget_tokens: 2000000 instead of budget_usd in {setup.config or 'a training configuration'}"
             yield problem(f"{role}: budget_usd can never be reached, {unknown}", fix)
         else:
-            yield ok(f"{role}: {unknown}: costs are shown as $0; budget_tokens limits them all the same")
+            yield ok(
+                f"{role}: {unknown}: costs are shown as $0; budget_tokens limits them all the same"
+            )
 
 
 # --- the model to be trained -----------------------------------------------------------------------------------------
@@ -345,7 +395,9 @@ def memory(setup: Setup) -> Iterator[Finding]:
     measures = f"`agentic-prompting plan --config {setup.config}{launched}`"
     from ..planning.model_shape import load_shape, rough_estimate
 
-    if setup.accelerate_config is None and not Path(name).is_dir():  # a name on the hub, which may be out of reach
+    if (
+        setup.accelerate_config is None and not Path(name).is_dir()
+    ):  # a name on the hub, which may be out of reach
         yield ok(f"{measures} says what {name} needs")
         return
     try:
@@ -355,11 +407,15 @@ def memory(setup: Setup) -> Iterator[Finding]:
             yield ok(f"{says} {measures} measures a step, as --accelerate-config does here")
             return
         given = {one.name: getattr(setup, one.name) for one in fields(setup)}
-        made, _ = planned(PlanSetup(**given, seconds=0.0), wait=_PLANNING)  # without a look at what would fit better
+        made, _ = planned(
+            PlanSetup(**given, seconds=0.0), wait=_PLANNING
+        )  # without a look at what would fit better
         says = f"{name} on {made.layout}: {made.verdict}"
         yield ok(says) if made.fits else problem(says, f"{measures} says what to turn on")
     except ValueError as error:  # of the model, the layout or the options
-        yield warning(str(error), f"{measures}, which takes its time; or a model that transformers knows")
+        yield warning(
+            str(error), f"{measures}, which takes its time; or a model that transformers knows"
+        )
 
 
 # --- the model in a folder -------------------------------------------------------------------------------------------
@@ -381,12 +437,18 @@ def run(setup: Setup) -> Iterator[Finding]:
             yield ok(f"{run} holds a trained agent")
         else:
             says = f"{run} holds a model that was not trained here (no {SPEC_FILE}): to train from, not to ask or serve"
-            yield warning(says, f"agentic-prompting train prompt-r1 --model_name_or_path {run} --config FILE")
+            yield warning(
+                says, f"agentic-prompting train prompt-r1 --model_name_or_path {run} --config FILE"
+            )
     elif checkpoints:
         says = f"{run} holds checkpoints but no trained agent: its training has not finished"
-        yield warning(says, f"the command of that run with --resume_from_checkpoint {checkpoints[-1]}")
+        yield warning(
+            says, f"the command of that run with --resume_from_checkpoint {checkpoints[-1]}"
+        )
     else:
-        yield problem(f"{run} holds no model (no config.json)", "--run FOLDER that a trainer has saved")
+        yield problem(
+            f"{run} holds no model (no config.json)", "--run FOLDER that a trainer has saved"
+        )
 
 
 @check
@@ -405,13 +467,15 @@ def chat_template(setup: Setup) -> Iterator[Finding]:
             fix = f"an instruct model instead, or put its template into {path}/chat_template.jinja"
             yield problem(f"{path}: {error}", fix)
             continue
-        talk = [("user", "QUSERQ"), ("assistant", "<think> QTHOUGHTQ </think> QAGENTQ"), ("user", "QREPLYQ")]
+        talk = [
+            ("user", "QUSERQ"),
+            ("assistant", "<think> QTHOUGHTQ </think> QAGENTQ"),
+            ("user", "QREPLYQ"),
+        ]
         messages = [{"role": role, "content": content} for role, content in talk]
         before = tokenizer.apply_chat_template(messages[:2], tokenize=False)
         if tokenizer.apply_chat_template(messages, tokenize=False).startswith(before.rstrip()):
             yield ok(f"{path}: its chat template leaves earlier turns as they were")
         else:
-            says = (
-                "is not prefix-preserving: a chat server over the weights shows them another conversation than training"
-            )
+            says = "is not prefix-preserving: a chat server over the weights shows them another conversation than training"
             yield warning(f"{path}: its chat template {says}", f"agentic-prompting serve {path}")

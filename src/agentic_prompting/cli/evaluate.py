@@ -46,16 +46,22 @@ def evaluate(
     llm: LargeLLM,
     rows: TaskRows,
     tracing: Tracing,
-    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
+    config: Annotated[
+        Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
+    ] = None,
     run: RunOption = None,
     base: Annotated[
         str | None,
-        option("With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."),
+        option(
+            "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
+        ),
     ] = None,
     samples: Annotated[int, option("With --run: how often each question is asked: 1.")] = 1,
     metric: Annotated[
         list[str] | None,
-        option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
+        option(
+            "Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."
+        ),
     ] = None,
     judge: Annotated[
         list[str] | None,
@@ -65,7 +71,9 @@ def evaluate(
     ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
-    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
+    seeds: Annotated[
+        list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")
+    ] = None,
     more_seeds: Annotated[
         list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
     ] = None,
@@ -78,7 +86,9 @@ def evaluate(
     from ..evaluation import EvaluationStopped
 
     if [config, run, compare].count(None) != 2 or (more_seeds and not seeds):
-        raise ValueError("say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER")
+        raise ValueError(
+            "say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"
+        )
     if compare is not None:
         return _compared(*compare, as_json)
     if base is not None and (run is None or not (run / POPULATION).is_file()):
@@ -95,14 +105,26 @@ def evaluate(
             if not llm.sandbox:
                 hub_answers()
             all_seeds = [*(seeds or ()), *(more_seeds or ())]
-            filled = paper_tables().run_table(table, llm.sandbox, where, sys.stderr.isatty(), all_seeds)
-            files, comparisons, left_out = filled.files, filled.comparisons, {**filled.skipped, **filled.left_out}
-            title, where = files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# "), where or table.output
+            filled = paper_tables().run_table(
+                table, llm.sandbox, where, sys.stderr.isatty(), all_seeds
+            )
+            files, comparisons, left_out = (
+                filled.files,
+                filled.comparisons,
+                {**filled.skipped, **filled.left_out},
+            )
+            title, where = (
+                files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# "),
+                where or table.output,
+            )
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"agentic-prompting: stopped; the same command goes on from {where or table.output}", file=sys.stderr)
+        print(
+            f"agentic-prompting: stopped; the same command goes on from {where or table.output}",
+            file=sys.stderr,
+        )
         return 130
     if as_json:
         read = json.loads(files["json"].read_text(encoding="utf-8"))
@@ -114,7 +136,10 @@ def evaluate(
 
 
 def _show_results(
-    files: Mapping[str, Path], title: str, comparisons: Sequence[Comparison], left_out: Mapping[str, str]
+    files: Mapping[str, Path],
+    title: str,
+    comparisons: Sequence[Comparison],
+    left_out: Mapping[str, str],
 ) -> None:
     """Print a finished table, its differences, the systems left out, and the names of the files."""
     from ..evaluation import differences_table
@@ -150,23 +175,44 @@ def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=1000)  # a pipe has no width: lines as long as they are
+        console = Console(
+            highlight=False, width=1000
+        )  # a pipe has no width: lines as long as they are
     names = [
-        name for name in (table[0] if table else ()) if {row[name] for row in table} - _NOTHING or name == "failed"
+        name
+        for name in (table[0] if table else ())
+        if {row[name] for row in table} - _NOTHING or name == "failed"
     ]
-    shown = Table(*names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(
+        *names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for row in table:
         shown.add_row(*(Text(visible(row[name])) for name in names))
     console.print(shown)
 
 
 def _evaluated(
-    run: Path, base: str | None, llm: LargeLLM, rows: TaskRows, metrics: list[str], samples: int, where: Path | None
+    run: Path,
+    base: str | None,
+    llm: LargeLLM,
+    rows: TaskRows,
+    metrics: list[str],
+    samples: int,
+    where: Path | None,
 ) -> tuple[Mapping[str, Path], Sequence[Comparison]]:
     """Ask a trained agent the rows of one's own: the tables, and with `base` what prompt and weights are worth."""
     if not rows.dataset:
-        raise ValueError("name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so")
-    from ..evaluation import AgentSystem, EvaluationTask, compare_systems, evaluate_agent, save_run, write_tables
+        raise ValueError(
+            "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
+        )
+    from ..evaluation import (
+        AgentSystem,
+        EvaluationTask,
+        compare_systems,
+        evaluate_agent,
+        save_run,
+        write_tables,
+    )
     from ..rollout import AgentSpec, FreeText
 
     check_agent(run)
@@ -182,7 +228,9 @@ def _evaluated(
         with busy(f"loading {run}"):
             from ..agent import PromptAgent
 
-            environment: Any = None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
+            environment: Any = (
+                None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
+            )
             agent = PromptAgent.from_pretrained(run, environment)
             systems: dict[str, Any] = {run.name: AgentSystem(agent, _own_name(llm, run))}
             if base is not None:
@@ -205,7 +253,9 @@ def _own_name(llm: LargeLLM, *folders: str | Path) -> str:
     from ..rollout import SPEC_FILE
 
     kinds = ("*.safetensors", "*.bin", SPEC_FILE)
-    files = [file for folder in folders for kind in kinds for file in sorted(Path(folder).glob(kind))]
+    files = [
+        file for folder in folders for kind in kinds for file in sorted(Path(folder).glob(kind))
+    ]
     written = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     asked = [llm.sandbox, llm.environment, llm.environment_model, llm.environment_max_tokens]
     return f"{', '.join(map(str, folders))} {digest([written, asked])}"
@@ -226,9 +276,12 @@ def _table(config: Path, metric: list[str] | None, judges: list[str]) -> Any:
     config, tables = example(config) or config, paper_tables()
     if not config.is_file():
         there = sorted(
-            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
+            path.stem
+            for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
         )
-        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
+        raise ValueError(
+            f"{config} does not exist; in examples/configs/ there are {', '.join(there)}"
+        )
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
@@ -243,7 +296,10 @@ def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
             return {task: [*of_task, *judges] for task, of_task in metrics.items()}
         return [*(metrics or ["exact_match"]), *judges]
 
-    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
+    return {
+        "metrics": more(table.metrics),
+        "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))},
+    }
 
 
 def paper_tables() -> Any:

@@ -20,7 +20,10 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dspy": (("dspy",), "agents in DSPy"),
     "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
     "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
-    "otel": (("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (OpenTelemetry)"),
+    "otel": (
+        ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+        "traces (OpenTelemetry)",
+    ),
     "tracking": (("tensorboard",), "report_to: tensorboard"),
     "real": (("gguf", "bm25s"), "`demo --real`, and reading GGUF files"),
     "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
@@ -72,7 +75,8 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
     """A finding for each extra that is not installed: a problem if the values need it, else a warning."""
     needed = {
         "vllm": values.get("use_vllm"),
-        "math": "math" in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
+        "math": "math"
+        in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
         "search": values.get("environment") == "search",
         "real": values.get("real"),
         "deepspeed": values.get("deepspeed"),
@@ -84,8 +88,14 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
         if missing:
             says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
             # With constraints.txt pip searches for minutes and ends in ResolutionImpossible.
-            apart = ", with `-c constraints-gpu.txt`: vLLM pins other versions" if extra == "vllm" else ""
-            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'{apart}")
+            apart = (
+                ", with `-c constraints-gpu.txt`: vLLM pins other versions"
+                if extra == "vllm"
+                else ""
+            )
+            yield (problem if needed.get(extra) else warning)(
+                says, f"pip install '{PACKAGE}[{extra}]'{apart}"
+            )
 
 
 def version_of(name: str) -> str | None:
@@ -96,11 +106,17 @@ def version_of(name: str) -> str | None:
     return None
 
 
-def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, program: str) -> Iterator[Finding]:
+def misspelt(
+    values: Mapping[str, Any], fields: Collection[str], where: str, program: str
+) -> Iterator[Finding]:
     """A problem for each name that is no option, with the option that is most like it."""
     for name in [name for name in values if name not in fields]:
         near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
         fix = f"delete the line; {program} --help-all shows every option"
         if near:  # a long value would hide the name
-            fix = f"{near[0]}: {value}" if len(value := str(values[name])) < 40 else f"did you mean {near[0]}?"
+            fix = (
+                f"{near[0]}: {value}"
+                if len(value := str(values[name])) < 40
+                else f"did you mean {near[0]}?"
+            )
         yield problem(f"{where}{name!r} is no option of {program}", fix)

@@ -31,22 +31,36 @@ if TYPE_CHECKING:
 class Measuring(TaskRows, ReferenceModel, LargeLLM):
     """What to measure, and on which rows."""
 
-    policy_model: str | None = setting("Measure a better system prompt for this model, by its name.")
+    policy_model: str | None = setting(
+        "Measure a better system prompt for this model, by its name."
+    )
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
     prompt: str = setting("Its system prompt so far, which others are compared with.", "")
     tried: int = setting("How many prompts to compare; --reference-model writes them.", 12)
-    untrained: str | None = setting("Measure the signal for GRPO in this model's rollouts: a folder or a hub id.")
+    untrained: str | None = setting(
+        "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
+    )
     group_size: int = setting("The group size of the planned training, num_generations.", 8)
-    reward: str | None = setting("The reward of the planned training, a name or module:name. Default: --score.")
-    repeats: int = setting("Answers of --environment-model to each request; 1 suffices at temperature 0.", 4)
-    task: str = setting("The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k")
+    reward: str | None = setting(
+        "The reward of the planned training, a name or module:name. Default: --score."
+    )
+    repeats: int = setting(
+        "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
+    )
+    task: str = setting(
+        "The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k"
+    )
     score: str = setting(
         f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
         "exact_match",
     )
     calls: int = setting("Calls of large LLMs in each part, at most.", 512)
-    top_up_calls: int = setting("Calls of a second look at the prompts, if the first cannot tell.", 0)
-    delta: float | None = setting("The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05.")
+    top_up_calls: int = setting(
+        "Calls of a second look at the prompts, if the first cannot tell.", 0
+    )
+    delta: float | None = setting(
+        "The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05."
+    )
     seed: int = setting("Of rows, ties and samples.", 0)
     output_dir: Path = setting("Folder for headroom.json.", Path("runs/headroom"))
 
@@ -60,7 +74,9 @@ class Measuring(TaskRows, ReferenceModel, LargeLLM):
                 "--environment-model NAME (a ceiling), or --sandbox"
             )
         if self.untrained and not (self.environment_model or self.environment):
-            raise ValueError("--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME")
+            raise ValueError(
+                "--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME"
+            )
 
     def parts_in_sandbox(self) -> dict[str, Any]:
         """The arguments of [`headroom`]: puzzles, a scripted solver, and a scripted writer of prompts."""
@@ -108,7 +124,11 @@ class Measuring(TaskRows, ReferenceModel, LargeLLM):
 
         grammar = environment.grammar or TagGrammar()
         is_saved = (Path(model) / SPEC_FILE).is_file()
-        spec = None if is_saved else AgentSpec(prompt_template=template_for(environment, grammar), grammar=grammar)
+        spec = (
+            None
+            if is_saved
+            else AgentSpec(prompt_template=template_for(environment, grammar), grammar=grammar)
+        )
         with busy(f"loading {model}"):
             return PromptAgent.from_pretrained(model, environment, spec)
 

@@ -55,19 +55,27 @@ def load_part(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
         near = get_close_matches(name, shipped, n=1)
         guess = f"; did you mean {near[0]}?" if near else "."
         known = f" It is one of {', '.join(shipped)}, or your own as" if shipped else " Name it as"
-        raise UnknownPart(f"there is no {kind} {name!r}{guess}{known} module:name, such as my_module:MyPart")
+        raise UnknownPart(
+            f"there is no {kind} {name!r}{guess}{known} module:name, such as my_module:MyPart"
+        )
     try:
         module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
     except UnknownPart:
         raise
     except ModuleNotFoundError as error:
-        here = "start the command in the folder that holds it" if error.name == place else f"{place} imports it"
+        here = (
+            "start the command in the folder that holds it"
+            if error.name == place
+            else f"{place} imports it"
+        )
         raise UnknownPart(f"no module {error.name}: {here}") from error
     except Exception as error:  # it is the user's code: whatever it raises
         raise UnknownPart(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         near = get_close_matches(attribute, vars(module), n=1)
-        raise UnknownPart(f"{place} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
+        raise UnknownPart(
+            f"{place} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}"
+        )
     return getattr(module, attribute)
 
 
@@ -183,7 +191,9 @@ def register_selection(name: str) -> None:
     from ..evolution.selection import RULES
 
     if ":" in name and name not in RULES:
-        RULES[name] = partial(_without_settings, _callable(load_part(name, "selection rule"), name, "selection rule"))
+        RULES[name] = partial(
+            _without_settings, _callable(load_part(name, "selection rule"), name, "selection rule")
+        )
 
 
 def register_selections(words: Sequence[str]) -> None:
@@ -194,7 +204,9 @@ def register_selections(words: Sequence[str]) -> None:
             register_selection(value if equals else after)
 
 
-def _without_settings(rule: Callable[..., Any], members: Any, k: int, rng: Any, **settings: float) -> Any:
+def _without_settings(
+    rule: Callable[..., Any], members: Any, k: int, rng: Any, **settings: float
+) -> Any:
     return rule(members, k, rng)
 
 

@@ -18,12 +18,29 @@ from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_pr
 from ..llm import ChatModel, LLMError, charge
 from ..llm.guard import describe
 from ..records import atomic_write, only_writer
-from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult, summarize
+from ..refine import (
+    DEFAULT_PROMPT,
+    START_PROMPTS,
+    LabelVerifier,
+    ProRefiner,
+    RefinementResult,
+    summarize,
+)
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
 from .loader import REWARDS, SCORES, load_reward, load_score
-from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, Tracing, say, setting
+from .options import (
+    AsJson,
+    HeldOutRows,
+    Recording,
+    ReferenceModel,
+    Spending,
+    TaskRows,
+    Tracing,
+    say,
+    setting,
+)
 
 NOTHING_LEARNED = 3
 """The exit status of `evolve` when it has no new prompt to show."""
@@ -42,7 +59,9 @@ class Questions:
     query: str | None = setting("One question.")
     input: Path | None = setting("JSON lines: texts, or objects with `question` (`answers`, `id`).")
     output: Path | None = setting("JSON lines of results; run again, a stopped run goes on.")
-    paper_setting: PaperSetting = setting("The judge of the first answer: a model, the labels, or none.", "verifier")
+    paper_setting: PaperSetting = setting(
+        "The judge of the first answer: a model, the labels, or none.", "verifier"
+    )
     score: str = setting(
         f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
         "exact_match",
@@ -56,7 +75,9 @@ class Questions:
             `ValueError`: It names none, or a line is no JSON.
         """
         if (self.query is None) == (self.input is None):
-            raise ValueError("say what to answer with either --query TEXT or --input FILE (or try --sandbox)")
+            raise ValueError(
+                "say what to answer with either --query TEXT or --input FILE (or try --sandbox)"
+            )
         if self.input is None:
             return [self.query]
         rows = []
@@ -95,7 +116,9 @@ class Models(Spending, Recording):
                 "name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)"
             )
         if self.feedback_model is None:
-            raise ValueError("name the feedback model with --feedback-model NAME (or try --sandbox)")
+            raise ValueError(
+                "name the feedback model with --feedback-model NAME (or try --sandbox)"
+            )
         roles: dict[str, ChatModel] = {}
         for role in ("task", "feedback", "optimizer", "verifier"):
             name, url = getattr(self, f"{role}_model"), getattr(self, f"{role}_base_url")
@@ -107,7 +130,13 @@ class Models(Spending, Recording):
         return roles
 
 
-def refine(asked: Questions, models: Models, loop: RefineSettings, tracing: Tracing, as_json: AsJson = False) -> int:
+def refine(
+    asked: Questions,
+    models: Models,
+    loop: RefineSettings,
+    tracing: Tracing,
+    as_json: AsJson = False,
+) -> int:
     """Repair a prompt for each question while the answer is being written (ProRefine).
 
     One question is shown step by step with the changes of its prompt, many as a summary.
@@ -119,7 +148,11 @@ def refine(asked: Questions, models: Models, loop: RefineSettings, tracing: Trac
             roles, rows, compare = _in_sandbox(asked)
         else:
             rows, roles = asked.rows(), models.roles(stack)
-        verifiers = {"no_verifier": None, "verifier": roles["verifier"], "optimal_verifier": LabelVerifier(compare)}
+        verifiers = {
+            "no_verifier": None,
+            "verifier": roles["verifier"],
+            "optimal_verifier": LabelVerifier(compare),
+        }
         roles["verifier"] = verifiers[asked.paper_setting]
         refiner = ProRefiner(**roles, **vars(loop))
         budget = models.budget(output and output.with_suffix(".spending.sqlite"))
@@ -127,12 +160,20 @@ def refine(asked: Questions, models: Models, loop: RefineSettings, tracing: Trac
         try:
             results = refiner.refine_all(asked.prompt, rows, asked.max_in_flight, output)
         except KeyboardInterrupt:
-            where = f"the same command goes on from {output}" if output else "with --output the command could go on"
+            where = (
+                f"the same command goes on from {output}"
+                if output
+                else "with --output the command could go on"
+            )
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)
             return 130
     summary = summarize(results) | _accuracy(results, rows, compare)
     if as_json:
-        shown = {"output": str(output)} if output else {"results": [result.to_dict() for result in results]}
+        shown = (
+            {"output": str(output)}
+            if output
+            else {"results": [result.to_dict() for result in results]}
+        )
         say(json.dumps({"summary": summary, **shown}, ensure_ascii=False))
     else:
         show(results, summary)
@@ -151,11 +192,17 @@ def _in_sandbox(asked: Questions) -> tuple[dict[str, Any], list[Any], Any]:
     if asked.query is not None or asked.input is not None:
         return puzzle_models(), asked.rows(), score_puzzle
     solver, puzzles = PuzzleSolver(), make_puzzles(50, seed=4)
-    wrong = (row for row in puzzles if not score_puzzle(solver.answer(asked.prompt, row["question"]), row["answers"]))
+    wrong = (
+        row
+        for row in puzzles
+        if not score_puzzle(solver.answer(asked.prompt, row["question"]), row["answers"])
+    )
     return puzzle_models(), [next(wrong, puzzles[0])], score_puzzle
 
 
-def _accuracy(results: Sequence[RefinementResult], rows: Sequence[Any], compare: Any) -> dict[str, float]:
+def _accuracy(
+    results: Sequence[RefinementResult], rows: Sequence[Any], compare: Any
+) -> dict[str, float]:
     """The accuracy over the rows that have answers; failed questions are left out."""
     scores = [
         compare(result.answer, row["answers"])
@@ -175,7 +222,9 @@ def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> N
     console = Console(soft_wrap=True)
     if len(results) == 1:
         for mark, line in described_lines(results[0]):
-            console.print(Text(visible(line), style=_STYLES[mark]))  # Text: brackets in it are no markup
+            console.print(
+                Text(visible(line), style=_STYLES[mark])
+            )  # Text: brackets in it are no markup
         console.print()
     for name, value in summary.items():
         if value or name == "accuracy":
@@ -189,7 +238,9 @@ def local_chat(folder: Path) -> Any:
         `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
     """
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one")
+        raise ValueError(
+            f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -217,7 +268,9 @@ class ScriptArguments(Spending):
     critic_base_url: str | None = setting("Its endpoint.")
     output_dir: Path = setting("For results, replies and the picture.", Path("runs/refine"))
 
-    def roles_and_rows(self, stack: ExitStack, sets: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    def roles_and_rows(
+        self, stack: ExitStack, sets: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
         """Two endpoints with a client for each role, and the task's rows; or the sandbox's scripts and puzzles."""
         from ..data import load_task
         from ..sandbox.puzzles import SORTING, make_puzzles, puzzle_models
@@ -225,7 +278,9 @@ class ScriptArguments(Spending):
         if self.task is None:
             return puzzle_models(), make_puzzles(self.rows, kinds=(SORTING,))
         if self.task not in sets or self.task_model is None or self.critic_model is None:
-            raise SystemExit(f"--task is one of {', '.join(sets)}, with --task_model and --critic_model")
+            raise SystemExit(
+                f"--task is one of {', '.join(sets)}, with --task_model and --critic_model"
+            )
         models = Models(
             replay_cache=self.output_dir / "replies.sqlite",
             task_model=self.task_model,
@@ -233,7 +288,9 @@ class ScriptArguments(Spending):
             feedback_model=self.critic_model,
             feedback_base_url=self.critic_base_url,
         )
-        return models.roles(stack), list(load_task(self.task, self.split, self.rows, data_files=self.data_files))
+        return models.roles(stack), list(
+            load_task(self.task, self.split, self.rows, data_files=self.data_files)
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -261,16 +318,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
         score = REASONING_SCORERS[name]
         budget = script.budget(folder / "spending.sqlite")
         charge(budget, **roles)
-        verifiers = {"no verifier": None, "verifier": roles.pop("verifier"), "optimal verifier": LabelVerifier(score)}
+        verifiers = {
+            "no verifier": None,
+            "verifier": roles.pop("verifier"),
+            "optimal verifier": LabelVerifier(score),
+        }
         for setting, verifier in verifiers.items():
             file = folder / f"{setting.replace(' ', '_')}.jsonl"
             refiner = ProRefiner(**roles, verifier=verifier)
             results[setting] = refiner.refine_all(START_PROMPTS[name], rows, output=file)
-            fatal = next((one.error for one in results[setting] if one.error is not None and one.error.fatal), None)
+            fatal = next(
+                (
+                    one.error
+                    for one in results[setting]
+                    if one.error is not None and one.error.fatal
+                ),
+                None,
+            )
             if fatal is not None:
-                raise SystemExit(f"stopped: {fatal}. Spent so far: {budget}; the same command goes on")
+                raise SystemExit(
+                    f"stopped: {fatal}. Spent so far: {budget}; the same command goes on"
+                )
     model = script.task_model or "scripted (sandbox)"
-    print(accuracy_table({name: {one: {model: accuracy_of(found, rows, score)} for one, found in results.items()}}))
+    print(
+        accuracy_table(
+            {
+                name: {
+                    one: {model: accuracy_of(found, rows, score)} for one, found in results.items()
+                }
+            }
+        )
+    )
     for setting, found in results.items():
         print(f"{setting:18} {iterations_of(found).mean:.2f} iterations")
     try:
@@ -290,7 +368,9 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
     sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
     task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
-    reward: str = setting(f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match")
+    reward: str = setting(
+        f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match"
+    )
     initial_prompt: str = setting("Where to begin; lines [G0]. ... are its principles.", "")
     warm_start_steps: int = setting("Sandbox: supervised steps of the tiny agent.", 450)
     output_dir: Path = setting("Folder for state and best prompt.", Path("runs/evolve"))
@@ -298,7 +378,9 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
     def with_models(self, config: EvolveConfig, stack: ExitStack) -> dict[str, Any]:
         """The arguments of [`evolve`], with models at real endpoints."""
         if not (self.policy_model and self.reference_model):
-            raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
+            raise ValueError(
+                "say which models: --policy-model NAME --reference-model NAME, or --sandbox"
+            )
         return {
             "policy": self.connect(stack, self.policy_model, self.policy_base_url),
             "reference": self.reference(stack),
@@ -317,9 +399,16 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
         from ..sandbox import GuardedReflector
         from ..sandbox.setup import ROOT, AgentChat, Transcript, prepare_guarded
 
-        sandbox = prepare_guarded(self.output_dir, config.seed, warm_start_steps=self.warm_start_steps)
-        agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle), max_batch_size=256)
-        own: dict[str, Any] = {"prompt_template": sandbox.spec.prompt_template, "grammar": Transcript()}
+        sandbox = prepare_guarded(
+            self.output_dir, config.seed, warm_start_steps=self.warm_start_steps
+        )
+        agent = PromptAgent.from_pretrained(
+            sandbox.model, LLMEnvironment(sandbox.oracle), max_batch_size=256
+        )
+        own: dict[str, Any] = {
+            "prompt_template": sandbox.spec.prompt_template,
+            "grammar": Transcript(),
+        }
         return {
             "policy": AgentChat(agent, config.seed),
             "reference": GuardedReflector(seed=config.seed),
@@ -331,14 +420,18 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
         }
 
 
-def evolve(script: Evolving, config: EvolveConfig, tracing: Tracing, as_json: AsJson = False) -> int:
+def evolve(
+    script: Evolving, config: EvolveConfig, tracing: Tracing, as_json: AsJson = False
+) -> int:
     """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
     folder = script.output_dir
     tracing.start()
     try:
         result = _evolved(script, config, None if as_json else _show_step)
     except KeyboardInterrupt:
-        print(f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr)
+        print(
+            f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr
+        )
         return 130
     except (ValueError, OSError, LLMError):
         raise
@@ -353,7 +446,12 @@ def evolve(script: Evolving, config: EvolveConfig, tracing: Tracing, as_json: As
         ) from error
     if as_json:
         usage = {name: asdict(used) for name, used in result.usage.items()}
-        shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
+        shown = {
+            "prompt": result.best.text,
+            "steps": len(result.steps),
+            "usage": usage,
+            "stopped": result.stopped,
+        }
         say(json.dumps({**shown, "output_dir": str(folder)}, ensure_ascii=False))
     elif result.steps:
         best = result.best.text if result.best.text.strip() else "(it is empty)"
@@ -364,14 +462,20 @@ def evolve(script: Evolving, config: EvolveConfig, tracing: Tracing, as_json: As
     return 1 if result.stopped else NOTHING_LEARNED if result.nothing_learned else 0
 
 
-def _evolved(script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog], None] | None) -> EvolveResult:
+def _evolved(
+    script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog], None] | None
+) -> EvolveResult:
     """Evolve, and write `system_prompt.txt` and `state.json` into `script.output_dir`; a stopped run is resumed."""
     folder = script.output_dir
     with ExitStack() as stack:
-        with only_writer(folder / "state.json"):  # which `evolve_prompt` locks again: nothing is made beside a run
+        with only_writer(
+            folder / "state.json"
+        ):  # which `evolve_prompt` locks again: nothing is made beside a run
             run = script.in_sandbox(config) if script.sandbox else script.with_models(config, stack)
         budget = script.budget(folder / "spending.sqlite")
-        result = evolve_prompt(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
+        result = evolve_prompt(
+            **run, on_step=on_step, checkpoint=folder / "state.json", budget=budget
+        )
     atomic_write(folder / "system_prompt.txt", result.best.text)
     return result
 
@@ -381,4 +485,7 @@ def _show_step(log: StepLog) -> None:
     line = ", ".join(f"{name}: {value:.2f}" for name, value in values if value is not None)
     born = [str(operator["child"]) for operator in log.operators if operator["child"] is not None]
     held_out = "" if log.held_out is None else f"; held out: {log.held_out:.2f}"
-    print(f"step {log.step}: prompt {line}{'; born: ' + ', '.join(born) if born else ''}{held_out}", flush=True)
+    print(
+        f"step {log.step}: prompt {line}{'; born: ' + ', '.join(born) if born else ''}{held_out}",
+        flush=True,
+    )

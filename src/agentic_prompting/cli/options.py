@@ -43,14 +43,18 @@ def option(help: str, *names: str) -> Any:
 
 AsJson = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
 RunOption = Annotated[Path | None, option("The same as RUN.", "--run")]
-OutputDir = Annotated[Path | None, option("Folder to write to, instead of the default.", "--output-dir", "--output")]
+OutputDir = Annotated[
+    Path | None, option("Folder to write to, instead of the default.", "--output-dir", "--output")
+]
 
 
 @dataclass
 class Recording:
     """The recording of replies."""
 
-    replay_cache: Path | None = setting("SQLite file of recorded replies: those in it are not paid twice.")
+    replay_cache: Path | None = setting(
+        "SQLite file of recorded replies: those in it are not paid twice."
+    )
 
     @cached_property
     def cache(self) -> ReplayCache | None:
@@ -59,11 +63,15 @@ class Recording:
 
         return ReplayCache(self.replay_cache) if self.replay_cache else None
 
-    def connect(self, stack: ExitStack, model: str | None, base_url: str | None = None, **options: Any) -> OpenAIChat:
+    def connect(
+        self, stack: ExitStack, model: str | None, base_url: str | None = None, **options: Any
+    ) -> OpenAIChat:
         """A client, closed with the stack. One for each role: then each has its own bill."""
         from ..llm import OpenAIChat
 
-        return stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=self.cache, **options))
+        return stack.enter_context(
+            OpenAIChat(str(model), base_url=base_url, cache=self.cache, **options)
+        )
 
 
 @dataclass
@@ -73,7 +81,9 @@ class Spending:
     budget_usd: float | None = setting(
         "The most that all models together may spend, in US dollars; the run stops there."
     )
-    budget_tokens: int | None = setting("The same in tokens, read and written, also where the price is not known.")
+    budget_tokens: int | None = setting(
+        "The same in tokens, read and written, also where the price is not known."
+    )
 
     def budget(self, book: Path | None = None) -> Budget:
         """The budget; its account file `book` beside the results makes a resumed run continue it."""
@@ -86,7 +96,9 @@ class Spending:
 class Tracing:
     """OpenTelemetry spans."""
 
-    traces: bool = setting("Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.", False)
+    traces: bool = setting(
+        "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.", False
+    )
     trace_content: bool = setting("Prompts, replies and arguments are in the spans, too.", False)
 
     def start(self) -> None:
@@ -115,14 +127,18 @@ class EnvironmentModel(Recording):
         from ..environments import LLMEnvironment
 
         given = {"max_tokens": self.environment_max_tokens, **sampling}
-        return LLMEnvironment(chat, **{name: value for name, value in given.items() if value is not None})
+        return LLMEnvironment(
+            chat, **{name: value for name, value in given.items() if value is not None}
+        )
 
 
 @dataclass
 class ReferenceModel(Recording):
     """E-SPL's reference LLM."""
 
-    reference_model: str | None = setting("The LLM that reflects and edits, by its name at its endpoint.")
+    reference_model: str | None = setting(
+        "The LLM that reflects and edits, by its name at its endpoint."
+    )
     reference_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
 
     def reference(self, stack: ExitStack) -> OpenAIChat:
@@ -142,7 +158,9 @@ class LargeLLM(EnvironmentModel, Spending):
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
-        if [self.sandbox, self.environment_model is not None, self.environment is not None].count(True) != 1:
+        if [self.sandbox, self.environment_model is not None, self.environment is not None].count(
+            True
+        ) != 1:
             raise ValueError(
                 "name the large LLM with --environment-model NAME, or say --sandbox, or name an environment of your "
                 "own with --environment MODULE:NAME, an agent program with --program MODULE:NAME"
@@ -157,7 +175,9 @@ class LargeLLM(EnvironmentModel, Spending):
             if self.environment is not None
             else self.as_environment(self.connect(stack, *self.endpoint(stack)))
         )
-        charge(budget, environment=opened)  # a budget that cannot be kept is found before anything is spent
+        charge(
+            budget, environment=opened
+        )  # a budget that cannot be kept is found before anything is spent
         stack.callback(opened.close)
         opened.check()
         return opened
@@ -179,7 +199,9 @@ class TaskRows:
     task_split: str = setting("Its split.", "train")
     task_rows: int | None = setting("Sample this many rows; all by default.")
     data_files: str | None = setting("Local files instead of the hub.")
-    dataset: str | None = setting("Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .parquet).")
+    dataset: str | None = setting(
+        "Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .parquet)."
+    )
     columns: str | None = setting("Which of its columns is which: question=q,answers=a.")
 
     def load(self, task: str, seed: int) -> Dataset:
@@ -189,7 +211,10 @@ class TaskRows:
         pairs = [pair.partition("=") for pair in (self.columns or "").split(",") if pair]
         if not all(ours and theirs for ours, _, theirs in pairs):
             raise ValueError(f"columns={self.columns} is not of the form question=q,answers=a")
-        options: dict[str, Any] = {"data_files": self.data_files, "columns": {a: b for a, _, b in pairs} or None}
+        options: dict[str, Any] = {
+            "data_files": self.data_files,
+            "columns": {a: b for a, _, b in pairs} or None,
+        }
         if not is_own(self.dataset or task) and not self.data_files:
             hub_answers()
         try:
@@ -205,9 +230,15 @@ def check_agent(run: str | Path) -> None:
     """Raise `ValueError` for a folder that is not there or holds no model. A hub id (`user/name`) passes."""
     folder = Path(run)
     if not folder.exists() and ("/" not in str(run) or only_a_folder(str(run))):
-        raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
-    if folder.is_dir() and not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
-        raise ValueError(f"{run} holds no model (no config.json); give the folder that a trainer saved")
+        raise ValueError(
+            f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there"
+        )
+    if folder.is_dir() and not any(
+        (folder / name).exists() for name in ("config.json", "adapter_config.json")
+    ):
+        raise ValueError(
+            f"{run} holds no model (no config.json); give the folder that a trainer saved"
+        )
     check_model(run)
 
 
@@ -217,11 +248,15 @@ def check_model(name: str | Path) -> None:
         _check_on_hub(str(name))
     adapter = Path(name) / "adapter_config.json"
     if adapter.is_file():
-        base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        base = str(
+            json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
+        )
         near = next((above for above in adapter.resolve().parents if (above / base).is_dir()), None)
         if not Path(base).exists() and (near or only_a_folder(base)):
             there = f"start the command in {near}, or" if near else "it is not there:"
-            raise ValueError(f"{name} belongs to the base model in {base}: {there} write the full path into {adapter}")
+            raise ValueError(
+                f"{name} belongs to the base model in {base}: {there} write the full path into {adapter}"
+            )
 
 
 def _check_on_hub(name: str) -> None:
@@ -233,10 +268,15 @@ def _check_on_hub(name: str) -> None:
     if only_a_folder(name):
         raise ValueError(f"{name} does not exist: {known}")
     try:
-        if any(isinstance(try_to_load_from_cache(name, one), str) for one in ("config.json", "adapter_config.json")):
+        if any(
+            isinstance(try_to_load_from_cache(name, one), str)
+            for one in ("config.json", "adapter_config.json")
+        ):
             hub_answers()
         elif not hub_answers():
-            raise ValueError(f"{name} is no folder here, and the hub cannot be reached: {known} where it can be")
+            raise ValueError(
+                f"{name} is no folder here, and the hub cannot be reached: {known} where it can be"
+            )
         else:
             HfApi().model_info(name, timeout=_HUB_SECONDS)
     except (RepositoryNotFoundError, HFValidationError):
@@ -263,7 +303,9 @@ def hub_answers() -> bool:
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True
-        print(f"{constants.ENDPOINT} cannot be reached: what the cache has is taken", file=sys.stderr)
+        print(
+            f"{constants.ENDPOINT} cannot be reached: what the cache has is taken", file=sys.stderr
+        )
     return not constants.HF_HUB_OFFLINE
 
 
@@ -313,7 +355,9 @@ def busy(what: str) -> Iterator[None]:
 def command(function: Callable[..., int]) -> Callable[..., int]:
     """The function for Typer, with an option for each field of its dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
-    settings = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
+    settings = {
+        name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)
+    }
     parameters: list[Parameter] = []
     for name, parameter in signature(function).parameters.items():
         own = [parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])]
@@ -345,7 +389,11 @@ def _option(one: Field[Any], kind: Any, help: str) -> Parameter:
     # A switch has no --no-...: what it is without is the default.
     aliases = one.metadata.get("aliases", [])
     names = [f"--{one.name.replace('_', '-')}", *aliases] if aliases or kind is bool else []
-    default = f" Default: {one.default}." if one.default or (one.default == 0 and kind is not bool) else ""
+    default = (
+        f" Default: {one.default}."
+        if one.default or (one.default == 0 and kind is not bool)
+        else ""
+    )
     annotated: Any = Annotated  # of a type that is known only now
     declared = annotated[kind, option(help + default, *names)]
     return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)
@@ -356,7 +404,9 @@ def _of_a_word(kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return bool if get_args(kind)[0] is True else kind
     if isinstance(kind, UnionType):
-        one = _of_a_word(next((part for part in get_args(kind) if part in (int, float, str, Path)), None))
+        one = _of_a_word(
+            next((part for part in get_args(kind) if part in (int, float, str, Path)), None)
+        )
         return one and (one | None if NoneType in get_args(kind) else one)
     return kind if kind in (bool, int, float, str, Path) else None
 
@@ -365,7 +415,9 @@ def documented(settings: type) -> Mapping[str, str]:
     """The first sentence on each argument in the docstrings of a class and those that it is made of."""
     found: dict[str, str] = {}
     for kind in settings.__mro__:
-        for name, text in re.findall(r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)", getdoc(kind) or "", re.M | re.S):
+        for name, text in re.findall(
+            r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)", getdoc(kind) or "", re.M | re.S
+        ):
             sentence = re.split(r"(?<=\.)\s", " ".join(text.split()).replace("`", ""))[0]
             found.setdefault(name, sentence)
     return found

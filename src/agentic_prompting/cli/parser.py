@@ -46,18 +46,26 @@ def parse_program(kinds: Kinds, words: Sequence[str]) -> tuple[Any, ...]:
     """
     known = options_of(kinds)
     switches = {name for name, one in known.items() if one.default is True}
-    given = [word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")]
+    given = [
+        word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")
+    ]
     for name in given:
         if name not in {*known, "config", *(f"no_{switch}" for switch in switches)}:
             near = get_close_matches(name, known, n=1)
-            raise ValueError(f"--{name} is no option of this program{f'; did you mean --{near[0]}?' if near else ''}")
+            raise ValueError(
+                f"--{name} is no option of this program{f'; did you mean --{near[0]}?' if near else ''}"
+            )
     for file in [after for word, after in pairwise(words) if word == "--config"]:
         values = read_yaml(Path(file))
-        for wrong in wrong_in_file(values if isinstance(values, dict) else {}, kinds, f"{file}: ", "this program"):
+        for wrong in wrong_in_file(
+            values if isinstance(values, dict) else {}, kinds, f"{file}: ", "this program"
+        ):
             raise ValueError(f"{wrong.says}: {wrong.fix}")
     *parsed, rest = OneLineParser(kinds).parse_args_and_config(words, return_remaining_strings=True)
     if rest:
-        raise ValueError(f"{rest[0]!r} belongs to no option; each option is written as --name value")
+        raise ValueError(
+            f"{rest[0]!r} belongs to no option; each option is written as --name value"
+        )
     return tuple(parsed)
 
 
@@ -82,24 +90,39 @@ def schema_of(kinds: Kinds, title: str) -> dict[str, Any]:
         hints, said = get_type_hints(kind), documented(kind)
         for one in fields(kind):
             text = str(one.metadata.get("help") or said.get(one.name, ""))
-            properties[one.name] = {**_json_type(hints[one.name]), "description": text.split(". ")[0].strip()[:200]}
+            properties[one.name] = {
+                **_json_type(hints[one.name]),
+                "description": text.split(". ")[0].strip()[:200],
+            }
             if one.default is not MISSING and isinstance(one.default, str | int | float | bool):
                 properties[one.name]["default"] = one.default
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title, "type": "object"}
     return {**head, "properties": properties, "additionalProperties": False}
 
 
-def wrong_in_file(values: Mapping[str, Any], kinds: Kinds, where: str, program: str) -> Iterator[Finding]:
+def wrong_in_file(
+    values: Mapping[str, Any], kinds: Kinds, where: str, program: str
+) -> Iterator[Finding]:
     """The names in a file that are no options, then the values that are of the wrong kind."""
     properties = schema_of(kinds, "")["properties"]
     yield from misspelt(values, properties, where, program)
     for name, value in values.items():
         if name in properties and not _fits(value, properties[name]):
             wanted = _words(properties[name])
-            yield problem(f"{where}{name}: {str(value)[:60]!r} is no {wanted}", f"give {name} a value of that kind")
+            yield problem(
+                f"{where}{name}: {str(value)[:60]!r} is no {wanted}",
+                f"give {name} a value of that kind",
+            )
 
 
-_SIMPLE = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
+_SIMPLE = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    Path: "string",
+    NoneType: "null",
+}
 _PYTHON: dict[str, Any] = {"null": NoneType, "array": list, "object": dict}
 
 
@@ -130,17 +153,29 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
     kinds = schema.get("type", ())
-    return not kinds or any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return not kinds or any(
+        _is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+    )
 
 
 def _is(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
         try:  # YAML 1.1 reads 1e-6 as a text
-            return not isinstance(value, bool) and (int if kind == "integer" else float)(str(value)) is not None
+            return (
+                not isinstance(value, bool)
+                and (int if kind == "integer" else float)(str(value)) is not None
+            )
         except ValueError:
             return False
     if kind == "boolean":
-        return isinstance(value, bool) or str(value).lower() in ("true", "false", "yes", "no", "1", "0")
+        return isinstance(value, bool) or str(value).lower() in (
+            "true",
+            "false",
+            "yes",
+            "no",
+            "1",
+            "0",
+        )
     if kind == "string":
         return isinstance(value, str | int | float) and not isinstance(value, bool)
     return isinstance(value, _PYTHON[kind])
@@ -152,7 +187,9 @@ def _words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_words, schema["anyOf"])))
     kinds = schema["type"]
-    return " or ".join([kinds] if isinstance(kinds, str) else [one for one in kinds if one != "null"])
+    return " or ".join(
+        [kinds] if isinstance(kinds, str) else [one for one in kinds if one != "null"]
+    )
 
 
 # --- the help --------------------------------------------------------------------------------------------------------
@@ -169,12 +206,20 @@ def help_of(kinds: Kinds, program: str, everything: bool = False) -> str:
     trl = options_of([GRPOConfig, ModelConfig])
     ours = [name for name in options_of(kinds[:-1]) if name not in trl]
     parser = argparse.ArgumentParser(prog=program, usage=argparse.SUPPRESS, add_help=False)
-    _add(parser.add_argument_group("Options of this program, also in the file of --config"), kinds, ours)
+    _add(
+        parser.add_argument_group("Options of this program, also in the file of --config"),
+        kinds,
+        ours,
+    )
     _add(parser.add_argument_group("Usual options of TRL and transformers"), kinds, COMMON)
     if everything:
         rest = [name for name in options_of(kinds) if name not in {*ours, *COMMON}]
         _add(parser.add_argument_group("All other options of TRL and transformers"), kinds, rest)
-    more = "" if everything else f"\n`{program} --help-all` shows all options of TRL and transformers.\n"
+    more = (
+        ""
+        if everything
+        else f"\n`{program} --help-all` shows all options of TRL and transformers.\n"
+    )
     return parser.format_help() + more
 
 

@@ -33,7 +33,9 @@ class PlanSetup(Setup):
         return super().processes if self.accelerate_config is not None else 1
 
 
-Pilot = Annotated[Path | None, option("A run whose records take the place of assumptions.", "--from")]
+Pilot = Annotated[
+    Path | None, option("A run whose records take the place of assumptions.", "--from")
+]
 
 
 def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
@@ -46,9 +48,13 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
     from .train import example
 
     if setup.gpus is not None and setup.gpus < 1:
-        raise ValueError(f"gpus={setup.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU")
+        raise ValueError(
+            f"gpus={setup.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
+        )
     if setup.config is None:
-        raise ValueError("say which run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml")
+        raise ValueError(
+            "say which run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml"
+        )
     setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
     for file in filter(None, (setup.config, setup.accelerate_config)):
         if not file.is_file():
@@ -65,7 +71,9 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
     return int(not made.fits)
 
 
-def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) -> tuple[Plan, CostEstimate | str]:
+def planned(
+    setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0
+) -> tuple[Plan, CostEstimate | str]:
     """The plan of a configuration, and what it costs or why that is not known; `wait` as in [`plan`]."""
     from trl import get_peft_config
 
@@ -75,11 +83,16 @@ def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) ->
     _script, args, model = parsed(setup, check=False)
     name = setup.model_name or model.model_name_or_path
     if not name:
-        raise ValueError("say which model: model_name_or_path in the configuration, or --model-name NAME")
+        raise ValueError(
+            "say which model: model_name_or_path in the configuration, or --model-name NAME"
+        )
     if not Path(name).exists():
         hub_answers()
     accelerate = read_yaml(setup.accelerate_config) if setup.accelerate_config else {}
-    values: dict[str, Any] = {**vars(args), "bf16": setup.values.get("bf16", not setup.values.get("fp16", False))}
+    values: dict[str, Any] = {
+        **vars(args),
+        "bf16": setup.values.get("bf16", not setup.values.get("fp16", False)),
+    }
     loading: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if model.load_in_4bit or model.load_in_8bit:
         loading["quantization_config"] = "asked for"

@@ -48,10 +48,24 @@ from ..trainers import (
     TrainingStopped,
 )
 from ..trainers.callbacks import quiet_libraries
-from ..trainers.checkpoints import alone_in, asked_to_resume, from_first, holds_run, move_aside, occupied
+from ..trainers.checkpoints import (
+    alone_in,
+    asked_to_resume,
+    from_first,
+    holds_run,
+    move_aside,
+    occupied,
+)
 from .arguments import DataAndEnvironment, rewards
 from .findings import missing_extras, read_yaml
-from .loader import load_object, load_reward, load_rewards, register_selection, register_selections, text_of
+from .loader import (
+    load_object,
+    load_reward,
+    load_rewards,
+    register_selection,
+    register_selections,
+    text_of,
+)
 from .options import ReferenceModel, check_model, setting
 from .parser import help_of, parse_program
 from .script import run_script
@@ -65,7 +79,9 @@ class PromptR1Arguments(DataAndEnvironment):
     """The data, the reward and the large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
-    real: bool = setting("Train a real small model to look up invented facts; needs the extra real.", False)
+    real: bool = setting(
+        "Train a real small model to look up invented facts; needs the extra real.", False
+    )
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
     task: str = setting("A task of load_task.", "prompt_r1")
     reward: list[str] = rewards("prompt_r1")
@@ -73,7 +89,9 @@ class PromptR1Arguments(DataAndEnvironment):
     def check(self, args: PromptR1Config) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         if self.sandbox and self.real:
-            raise ValueError("--real trains a real model and --sandbox a tiny one: leave one of them out")
+            raise ValueError(
+                "--real trains a real model and --sandbox a tiny one: leave one of them out"
+            )
         self.check_environment(self.sandbox or self.real)
         large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
         if not self.real and self.asks == "llm" and not self.own and not large_llm:
@@ -81,10 +99,16 @@ class PromptR1Arguments(DataAndEnvironment):
                 "say which large LLM the agent talks to: --environment_model NAME; or name your own environment: "
                 "--environment module:name"
             )
-        if self.reward != ["prompt_r1"] and (self.sandbox or self.real or args.gate != PromptR1Config.gate):
-            raise ValueError("--reward takes the place of the sandbox's reward and of --gate: leave the others out")
+        if self.reward != ["prompt_r1"] and (
+            self.sandbox or self.real or args.gate != PromptR1Config.gate
+        ):
+            raise ValueError(
+                "--reward takes the place of the sandbox's reward and of --gate: leave the others out"
+            )
 
-    def trainer(self, args: PromptR1Config, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
+    def trainer(
+        self, args: PromptR1Config, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
         if self.real:
             return self._library_trainer(args, model)
@@ -98,8 +122,14 @@ class PromptR1Arguments(DataAndEnvironment):
         sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
 
         def report(trainer: Trainer, seconds: float) -> None:
-            with suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
-                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "Prompt-R1 in the sandbox")
+            with suppress(
+                ImportError
+            ):  # matplotlib comes with an extra: without it no picture, but all the rest
+                plot_reward(
+                    trainer.state.log_history,
+                    f"{args.output_dir}/reward.png",
+                    "Prompt-R1 in the sandbox",
+                )
             report_sandbox_run(sandbox, environment, trainer, seconds)
 
         return PromptR1Trainer(
@@ -131,7 +161,11 @@ class PromptR1Arguments(DataAndEnvironment):
         def report(trainer: Trainer, seconds: float) -> None:
             torch.set_num_threads(os.cpu_count() or 1)  # the other processes are done
             with suppress(ImportError):  # matplotlib comes with an extra
-                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "A small model learns to ask")
+                plot_reward(
+                    trainer.state.log_history,
+                    f"{args.output_dir}/reward.png",
+                    "A small model learns to ask",
+                )
             report_library_run(run, trainer, seconds)
 
         return trainer, report
@@ -144,9 +178,13 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
     warm_start_steps: int = setting("Sandbox: supervised steps before E-SPL.", 450)
     reward: list[str] = rewards("exact_match")
-    initial_prompt: str = setting("The root, or a file of it; lines [G0]. ... are its principles.", "")
+    initial_prompt: str = setting(
+        "The root, or a file of it; lines [G0]. ... are its principles.", ""
+    )
     free_text: bool = setting("Edit the prompt by search and replace.", False)
-    population: str | None = setting("Instead of an initial prompt: your own Population as module:name.")
+    population: str | None = setting(
+        "Instead of an initial prompt: your own Population as module:name."
+    )
 
     ASKS = "none"
 
@@ -160,10 +198,19 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         load_rewards(self.reward)
         if self.asks == "llm" and not self.own and not self.environment_model:
             raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
-        if not self.in_sandbox and args.evolves and args.reflector == "reference" and not self.reference_model:
-            raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
+        if (
+            not self.in_sandbox
+            and args.evolves
+            and args.reflector == "reference"
+            and not self.reference_model
+        ):
+            raise ValueError(
+                "say which LLM reflects: --reference_model NAME, or --reflector policy"
+            )
 
-    def trainer(self, args: ESPLConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
+    def trainer(
+        self, args: ESPLConfig, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
         reference: ChatModel | None = None
         if args.evolves and args.reflector == "reference":
@@ -198,19 +245,34 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
 class AgentArguments(DataAndEnvironment):
     """The agent program, its tasks and its reward."""
 
-    harness: str | None = setting(f"A command-line agent with known settings: {', '.join(HARNESSES)}.")
-    dialect: str = setting("Of a harness that speaks several: chat, responses, messages or google.", "")
-    ask: str = setting("What a harness is asked, as a template over the columns of a row.", "{question}")
+    harness: str | None = setting(
+        f"A command-line agent with known settings: {', '.join(HARNESSES)}."
+    )
+    dialect: str = setting(
+        "Of a harness that speaks several: chat, responses, messages or google.", ""
+    )
+    ask: str = setting(
+        "What a harness is asked, as a template over the columns of a row.", "{question}"
+    )
     program: str | None = setting("Instead of a harness: your own agent or Program as module:name.")
     keep_failed: str | None = setting("Folder for the work folders of failed rollouts.")
     source: str | None = setting("The folder that paths in the columns files and tests lie in.")
     shows: list[str] | None = setting("Files and folders that a harness can read beside its own.")
-    isolation: str = setting("bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap")
+    isolation: str = setting(
+        "bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap"
+    )
     task: str = setting("A task of load_task.", "")
     reward: list[str] = rewards("exact_match")
 
     ASKS = "none"
-    OTHERS = ("environment", "tools", "environment_factory", "grammar", "prompt_template", "environment_model")
+    OTHERS = (
+        "environment",
+        "tools",
+        "environment_factory",
+        "grammar",
+        "prompt_template",
+        "environment_model",
+    )
 
     def check(self, args: MultiTurnGRPOConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
@@ -219,7 +281,9 @@ class AgentArguments(DataAndEnvironment):
         if given := [name for name in self.OTHERS if getattr(self, name)]:
             raise ValueError(f"an agent program has its own: leave out --{', --'.join(given)}")
         if not self.dataset and not self.task:
-            raise ValueError("say which tasks: --dataset tasks.jsonl, with files and tests for the work folder")
+            raise ValueError(
+                "say which tasks: --dataset tasks.jsonl, with files and tests for the work folder"
+            )
 
     def load(self, task: str, seed: int) -> Any:
         """The rows, with every column: a program reads what it likes."""
@@ -228,12 +292,16 @@ class AgentArguments(DataAndEnvironment):
                 return [json.loads(line) for line in file if line.strip()][: self.task_rows]
         return super().load(task, seed)
 
-    def trainer(self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, None]:
+    def trainer(
+        self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, None]:
         """The trainer of a model inside an agent program."""
         functions = [load_reward(name) for name in self.reward]
         of_folder = [one for one in functions if "folder" in signature(one).parameters]
         if of_folder and len(functions) > 1:
-            raise ValueError("a reward that reads the work folder stands alone: leave the others out")
+            raise ValueError(
+                "a reward that reads the work folder stands alone: leave the others out"
+            )
         program = self.agent_program(of_folder[0] if of_folder else None)
         program.keep_private([self.dataset] if self.dataset else [])
         check_first(args, model, program)
@@ -253,7 +321,9 @@ class AgentArguments(DataAndEnvironment):
             shows=self.shows or (),
             isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
         )
-        return Program(harness(str(self.harness), self.dialect, self.ask), workspace=workspace, reward=reward)
+        return Program(
+            harness(str(self.harness), self.dialect, self.ask), workspace=workspace, reward=reward
+        )
 
 
 PROGRAMS: dict[str, tuple[type, type, type]] = {
@@ -276,7 +346,9 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     if {"--help", "-h", "--help-all"} & set(words):
         print(help_of(PROGRAMS[method], method, everything="--help-all" in words))
         return
-    script, args, model = parse(PROGRAMS[method], ["--model_name_or_path" if w == "--model" else w for w in words])
+    script, args, model = parse(
+        PROGRAMS[method], ["--model_name_or_path" if w == "--model" else w for w in words]
+    )
     script.check(args)
     for missing in missing_extras({**vars(args), **vars(script)}):
         if missing.level == "problem":
@@ -284,7 +356,9 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     args.model_init_kwargs = {**_loading(model), **(args.model_init_kwargs or {})} or None
     folder, state = Path(args.output_dir), PartialState()
     with ExitStack() as stack:
-        stack.enter_context(alone_in(folder, state))  # to the end: before and after training files are written, too
+        stack.enter_context(
+            alone_in(folder, state)
+        )  # to the end: before and after training files are written, too
         if not asked_to_resume(args) and from_first(state, lambda: holds_run(folder)):
             if not args.overwrite:
                 raise ValueError(occupied(folder, as_options=True))
@@ -300,7 +374,11 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
 
 def _loading(model: ModelConfig) -> dict[str, Any]:
     """The arguments of `from_pretrained` that options name."""
-    names = {"model_revision": "revision", "dtype": "dtype", "attn_implementation": "attn_implementation"}
+    names = {
+        "model_revision": "revision",
+        "dtype": "dtype",
+        "attn_implementation": "attn_implementation",
+    }
     loading = {theirs: getattr(model, ours) for ours, theirs in names.items()}
     plain = {theirs: getattr(ModelConfig, ours) for ours, theirs in names.items()}
     if (quantization := get_quantization_config(model)) is not None:
@@ -315,7 +393,9 @@ def check_first(args: MultiTurnGRPOConfig, model: ModelConfig, *asked: Any) -> N
             if hasattr(one, "check"):
                 one.check()
     if not model.model_name_or_path:
-        raise ValueError("say which model to train: --model_name_or_path FOLDER or a name on the hub")
+        raise ValueError(
+            "say which model to train: --model_name_or_path FOLDER or a name on the hub"
+        )
     check_model(model.model_name_or_path)
 
 
@@ -336,8 +416,12 @@ def parse(kinds: Sequence[type], words: Sequence[str]) -> tuple[Any, ...]:
     try:
         return parse_program(kinds, words)
     except ValueError as error:
-        if "bf16" in str(error):  # transformers' own words name one of the two options that are needed
-            raise ValueError(f"{error} On a machine without a GPU: --use_cpu true --bf16 false") from None
+        if "bf16" in str(
+            error
+        ):  # transformers' own words name one of the two options that are needed
+            raise ValueError(
+                f"{error} On a machine without a GPU: --use_cpu true --bf16 false"
+            ) from None
         raise
 
 

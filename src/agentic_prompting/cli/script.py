@@ -32,5 +32,9 @@ def run_script(main: Callable[[], object]) -> None:
         sys.exit(1 if isinstance(error, LLMError) else BAD_INPUT)
     except KeyboardInterrupt as interrupted:
         if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
-            print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)
+            print(
+                str(interrupted) or "interrupted; what is not in a checkpoint is lost",
+                file=sys.stderr,
+                flush=True,
+            )
         sys.exit(INTERRUPTED)

@@ -26,7 +26,9 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
     run: Path | None = setting("A trained agent's folder, or a model's.")
     config: Path | None = setting("A training run's YAML file; everything it names is checked.")
     accelerate_config: Path | None = setting("What that run is launched with.")
-    output_dir: Path | None = setting("Folder that will be written to: the configuration's, or runs.")
+    output_dir: Path | None = setting(
+        "Folder that will be written to: the configuration's, or runs."
+    )
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
@@ -54,7 +56,11 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
         named = {role: self.value(f"{role}_model") for role in ("environment", "reference")}
         once: dict[str, Any] = {"timeout": SECONDS, "max_retries": 0, "patience": 1}
         urls = {role: self.value(f"{role}_base_url") for role in named}
-        return {role: OpenAIChat(str(name), base_url=urls[role], **once) for role, name in named.items() if name}
+        return {
+            role: OpenAIChat(str(name), base_url=urls[role], **once)
+            for role, name in named.items()
+            if name
+        }
 
     @cached_property
     def program(self) -> tuple[str, tuple[type, ...], dict[str, Any]]:
@@ -63,10 +69,16 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
 
         found = []
         for method, kinds in PROGRAMS.items():
-            fields = {name: one for kind in kinds for name, one in vars(kind)["__dataclass_fields__"].items()}
+            fields = {
+                name: one
+                for kind in kinds
+                for name, one in vars(kind)["__dataclass_fields__"].items()
+            }
             # `env` is read by TRL's parser itself.
             found.append((f"agentic-prompting train {method}", kinds, fields | {"env": None}))
-        return min(found, key=lambda one: len(set(self.values) - set(one[2])))  # of two alike the first
+        return min(
+            found, key=lambda one: len(set(self.values) - set(one[2]))
+        )  # of two alike the first
 
     @property
     def processes(self) -> int:
@@ -92,11 +104,17 @@ def parsed(setup: Setup, check: bool = True) -> tuple[Any, ...]:
     parser = TrlParser((script, sized, model))
     parser.error = refuse  # type: ignore[method-assign,assignment]
     plain = {"use_cpu": "true", "bf16": "false", "fp16": "false", "report_to": "none"}
-    shared = setup.__dataclass_fields__.keys() & setup.program[2].keys()  # options here that are the program's, too
+    shared = (
+        setup.__dataclass_fields__.keys() & setup.program[2].keys()
+    )  # options here that are the program's, too
     given = {name: str(getattr(setup, name)) for name in shared if getattr(setup, name) is not None}
-    parser.set_defaults_with_config(**{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given)
+    parser.set_defaults_with_config(
+        **{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given
+    )
     with contextlib.redirect_stderr(io.StringIO()):
-        made = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
+        made = parser.parse_args_into_dataclasses(
+            args=[word for k, v in plain.items() for word in (f"--{k}", v)]
+        )
     if check:
         made[0].check(made[1])
     return tuple(made)

@@ -23,10 +23,14 @@ CLONE = Path(__file__).parents[3]
 """The clone that the package is installed from, where it is (`pip install -e`)."""
 
 Method = Literal["prompt-r1", "espl", "prorefine"]
-Config = Annotated[Path | None, option("YAML file with options of the program; those given here win over it.")]
+Config = Annotated[
+    Path | None, option("YAML file with options of the program; those given here win over it.")
+]
 AccelerateConfig = Annotated[
     Path | None,
-    option("As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
+    option(
+        "As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."
+    ),
 ]
 
 _FINISHED = "summary.json"
@@ -55,32 +59,46 @@ def _train(context: typer.Context) -> None:
 
 
 @train.command("prompt-r1", context_settings=_PASSED_ON)
-def prompt_r1(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
+def prompt_r1(
+    context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None
+) -> int:
     """Train a small LLM to prompt a large one (multi-turn GRPO)."""
     return _start(context, "prompt-r1", config, accelerate_config)
 
 
 @train.command("espl", context_settings=_PASSED_ON)
-def espl(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
+def espl(
+    context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None
+) -> int:
     """Train under a population of system prompts that evolves."""
     return _start(context, "espl", config, accelerate_config)
 
 
 @train.command("agent", context_settings=_PASSED_ON)
-def agent(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
+def agent(
+    context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None
+) -> int:
     """Train a model inside an agent program, such as codex; `train --harness codex ...` is the same."""
     return _start(context, "agent", config, accelerate_config)
 
 
-def _start(context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None) -> int:
+def _start(
+    context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None
+) -> int:
     if {"--help", "-h", "--help-all"} & set(context.args):
         return _help(context, method)
     config, accelerate_config = example(config), example(accelerate_config)
     if config is not None and not config.is_file():
-        raise ValueError(f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml")
+        raise ValueError(
+            f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml"
+        )
     if config is None and not context.args:
-        raise ValueError(f"say what to train: {context.command_path} --config FILE; --help shows every option")
-    return launch(method, [*(["--config", str(config)] if config else []), *context.args], accelerate_config)
+        raise ValueError(
+            f"say what to train: {context.command_path} --config FILE; --help shows every option"
+        )
+    return launch(
+        method, [*(["--config", str(config)] if config else []), *context.args], accelerate_config
+    )
 
 
 def _help(context: typer.Context, method: str) -> int:
@@ -97,7 +115,14 @@ def example(file: Path | None) -> Path | None:
     """The file; outside of a clone `examples/...` is the one that came with the package."""
     if file is None or file.is_file():
         return file
-    return next((root / file for root in (EXAMPLES.parent, CLONE, shared()) if root and (root / file).is_file()), file)
+    return next(
+        (
+            root / file
+            for root in (EXAMPLES.parent, CLONE, shared())
+            if root and (root / file).is_file()
+        ),
+        file,
+    )
 
 
 def shared() -> Path | None:
@@ -105,7 +130,11 @@ def shared() -> Path | None:
     from importlib.metadata import PackageNotFoundError, files
 
     try:
-        found = [file for file in files("agentic-prompting") or () if file.match("benchmarks/paper_tables/__init__.py")]
+        found = [
+            file
+            for file in files("agentic-prompting") or ()
+            if file.match("benchmarks/paper_tables/__init__.py")
+        ]
     except PackageNotFoundError:
         return None
     return Path(str(found[0].locate())).resolve().parents[2] if found else None
@@ -113,12 +142,17 @@ def shared() -> Path | None:
 
 def demo(
     context: typer.Context,
-    method: Annotated[Method, typer.Option(help="What to show. Minutes on two CPU cores; prorefine: seconds.")] = (
-        "prompt-r1"
-    ),
-    output_dir: Annotated[Path | None, option("Folder to write to: runs/demo, or runs/real.", "--output-dir")] = None,
+    method: Annotated[
+        Method, typer.Option(help="What to show. Minutes on two CPU cores; prorefine: seconds.")
+    ] = ("prompt-r1"),
+    output_dir: Annotated[
+        Path | None, option("Folder to write to: runs/demo, or runs/real.", "--output-dir")
+    ] = None,
     real: Annotated[
-        bool, option("A real model of 135M parameters learns to look facts up; see `make real`.", "--real")
+        bool,
+        option(
+            "A real model of 135M parameters learns to look facts up; see `make real`.", "--real"
+        ),
     ] = False,
 ) -> int:
     """See a method work in the sandbox: a tiny policy, a scripted large LLM; no key, no network.
@@ -140,12 +174,23 @@ def demo(
         refine(["--output_dir", str(output_dir), *context.args])
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
-        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # TRL's trainers send a ping to the hub when they are made
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
+            "1"  # TRL's trainers send a ping to the hub when they are made
+        )
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        config_file = "real.yaml" if real else {"prompt-r1": "sandbox.yaml", "espl": "espl/sandbox.yaml"}[method]
-        options = ["--config", str(EXAMPLES / "configs" / config_file), "--output_dir", str(output_dir)]
+        config_file = (
+            "real.yaml"
+            if real
+            else {"prompt-r1": "sandbox.yaml", "espl": "espl/sandbox.yaml"}[method]
+        )
+        options = [
+            "--config",
+            str(EXAMPLES / "configs" / config_file),
+            "--output_dir",
+            str(output_dir),
+        ]
         accelerate_file = "single.yaml"
         if real and (os.cpu_count() or 1) > 1:
             accelerate_file = "cpu2.yaml"
@@ -221,7 +266,9 @@ def _settings(config: Path | None) -> list[str]:
     """The options of `accelerate launch` that say where to run."""
     if config is not None:
         if not config.is_file():
-            raise ValueError(f"{config} does not exist: make one with `accelerate config --config_file {config}`")
+            raise ValueError(
+                f"{config} does not exist: make one with `accelerate config --config_file {config}`"
+            )
         return ["--config_file", str(config)]
     import torch
     from accelerate.commands.config import default_config_file

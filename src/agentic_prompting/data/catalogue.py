@@ -20,7 +20,13 @@ def list_tasks() -> str:
         for name, task in TASKS.items()
     ]
     rows += [
-        (name, ", ".join(f"{split}: {'/'.join(part)}" for split, part in parts.items()), "", "a pair of sets", "")
+        (
+            name,
+            ", ".join(f"{split}: {'/'.join(part)}" for split, part in parts.items()),
+            "",
+            "a pair of sets",
+            "",
+        )
         for name, parts in PAIRS.items()
     ]
     return text_table(("name", "splits", "metrics", "first source", "licence"), rows)
@@ -33,18 +39,27 @@ def describe_task(name: str) -> str:
         `ValueError`: There is none of this name.
     """
     if name in PAIRS:
-        parts = "\n".join(f"  {split}: {of}, split {theirs}" for split, (of, theirs) in PAIRS[name].items())
+        parts = "\n".join(
+            f"  {split}: {of}, split {theirs}" for split, (of, theirs) in PAIRS[name].items()
+        )
         return f"{name}: a pair of sets\n{parts}"
     name, _, task = find_task(name)
     splits = [
         f"    {split}: {rows:,}{' (cut by row number)' if split in task.cuts else ''}"
         for split, rows in task.expected_rows.items()
     ]
-    kept = ['  questions without an answer are kept; their accepted answer is ""'] if task.unanswerable else []
+    kept = (
+        ['  questions without an answer are kept; their accepted answer is ""']
+        if task.unanswerable
+        else []
+    )
     return "\n".join(
         [
             *(name, "  splits (rows)", *splits),
-            *("  sources, in the order they are tried", *(f"    {source}" for source in task.sources)),
+            *(
+                "  sources, in the order they are tried",
+                *(f"    {source}" for source in task.sources),
+            ),
             *("  columns needed", *(f"    {', '.join(reader.columns)}" for reader in task.readers)),
             *(f"  metrics: {', '.join(task.metrics)}", f"  licence: {task.licence}", *kept),
         ]
@@ -101,7 +116,14 @@ def check_table(checks: Iterable[SourceCheck]) -> str:
     """The checks as a table, problems last on their lines."""
     head = ("set", "split", "source", "revision", "rows", "state")
     rows = [
-        (c.task, c.split, c.source, c.revision[:10], "" if c.rows is None else f"{c.rows:,}", c.problem or "ok")
+        (
+            c.task,
+            c.split,
+            c.source,
+            c.revision[:10],
+            "" if c.rows is None else f"{c.rows:,}",
+            c.problem or "ok",
+        )
         for c in checks
     ]
     return text_table(head, rows)
@@ -190,7 +212,9 @@ class Contamination:
 
 
 def contamination_report(
-    evaluation: Iterable[Mapping[str, Any]], training: Iterable[Mapping[str, Any]], run_length: int = 13
+    evaluation: Iterable[Mapping[str, Any]],
+    training: Iterable[Mapping[str, Any]],
+    run_length: int = 13,
 ) -> Contamination:
     """Compare the questions of two data sets.
 
@@ -208,7 +232,9 @@ def contamination_report(
     rows = list(evaluation)
     trained = [_words(row["question"]) for row in training]
     if not rows or not trained:
-        raise ValueError(f"nothing to compare: {len(rows)} evaluation rows and {len(trained)} training rows")
+        raise ValueError(
+            f"nothing to compare: {len(rows)} evaluation rows and {len(trained)} training rows"
+        )
     whole = set(map(tuple, trained))
     runs = {run for words in trained for run in _runs(words, run_length)}
     exact, near = [], []

@@ -97,25 +97,36 @@ def load_task(
     if n is not None and n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if data_files is not None and revision is not None:
-        raise ValueError("revision says which version of a hub repository to load; with data_files there is none")
+        raise ValueError(
+            "revision says which version of a hub repository to load; with data_files there is none"
+        )
     if is_own(name):
         if data_files is not None or revision is not None:
-            raise ValueError("data_files and revision are for the sets that have a name; pass your own data alone")
+            raise ValueError(
+                "data_files and revision are for the sets that have a name; pass your own data alone"
+            )
         name, records = _own(_of_split("data", name, split), columns or {})
     elif columns is not None:
-        raise ValueError(f"columns says how to read data of your own; {name!r} is a set that is known")
+        raise ValueError(
+            f"columns says how to read data of your own; {name!r} is a set that is known"
+        )
     else:
         name, split, task = find_task(name, split)
         if data_files is None:
             records = _load_hub(name, task, split, revision)
         else:
-            records = _load_files(name, task, split, _existing(name, _of_split(name, data_files, split)))
+            records = _load_files(
+                name, task, split, _existing(name, _of_split(name, data_files, split))
+            )
     return to_dataset(records if n is None else sample_rows(name, records, n, seed))
 
 
 def is_own(name: Any) -> bool:
     """Whether this is the user's own data rather than the name of a set."""
-    return not isinstance(name, str) or Path(name).suffix.lower() in (*SUFFIXES, *_OTHER_SPREADSHEETS)
+    return not isinstance(name, str) or Path(name).suffix.lower() in (
+        *SUFFIXES,
+        *_OTHER_SPREADSHEETS,
+    )
 
 
 def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
@@ -131,7 +142,9 @@ def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
     if name in TASKS:
         return name, split, TASKS[name]
     if near := difflib.get_close_matches(name.lower(), [*TASKS, *PAIRS], n=3, cutoff=0.5):
-        guess = f"did you mean {' or '.join(map(repr, near))}? `agentic-prompting data list` shows all"
+        guess = (
+            f"did you mean {' or '.join(map(repr, near))}? `agentic-prompting data list` shows all"
+        )
         raise ValueError(f"unknown task {name!r}; {guess}")
     raise ValueError(f"unknown task {name!r}; known: {', '.join([*TASKS, *PAIRS])}")
 
@@ -143,7 +156,9 @@ def _load_hub(name: str, task: Task, split: str, revision: str | None) -> list[R
     """The first source that loads, has the columns and, for a split cut by row numbers, has its rows in order."""
     _check_split(name, task, split)
     if revision is not None and task.sources[0].also:
-        raise ValueError(f"{name} is put together from several repositories: a single revision cannot pin them")
+        raise ValueError(
+            f"{name} is put together from several repositories: a single revision cannot pin them"
+        )
     failures = []
     for source in task.sources if revision is None else task.sources[:1]:
         pinned = f"@{revision}" if revision else ""
@@ -152,8 +167,12 @@ def _load_hub(name: str, task: Task, split: str, revision: str | None) -> list[R
             for one in source.parts():
                 rows, origin = open_source(one, split, revision), f"{one}{pinned}"
                 found = Found(rows, fitting_reader(name, task, rows.column_names, origin), origin)
-                parts.append(cut_rows(name, task, split, found)._replace(origin=f"{origin}:{split}"))
-        except Exception as error:  # what a hub, a network and a builder can raise has no common type
+                parts.append(
+                    cut_rows(name, task, split, found)._replace(origin=f"{origin}:{split}")
+                )
+        except (
+            Exception
+        ) as error:  # what a hub, a network and a builder can raise has no common type
             failures.append(f"  {source}{pinned}: {type(error).__name__}: {first_line(error)}")
             continue
         records, expected = read_all(name, task, parts, name), task.expected_rows[split]
@@ -179,7 +198,9 @@ def open_source(source: Source, split: str, revision: str | None = None, **optio
         options["data_files"], theirs = {"rows": source.files[split]}, "rows"
     if source.data_dir:
         options["data_dir"] = source.data_dir
-    return load_dataset(source.path, source.config, split=theirs, revision=revision or source.revision, **options)
+    return load_dataset(
+        source.path, source.config, split=theirs, revision=revision or source.revision, **options
+    )
 
 
 def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Record]:
@@ -193,7 +214,9 @@ def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Rec
         parts.append(Found(rows, fitting_reader(name, task, names, file), file))
     if task.cuts:  # the numbers are those of all files together
         _check_split(name, task, split)
-        whole = Found([row for part in parts for row in part.rows], parts[0].reader, ", ".join(files))
+        whole = Found(
+            [row for part in parts for row in part.rows], parts[0].reader, ", ".join(files)
+        )
         parts = [cut_rows(name, task, split, whole)]
     return read_all(name, task, parts, Path(files[-1]).stem)
 
@@ -209,7 +232,9 @@ def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
     if not len(rows):
         raise ValueError("data has no rows")
     where = f"the {type(data).__name__}"
-    return "data", read_all("data", task, [Found(rows, fitting_reader("data", task, names, where), where)], "data")
+    return "data", read_all(
+        "data", task, [Found(rows, fitting_reader("data", task, names, where), where)], "data"
+    )
 
 
 def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
@@ -218,17 +243,23 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
         filled = data.dropna(how="all")  # an empty row of a spreadsheet
         frame = filled[[column for column in data.columns if column in columns]]
         records = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        _restore_short_floats(records, {str(name): str(kind) for name, kind in frame.dtypes.items()})
+        _restore_short_floats(
+            records, {str(name): str(kind) for name, kind in frame.dtypes.items()}
+        )
         return _whole_numbers(records), list(data.columns)
     if hasattr(data, "select_columns") and hasattr(data, "__len__"):
-        types = {name: str(data.features.arrow_schema.field(name).type) for name in data.column_names}
+        types = {
+            name: str(data.features.arrow_schema.field(name).type) for name in data.column_names
+        }
         if not any(_SHORT_FLOAT.search(types[name]) for name in columns if name in types):
             return data, data.column_names
         records = list(data.select_columns([name for name in data.column_names if name in columns]))
         _restore_short_floats(records, types)
         return records, data.column_names
     if not isinstance(data, Iterable):
-        raise ValueError(f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}")
+        raise ValueError(
+            f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}"
+        )
     rows = list(data)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -238,7 +269,9 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
     return _whole_numbers([{**dict.fromkeys(names), **row} for row in rows]), names
 
 
-_SHORT_FLOAT = re.compile(r"half|float(?:16|32)?\b", re.IGNORECASE)  # as pandas and Arrow name these types
+_SHORT_FLOAT = re.compile(
+    r"half|float(?:16|32)?\b", re.IGNORECASE
+)  # as pandas and Arrow name these types
 
 
 def _restore_short_floats(records: list[Record], types: Mapping[str, str]) -> None:
@@ -269,8 +302,14 @@ def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
     """Readers of the user's own data; see `columns` of [`load_task`]."""
     if {"answers", "answer"} <= set(columns):
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
-    keep = {ours: theirs for ours, theirs in columns.items() if ours not in ("question", "answers", "answer", "id")}
-    question, answers, answer, key = (columns.get(name, name) for name in ("question", "answers", "answer", "id"))
+    keep = {
+        ours: theirs
+        for ours, theirs in columns.items()
+        if ours not in ("question", "answers", "answer", "id")
+    }
+    question, answers, answer, key = (
+        columns.get(name, name) for name in ("question", "answers", "answer", "id")
+    )
     needs = tuple(columns.values())
     several = Reader(question, lambda row: as_list(row[answers]), (answers, *needs), keep, id=key)
     one = Reader(question, answer, needs, keep, id=key)
@@ -291,7 +330,9 @@ def _of_split(name: str, data: Any, split: str) -> Any:
 
 
 def _existing(name: str, data_files: Any) -> list[str]:
-    files = [str(file) for file in ([data_files] if isinstance(data_files, (str, Path)) else data_files)]
+    files = [
+        str(file) for file in ([data_files] if isinstance(data_files, (str, Path)) else data_files)
+    ]
     if not files:
         raise ValueError(f"{name}: data_files names no file")
     for file in files:
@@ -300,14 +341,18 @@ def _existing(name: str, data_files: Any) -> list[str]:
         if Path(file).suffix.lower() in _OTHER_SPREADSHEETS:
             raise ValueError(f"{name}: this spreadsheet cannot be read, save it as CSV: {file}")
         if Path(file).suffix.lower() not in SUFFIXES:
-            raise ValueError(f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {file}")
+            raise ValueError(
+                f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {file}"
+            )
     return files
 
 
 # Files as rows --------------------------------------------------------------------------------------------------------
 
 
-def read_file(file: str, columns: Collection[str], field: str | None = None) -> tuple[list[Record], list[str]]:
+def read_file(
+    file: str, columns: Collection[str], field: str | None = None
+) -> tuple[list[Record], list[str]]:
     """The rows of a file, and the names of all its columns.
 
     Args:
@@ -327,7 +372,9 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
         try:
             for row in SUFFIXES[suffix](lines, columns, field):
                 if not isinstance(row, dict):
-                    raise ValueError(f"it should be an object with named columns, got {type(row).__name__}")
+                    raise ValueError(
+                        f"it should be an object with named columns, got {type(row).__name__}"
+                    )
                 names.update(dict.fromkeys(row))
                 rows.append({name: value for name, value in row.items() if name in columns})
         except (ValueError, RecursionError, csv.Error) as error:
@@ -370,7 +417,9 @@ class _Lines:
 
     def of(self, lines: Iterable[bytes]) -> Iterator[str]:
         for self.number, line in enumerate(lines, start=1):
-            yield line.decode("utf-8-sig" if self.number == 1 else "utf-8")  # the first may have a byte order mark
+            yield line.decode(
+                "utf-8-sig" if self.number == 1 else "utf-8"
+            )  # the first may have a byte order mark
 
 
 def _reason(error: Exception) -> str:
@@ -435,7 +484,9 @@ def _parquet(lines: _Lines, columns: Collection[str], field: Any) -> Iterator[Re
     try:
         table = ParquetFile(lines.stream)
         names = table.schema_arrow.names
-        wanted = [name for name in names if name in columns] or names[:1]  # without any column there are no rows
+        wanted = [name for name in names if name in columns] or names[
+            :1
+        ]  # without any column there are no rows
         types = {name: str(table.schema_arrow.field(name).type) for name in wanted}
         for batch in table.iter_batches(columns=wanted):
             records = batch.to_pylist()

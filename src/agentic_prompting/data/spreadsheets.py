@@ -13,11 +13,15 @@ from itertools import chain
 from typing import IO, Any
 
 _QUOTED = re.compile(r'"[^"]*"')
-_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # which Excel writes and reads as the first line
+_SEPARATOR_LINE = re.compile(
+    r"sep=(.)\s*", re.IGNORECASE
+)  # which Excel writes and reads as the first line
 _DELIMITERS = (",", ";", "\t")
 
 
-def read_csv(lines: Iterable[str], columns: Collection[str], delimiter: str) -> Iterator[dict[str, Any]]:
+def read_csv(
+    lines: Iterable[str], columns: Collection[str], delimiter: str
+) -> Iterator[dict[str, Any]]:
     """The rows of a CSV file, each cell the text it is.
 
     Args:
@@ -29,7 +33,9 @@ def read_csv(lines: Iterable[str], columns: Collection[str], delimiter: str) -> 
     Raises:
         `ValueError`: A row has more or fewer cells than the header, or a name is there twice.
     """
-    csv.field_size_limit(2**31 - 1)  # the csv module's own limit, 128 KiB, is less than a chapter of a book
+    csv.field_size_limit(
+        2**31 - 1
+    )  # the csv module's own limit, 128 KiB, is less than a chapter of a book
     rest = iter(lines)
     first = next((line for line in rest if line.strip(" \t\r\n,;")), "")
     separator = _SEPARATOR_LINE.fullmatch(first)
@@ -38,14 +44,20 @@ def read_csv(lines: Iterable[str], columns: Collection[str], delimiter: str) -> 
     else:
         delimiter = _find_delimiter(first, columns, delimiter)
         rest = chain([first], rest)
-    header = next((row for row in csv.reader(rest, delimiter=delimiter, strict=True) if any(row)), [])
+    header = next(
+        (row for row in csv.reader(rest, delimiter=delimiter, strict=True) if any(row)), []
+    )
 
     # Blanks behind each delimiter of the header: the file is written so throughout. Else a cell's blanks are its own.
     names = [name for name in header if name]
     is_spaced = len(names) > 1 and all(name[:1] == " " for name in names[1:])
     if is_spaced:
-        header = next(csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True))
-    return read_table(header, csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=is_spaced))
+        header = next(
+            csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True)
+        )
+    return read_table(
+        header, csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=is_spaced)
+    )
 
 
 def read_excel(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
@@ -57,12 +69,16 @@ def read_excel(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
     try:
         from openpyxl import load_workbook
     except ImportError:
-        raise ValueError("this needs openpyxl: save the sheet as CSV, or pip install openpyxl") from None
+        raise ValueError(
+            "this needs openpyxl: save the sheet as CSV, or pip install openpyxl"
+        ) from None
     try:
         workbook = load_workbook(stream, read_only=True, data_only=True)
         rows = workbook.worksheets[0].iter_rows()
         header = next((row for row in map(_cell_values, rows) if not _is_blank(row)), [])
-        yield from read_table(["" if name is None else str(name) for name in header], map(_cell_values, rows))
+        yield from read_table(
+            ["" if name is None else str(name) for name in header], map(_cell_values, rows)
+        )
     except ValueError:
         raise
     except Exception as error:  # what a damaged archive makes openpyxl raise has no common type
@@ -85,7 +101,9 @@ def read_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator
         if _is_blank(row):
             continue
         if len(row) < width or not _is_blank(row[len(names) :]):
-            raise ValueError(f"it has {len(row)} cell{'s' * (len(row) > 1)} where there are {len(names)} columns")
+            raise ValueError(
+                f"it has {len(row)} cell{'s' * (len(row) > 1)} where there are {len(names)} columns"
+            )
         yield {name: cell for name, cell in zip(names, row, strict=False) if name}
 
 

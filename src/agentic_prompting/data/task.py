@@ -73,9 +73,17 @@ class Reader:
         if problem := wrong_question(question):
             raise ValueError(problem)
         texts = (answer_text(gold).strip() for gold in golds if not is_missing(gold))
-        names = self.keep if isinstance(self.keep, Mapping) else dict(zip(self.keep, self.keep, strict=True))
+        names = (
+            self.keep
+            if isinstance(self.keep, Mapping)
+            else dict(zip(self.keep, self.keep, strict=True))
+        )
         kept = {name: row[column] for name, column in names.items() if column in row}
-        return question.strip(), list(dict.fromkeys(filter(None, texts))), {**kept, **self.meta(row)}
+        return (
+            question.strip(),
+            list(dict.fromkeys(filter(None, texts))),
+            {**kept, **self.meta(row)},
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,9 @@ class Source:
         if "/" not in self.path and self.files:  # a builder: its files say more than its name
             first = next(iter(self.files.values()))
             where = first if isinstance(first, str) else first[0]
-        return " ".join(filter(None, [where, self.config, self.data_dir, self.revision and f"@{self.revision}"]))
+        return " ".join(
+            filter(None, [where, self.config, self.data_dir, self.revision and f"@{self.revision}"])
+        )
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,9 @@ class Task:
 
 def answers_of(value: Any) -> list[str]:
     """The answers in a column: those of a list, or the one there is, never parsed: `"[1, 2]"` stays the text it is."""
-    is_array = getattr(value, "ndim", 0) > 0  # a list in a data frame; its elements keep their types
+    is_array = (
+        getattr(value, "ndim", 0) > 0
+    )  # a list in a data frame; its elements keep their types
     items = list(value) if is_array or isinstance(value, (list, tuple)) else [value]
     return [answer_text(item) for item in items if not is_missing(item)]
 
@@ -183,7 +195,12 @@ def as_list(value: Any) -> list[str]:
     for parse in (json.loads, ast.literal_eval) if isinstance(value, str) else ():
         try:
             parsed = parse(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: brackets by the thousand
+        except (
+            ValueError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ):  # the last two: brackets by the thousand
             continue
         if isinstance(parsed, list):
             return answers_of(parsed)
@@ -212,9 +229,15 @@ def wrong_question(question: Any) -> str:
 
 def wrong_answers(answers: Any) -> str:
     """The error of a row's `answers`; empty if there is none."""
-    if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
+    if not isinstance(answers, (list, tuple)) or not all(
+        isinstance(answer, str) for answer in answers
+    ):
         return f"`answers` must be a list of strings, got {answers!r}"
-    return "" if answers else '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
+    return (
+        ""
+        if answers
+        else '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
+    )
 
 
 # From rows as their source has them to records in our schema ----------------------------------------------------------
@@ -239,12 +262,19 @@ def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> 
     for reader in task.readers:
         if set(reader.columns) <= set(found):
             return reader
-    lacking = [[column for column in reader.columns if column not in found] for reader in task.readers]
+    lacking = [
+        [column for column in reader.columns if column not in found] for reader in task.readers
+    ]
     # A known set usually has its first shape; the user's own data is compared with the nearest one.
     near, hint = lacking[0], ""
     if not task.sources:
-        near, hint = min(lacking, key=len), "; say which is which with columns={'question': …, 'answers': …}"
-    raise ValueError(f"{name}: {origin} has no column {_quoted(near)}; it has: {', '.join(map(str, found))}{hint}")
+        near, hint = (
+            min(lacking, key=len),
+            "; say which is which with columns={'question': …, 'answers': …}",
+        )
+    raise ValueError(
+        f"{name}: {origin} has no column {_quoted(near)}; it has: {', '.join(map(str, found))}{hint}"
+    )
 
 
 def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
@@ -267,7 +297,9 @@ def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
             f"{name}: {origin} has its rows in another order: split {split!r} should begin with a question about "
             f"{cut.first!r}, not {question[:80]!r}"
         )
-    picked = rows.select(numbers) if hasattr(rows, "select") else [rows[number] for number in numbers]
+    picked = (
+        rows.select(numbers) if hasattr(rows, "select") else [rows[number] for number in numbers]
+    )
     return found._replace(rows=picked, numbers=numbers)
 
 
@@ -285,7 +317,11 @@ def read_all(name: str, task: Task, parts: Iterable[Found], prefix: str) -> list
         first += len(part.rows)
     if task.unique:  # as in the released code: the first place stays, the last answers win
         records = list({record["question"]: record for record in records}.values())
-    return records if task.order is None else [records[number] for number in task.order.numbers(len(records))]
+    return (
+        records
+        if task.order is None
+        else [records[number] for number in task.order.numbers(len(records))]
+    )
 
 
 def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> list[Record]:
@@ -294,21 +330,37 @@ def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> 
     for number, row in zip(numbers or range(len(rows)), _only(rows, reader.used), strict=True):
         try:
             question, golds, kept = reader.read(row)
-            json.dumps([question, golds, kept], ensure_ascii=False).encode()  # JSON can hold what no table can
+            json.dumps(
+                [question, golds, kept], ensure_ascii=False
+            ).encode()  # JSON can hold what no table can
         except UnicodeEncodeError as error:
             half = f"half of a surrogate pair, {error.object[error.start]!a}"
-            raise ValueError(f"{name}: row {number} of {origin} cannot be read: it has {half}") from None
+            raise ValueError(
+                f"{name}: row {number} of {origin} cannot be read: it has {half}"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{name}: row {number} of {origin} cannot be read: {first_line(error)}") from None
+            raise ValueError(
+                f"{name}: row {number} of {origin} cannot be read: {first_line(error)}"
+            ) from None
         if golds or task.unanswerable:
             own, meta = row.get(reader.id), {"row": number, "source": origin, **kept}
             key = f"{prefix}-{first + number}" if is_missing(own) else value_text(own)
-            records.append({"id": key, "question": question, "answers": golds or [""], "task": name, "meta": meta})
+            records.append(
+                {
+                    "id": key,
+                    "question": question,
+                    "answers": golds or [""],
+                    "task": name,
+                    "meta": meta,
+                }
+            )
     dropped = len(rows) - len(records)
     if dropped and not records:
         raise ValueError(f"{name}: none of the {dropped} rows of {origin} has an accepted answer")
     if dropped:
-        logger.warning(f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped")
+        logger.warning(
+            f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped"
+        )
     return records
 
 
@@ -324,7 +376,9 @@ def sample_rows(name: str, records: list[Record], n: int, seed: int) -> list[Rec
         first.setdefault(record["question"], record)
     distinct = list(first.values())
     if n > len(distinct):
-        raise ValueError(f"{name}: n={n}, but there are only {len(distinct)} different questions with an answer")
+        raise ValueError(
+            f"{name}: n={n}, but there are only {len(distinct)} different questions with an answer"
+        )
     how = {"n": n, "seed": seed, "of": len(distinct)}
     drawn = random.Random(seed).sample(range(len(distinct)), n)
     return [{**distinct[i], "meta": {**distinct[i]["meta"], "sample": how}} for i in drawn]
@@ -335,8 +389,12 @@ def to_dataset(records: Iterable[Record]) -> Dataset:
     from datasets import Dataset, Features, List, Value
 
     text = Value("string")
-    features = Features({"id": text, "question": text, "answers": List(text), "task": text, "meta": text})
-    rows = [{**record, "meta": json.dumps(record["meta"], ensure_ascii=False)} for record in records]
+    features = Features(
+        {"id": text, "question": text, "answers": List(text), "task": text, "meta": text}
+    )
+    rows = [
+        {**record, "meta": json.dumps(record["meta"], ensure_ascii=False)} for record in records
+    ]
     return Dataset.from_list(rows, features=features)
 
 
@@ -365,19 +423,25 @@ def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answer
             the message names the first such row.
     """
     if dataset is None:
-        raise ValueError("train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows")
+        raise ValueError(
+            "train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows"
+        )
     first = next(iter(dataset), None)
     if first is None:
         raise ValueError("the dataset is empty; check its split, filters and files")
     lacking = [column for column in columns if column not in first]
     if lacking:
-        raise ValueError(f"the dataset has no column {_quoted(lacking)}; it has: {', '.join(first)}")
+        raise ValueError(
+            f"the dataset has no column {_quoted(lacking)}; it has: {', '.join(first)}"
+        )
     checks = {"question": wrong_question, "answers": wrong_answers}
     checked = [column for column in columns if column in checks]
     rows = _only(dataset, checked) if hasattr(dataset, "__len__") else islice(dataset, 1)
     for number, row in enumerate(rows if checked else ()):
         for column in checked:
-            if problem := checks[column](row.get(column)):  # `get`: rows of a list need not have the same keys
+            if problem := checks[column](
+                row.get(column)
+            ):  # `get`: rows of a list need not have the same keys
                 raise ValueError(f"row {number} of the dataset: {problem}")
 
 

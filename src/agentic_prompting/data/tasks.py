@@ -35,7 +35,16 @@ _HEAD = "Question: "
 _CUT = "\nFirst, provide a simple explanation of the question"  # occurs exactly once in every released message
 
 EVALUATION_FILES = (
-    *("2WikiMultihopQA", "BookSum", "DAPO-Math", "MathQA_ood", "MusiQue", "PopQA", "WritingPrompts", "Xsum_ood"),
+    *(
+        "2WikiMultihopQA",
+        "BookSum",
+        "DAPO-Math",
+        "MathQA_ood",
+        "MusiQue",
+        "PopQA",
+        "WritingPrompts",
+        "Xsum_ood",
+    ),
     *("gsm8k", "hotpot", "squad_v2_ood", "triviaqa_ood"),
 )
 """Names of the twelve evaluation files; each is a split, `test/hotpot` for example."""
@@ -65,7 +74,10 @@ def prompt_r1_meta(row: Row) -> dict[str, Any]:
     """
     question, tail = _split_prompt_r1(row)
     before, after = question.split(question.strip()) if question.strip() else (question, "")
-    return {"prompt_template": f"{_HEAD}{before}{{question}}{after}{tail}", "data_source": row.get("data_source")}
+    return {
+        "prompt_template": f"{_HEAD}{before}{{question}}{after}{tail}",
+        "data_source": row.get("data_source"),
+    }
 
 
 def _split_prompt_r1(row: Row) -> tuple[str, str]:
@@ -74,7 +86,9 @@ def _split_prompt_r1(row: Row) -> tuple[str, str]:
         raise ValueError("a released Prompt-R1 row has exactly one user message in `prompt`")
     content = messages[0]["content"]
     if not content.startswith(_HEAD) or _CUT not in content:
-        raise ValueError(f"`prompt` is not in the released wrapper, '{_HEAD}…{_CUT.strip()}…': {content[:60]!r}")
+        raise ValueError(
+            f"`prompt` is not in the released wrapper, '{_HEAD}…{_CUT.strip()}…': {content[:60]!r}"
+        )
     # Not at the first newline: DAPO's questions have several lines.
     question, cut, instruction = content.removeprefix(_HEAD).partition(_CUT)
     return question, cut + instruction
@@ -119,7 +133,11 @@ def mathqa_options(options: str) -> dict[str, str]:
 
 def squad_answers(answers: Any) -> list[str]:
     """SQuAD's answer texts, whether the list of structs came back as a dict of lists or as it is."""
-    return list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers or []]
+    return (
+        list(answers["text"])
+        if isinstance(answers, dict)
+        else [answer["text"] for answer in answers or []]
+    )
 
 
 def gsm8k_answer(solution: str) -> str:
@@ -148,14 +166,23 @@ _RELEASED = Reader(
     meta=prompt_r1_meta,
 )
 _FLASHRAG = _golds("golden_answers")
-_GSM8K = Reader("question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), keep={"solution": "answer"})
+_GSM8K = Reader(
+    "question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), keep={"solution": "answer"}
+)
 _MUSIQUE = Reader(
-    "question", lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]), ("answer", "answer_aliases")
+    "question",
+    lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
+    ("answer", "answer_aliases"),
 )
 # SQuAD: the question alone, as in the paper; the passage stays in `meta`.
-_SQUAD = Reader("question", lambda row: squad_answers(row["answers"]), ("answers",), keep=("title", "context"))
+_SQUAD = Reader(
+    "question", lambda row: squad_answers(row["answers"]), ("answers",), keep=("title", "context")
+)
 _TRIVIAQA = Reader(
-    "question", lambda row: [row["answer"]["value"], *row["answer"]["aliases"]], ("answer",), keep=("question_id",)
+    "question",
+    lambda row: [row["answer"]["value"], *row["answer"]["aliases"]],
+    ("answer",),
+    keep=("question_id",),
 )
 _MATHQA = Reader(  # no options shown and the option's text as the gold, as in the paper
     "Problem",
@@ -163,7 +190,12 @@ _MATHQA = Reader(  # no options shown and the option's text as the gold, as in t
     ("options", "correct"),
     keep=("options", "correct"),
 )
-_CHAPTER = Reader(lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", ("chapter",), keep={"book": "bid"})
+_CHAPTER = Reader(
+    lambda row: _asked(SUMMARY_TASK, row["chapter"]),
+    "summary_text",
+    ("chapter",),
+    keep={"book": "bid"},
+)
 _CHAPTERS = Reader(
     lambda row: _asked(SUMMARY_TASK, row["text"]),
     lambda row: [summary["text"] for summary in row["summary"]],
@@ -184,11 +216,19 @@ PROMPT_R1_TASKS: dict[str, Task] = {
     "prompt_r1": Task(
         (Source("QwenQKing/Prompt-R1", files=_FILES),),
         (_RELEASED,),
-        {"train": 40_960, "validation": 2048, "test": 1_536, **{f"test/{name}": 128 for name in EVALUATION_FILES}},
+        {
+            "train": 40_960,
+            "validation": 2048,
+            "test": 1_536,
+            **{f"test/{name}": 128 for name in EVALUATION_FILES},
+        },
         "Apache-2.0",
     ),
     "hotpotqa": Task(
-        (*_also_parquet("hotpotqa/hotpot_qa", "distractor"), _flashrag("hotpotqa", validation="dev")),
+        (
+            *_also_parquet("hotpotqa/hotpot_qa", "distractor"),
+            _flashrag("hotpotqa", validation="dev"),
+        ),
         (Reader("question", "answer", keep=("type", "level")), _FLASHRAG),
         {"train": 90_447, "validation": 7_405},
         "CC-BY-SA-4.0",
@@ -221,7 +261,11 @@ PROMPT_R1_TASKS: dict[str, Task] = {
         "CC-BY-4.0",
     ),
     "popqa": Task(
-        (Source("akariasai/PopQA"), Source("csv", files=_POPQA_FILE, options={"sep": "\t"}), _flashrag("popqa")),
+        (
+            Source("akariasai/PopQA"),
+            Source("csv", files=_POPQA_FILE, options={"sep": "\t"}),
+            _flashrag("popqa"),
+        ),
         (_golds("possible_answers", ("prop", "s_pop", "o_pop")), _FLASHRAG),
         {"test": 14_267},
         "none stated",
@@ -234,7 +278,10 @@ PROMPT_R1_TASKS: dict[str, Task] = {
         unanswerable=True,
     ),
     "triviaqa": Task(  # FlashRAG's is the unfiltered set: other sizes
-        (*_also_parquet("mandarjoshi/trivia_qa", "rc.nocontext"), _flashrag("triviaqa", validation="dev")),
+        (
+            *_also_parquet("mandarjoshi/trivia_qa", "rc.nocontext"),
+            _flashrag("triviaqa", validation="dev"),
+        ),
         (_TRIVIAQA, _FLASHRAG),
         {"train": 138_384, "validation": 17_944},
         "unknown",
@@ -309,16 +356,25 @@ _SVAMP = Reader(
     keep={"type": "Type"},
 )
 _AQUA = Reader(
-    lambda row: row["question"] + "\n" + "\n".join(row["options"]), "correct", ("question", "options"), ("options",)
+    lambda row: row["question"] + "\n" + "\n".join(row["options"]),
+    "correct",
+    ("question", "options"),
+    ("options",),
 )
-_SVAMP_FILE: dict[str, str | list[str]] = {"test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"}
+_SVAMP_FILE: dict[str, str | list[str]] = {
+    "test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"
+}
 
 PROREFINE_TASKS: dict[str, Task] = {
     "bbh_object_counting": _big_bench_hard(
         "object_counting", "integer_match", "a flute, a piano", "stalks of celery", "a couch, a bed"
     ),
     "bbh_word_sorting": _big_bench_hard(
-        "word_sorting", "word_sorting_match", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi"
+        "word_sorting",
+        "word_sorting_match",
+        "syndrome therefrom",
+        "hat core sonnet discreet",
+        "oakland seaborg jacobi",
     ),
     "gsm8k_dspy": Task(  # DSPy's split, by way of TextGrad
         _also_parquet("openai/gsm8k", "main", splits={"validation": "train"}),
@@ -365,8 +421,14 @@ def dapo_question(row: Row) -> str:
 
 
 _MATHS = ("math_match", "exact_match")
-_DAPO = Reader(dapo_question, lambda row: answers_of(row["reward_model"]["ground_truth"]), ("prompt", "reward_model"))
-_DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")  # 1.79 M rows: each problem about a hundred times
+_DAPO = Reader(
+    dapo_question,
+    lambda row: answers_of(row["reward_model"]["ground_truth"]),
+    ("prompt", "reward_model"),
+)
+_DAPO_REPOSITORY = Source(
+    "BytedTsinghua-SIA/DAPO-Math-17k"
+)  # 1.79 M rows: each problem about a hundred times
 _PROBLEM = Reader("problem", "answer")
 _AIMO = "AI-MO/aimo-validation-"
 _MATH_ARENA = "MathArena/hmmt_"
@@ -390,7 +452,9 @@ _SEARCH = Source(  # file by file and column by column: other columns have diffe
 )
 
 
-def _competition(split: str, rows: int, licence: str, *sources: Source, seed: int | None = None) -> Task:
+def _competition(
+    split: str, rows: int, licence: str, *sources: Source, seed: int | None = None
+) -> Task:
     """A set of problems with a single split."""
     order = None if seed is None else Cut(seed=seed)
     return Task(sources, (_PROBLEM,), {split: rows}, licence, metrics=_MATHS, order=order)
@@ -429,10 +493,14 @@ ESPL_TASKS: dict[str, Task] = {
         Source(f"{_MATH_ARENA}feb_2023", also=(f"{_MATH_ARENA}feb_2024", f"{_MATH_ARENA}feb_2025")),
         seed=42,
     ),
-    "hmmt_nov25": _competition("test", 30, "CC-BY-NC-SA-4.0", Source(f"{_MATH_ARENA}nov_2025", splits=_TRAIN_IS_TEST)),
+    "hmmt_nov25": _competition(
+        "test", 30, "CC-BY-NC-SA-4.0", Source(f"{_MATH_ARENA}nov_2025", splits=_TRAIN_IS_TEST)
+    ),
     "aimo_aime": _competition("train", 90, "Apache-2.0", Source(_AIMO + "aime")),
     "aimo_amc": _competition("train", 83, "Apache-2.0", Source(_AIMO + "amc")),
-    "aime_and_amc": _competition("train", 173, "Apache-2.0", Source(_AIMO + "aime", also=(_AIMO + "amc",)), seed=42),
+    "aime_and_amc": _competition(
+        "train", 173, "Apache-2.0", Source(_AIMO + "aime", also=(_AIMO + "amc",)), seed=42
+    ),
     "beyondaime": _competition("test", 100, "CC0-1.0", Source("ByteDance-Seed/BeyondAIME")),
     "nq_hotpotqa": Task(  # test is seven sets in a row; each is a split of its own, `test/nq` for example
         (_SEARCH,),
@@ -452,6 +520,9 @@ PAIRS: dict[str, dict[str, tuple[str, str]]] = {
     "dapo_aime25": {"train": ("dapo100", "train"), "test": ("aime25", "test")},
     "hmmt": {"train": ("hmmt_feb", "train"), "test": ("hmmt_nov25", "test")},
     "aimo_beyondaime": {"train": ("aimo_aime", "train"), "test": ("beyondaime", "test")},
-    "aime_and_amc_to_beyondaime": {"train": ("aime_and_amc", "train"), "test": ("beyondaime", "test")},
+    "aime_and_amc_to_beyondaime": {
+        "train": ("aime_and_amc", "train"),
+        "test": ("beyondaime", "test"),
+    },
 }
 """The released code's pairs by its own names: for each split of a pair, the set and its split."""

@@ -74,16 +74,24 @@ class LLMEnvironment(Environment):
     ):
         turns = isinstance(history, int) and history >= 0
         if not callable(history) and history not in ("full", "last") and not turns:
-            raise ValueError(f"history must be 'full', 'last', a number of turns or a function, got {history!r}")
+            raise ValueError(
+                f"history must be 'full', 'last', a number of turns or a function, got {history!r}"
+            )
         if max_reply_chars <= len(CUT_MARK):
-            raise ValueError(f"max_reply_chars must be more than {len(CUT_MARK)}, got {max_reply_chars}")
+            raise ValueError(
+                f"max_reply_chars must be more than {len(CUT_MARK)}, got {max_reply_chars}"
+            )
         if share_replies not in (None, "never", "group", "step"):
-            raise ValueError(f"share_replies must be 'never', 'group' or 'step', got {share_replies!r}")
+            raise ValueError(
+                f"share_replies must be 'never', 'group' or 'step', got {share_replies!r}"
+            )
         as_chat(chat)  # raises now, not at the first episode
         self.chat, self.system_prompt, self.history = chat, system_prompt, history
         self.max_reply_chars, self.sampling = max_reply_chars, sampling
         defaults = getattr(chat, "sampling", None)
-        temperature = {**(defaults if isinstance(defaults, Mapping) else {}), **sampling}.get("temperature")
+        temperature = {**(defaults if isinstance(defaults, Mapping) else {}), **sampling}.get(
+            "temperature"
+        )
         self.share_replies: Sharing = share_replies or ("step" if temperature == 0 else "never")
         # A call of such a model may wait long for its turn, and ends by its own limits.
         self.step_timeout = math.inf if _limits_its_calls(chat) else None
@@ -91,9 +99,15 @@ class LLMEnvironment(Environment):
 
     async def step(self, rollout: Rollout) -> Observation:
         """Send the request of the rollout's last turn. Never raises: an error is in the observation."""
-        messages, session, sharers = self.messages(rollout), str(rollout.seed), self._sharers(rollout)
+        messages, session, sharers = (
+            self.messages(rollout),
+            str(rollout.seed),
+            self._sharers(rollout),
+        )
         model = None
-        if isinstance(self.chat, RoutedChat):  # the question chooses the model of the session, ρ(m | q)
+        if isinstance(
+            self.chat, RoutedChat
+        ):  # the question chooses the model of the session, ρ(m | q)
             try:
                 model = self.chat.choose(messages, session, rollout.row.get("question"))
             except LLMError as error:
@@ -107,7 +121,11 @@ class LLMEnvironment(Environment):
             # with the same request get N different replies.
             reply = await ask(rollout.seed)
         else:
-            request = (sharers, model, *((message["role"], message["content"]) for message in messages))
+            request = (
+                sharers,
+                model,
+                *((message["role"], message["content"]) for message in messages),
+            )
             reply = await self._shared.ask(sharers[0], request, lambda: ask(rollout_seed(*sharers)))
         # Some servers leave the thought in the text; the agent gets what follows it.
         thought, visible = split_thoughts(reply.text)
@@ -165,12 +183,16 @@ class SharedReplies:
     """
 
     def __init__(self) -> None:
-        self._batches: OrderedDict[str, dict[Hashable, asyncio.Future[Reply | None]]] = OrderedDict()
+        self._batches: OrderedDict[str, dict[Hashable, asyncio.Future[Reply | None]]] = (
+            OrderedDict()
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()  # a copy begins empty
 
-    async def ask(self, batch: str, request: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def ask(
+        self, batch: str, request: Hashable, call: Callable[[], Awaitable[Reply]]
+    ) -> Reply:
         """The reply to an identical request of the batch, or else the reply of `call`.
 
         If the call that others wait for fails or is cancelled, one of them makes the next call and the rest wait for
@@ -188,7 +210,9 @@ class SharedReplies:
                 return replace(reply, usage=Usage(), saved=reply.worth, shared=True, attempts=0)
         return await call()
 
-    async def _call(self, calls: dict[Hashable, Any], request: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def _call(
+        self, calls: dict[Hashable, Any], request: Hashable, call: Callable[[], Awaitable[Reply]]
+    ) -> Reply:
         future = calls[request] = asyncio.get_running_loop().create_future()
         shared = None
         try:

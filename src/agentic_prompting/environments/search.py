@@ -99,7 +99,9 @@ class SearchEnvironment(Environment):
         max_concurrency: int = 16,
     ):
         if min(k, max_searches, max_queries, max_chars, max_concurrency) < 1:
-            raise ValueError("k, max_searches, max_queries, max_chars and max_concurrency must be at least 1")
+            raise ValueError(
+                "k, max_searches, max_queries, max_chars and max_concurrency must be at least 1"
+            )
         self.retriever, self.k = retriever, k
         self.max_searches, self.max_queries, self.max_chars = max_searches, max_queries, max_chars
         self._places = threading.BoundedSemaphore(max_concurrency)
@@ -116,7 +118,9 @@ class SearchEnvironment(Environment):
             try:
                 text = render_documents(queries, call_guarded_now(self.retriever, queries, self.k))
             except Exception as error:  # the retriever's failure, not the agent's
-                failed = failure_of(lambda text: ServerFailed(text, "search"), "the retriever", error)
+                failed = failure_of(
+                    lambda text: ServerFailed(text, "search"), "the retriever", error
+                )
                 return Observation(error=failed, seconds=time.perf_counter() - started)
             return Observation(text[: self.max_chars], seconds=time.perf_counter() - started)
 
@@ -131,7 +135,9 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
     try:
         call = load_json(body)
     except (ValueError, RecursionError) as error:
-        reason = str(error).partition(":")[0] if isinstance(error, ValueError) else "nested too deeply"
+        reason = (
+            str(error).partition(":")[0] if isinstance(error, ValueError) else "nested too deeply"
+        )
         return [], f"Error: the call is not valid JSON ({reason}). Write it like this: {example}"
     if not isinstance(call, dict):
         return [], f"Error: the call must be a JSON object like this: {example}"
@@ -159,7 +165,10 @@ def render_documents(queries: Sequence[str], found: Sequence[Sequence[Document]]
     blocks = []
     for query, documents in zip(queries, found, strict=True):
         lines = [f"Query: {query}"]
-        lines += [f"Document {number}:\n{document.text}" for number, document in enumerate(documents, start=1)]
+        lines += [
+            f"Document {number}:\n{document.text}"
+            for number, document in enumerate(documents, start=1)
+        ]
         blocks.append("\n".join(lines if documents else [*lines, "No document found."]))
     return "\n\n".join(blocks)
 
@@ -180,23 +189,34 @@ class BM25Retriever:
         try:
             import bm25s
         except ImportError as error:
-            raise ImportError("BM25Retriever needs bm25s: pip install 'agentic-prompting[search]'") from error
+            raise ImportError(
+                "BM25Retriever needs bm25s: pip install 'agentic-prompting[search]'"
+            ) from error
         if not documents:
             raise ValueError("BM25Retriever needs at least one document")
         self.documents = [
             document if isinstance(document, Document) else Document(document, str(number))
             for number, document in enumerate(documents)
         ]
-        self._tokenize = lambda texts: bm25s.tokenize(texts, stopwords=stopwords, show_progress=False)
+        self._tokenize = lambda texts: bm25s.tokenize(
+            texts, stopwords=stopwords, show_progress=False
+        )
         self._index = bm25s.BM25()
-        self._index.index(self._tokenize([document.text for document in self.documents]), show_progress=False)
+        self._index.index(
+            self._tokenize([document.text for document in self.documents]), show_progress=False
+        )
 
     def __call__(self, queries: Sequence[str], k: int) -> list[list[Document]]:
         k = min(k, len(self.documents))
-        places, scores = self._index.retrieve(self._tokenize(list(queries)), k=k, show_progress=False)
+        places, scores = self._index.retrieve(
+            self._tokenize(list(queries)), k=k, show_progress=False
+        )
         found = (zip(*row, strict=True) for row in zip(places, scores, strict=True))
         # A score of zero means no word in common: not a hit.
-        return [[replace(self.documents[i], score=float(score)) for i, score in row if score > 0] for row in found]
+        return [
+            [replace(self.documents[i], score=float(score)) for i, score in row if score > 0]
+            for row in found
+        ]
 
 
 class HTTPRetriever:
@@ -219,7 +239,9 @@ class HTTPRetriever:
             import requests
             from urllib3.util import Retry
         except ImportError as error:
-            raise ImportError("HTTPRetriever needs requests: pip install 'agentic-prompting[search]'") from error
+            raise ImportError(
+                "HTTPRetriever needs requests: pip install 'agentic-prompting[search]'"
+            ) from error
         self.url, self.timeout = url, timeout
         retry = Retry(
             max_retries, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504), allowed_methods={"POST"},
@@ -227,7 +249,9 @@ class HTTPRetriever:
         )  # fmt: skip
         self._session = requests.Session()
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=64, max_retries=retry))
+            self._session.mount(
+                scheme, requests.adapters.HTTPAdapter(pool_maxsize=64, max_retries=retry)
+            )
 
     def __call__(self, queries: Sequence[str], k: int) -> list[list[Document]]:
         body: Any = {"queries": list(queries), "topk": k, "return_scores": True}
@@ -261,4 +285,7 @@ class ChromaRetriever:
         ids, texts = found["ids"], found["documents"]
         distances = found.get("distances") or [[None] * len(row) for row in ids]
         hits = (zip(*row, strict=True) for row in zip(texts, ids, distances, strict=True))
-        return [[Document(text, id, None if far is None else -float(far)) for text, id, far in row] for row in hits]
+        return [
+            [Document(text, id, None if far is None else -float(far)) for text, id, far in row]
+            for row in hits
+        ]

@@ -4,7 +4,13 @@ The papers' tables, and the optimisers that they compare with, are made of these
 """
 
 from ..rewards import read_answer
-from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
+from .harness import (
+    Evaluation,
+    EvaluationStopped,
+    EvaluationTask,
+    evaluate_agent,
+    load_evaluation_task,
+)
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
 from .repeats import pass_at_k
 from .scoring import (

@@ -28,7 +28,9 @@ class AnswerMetric(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         if self.config_name not in METRICS:
-            raise ValueError(f"say which metric as the second argument of `evaluate.load`: {', '.join(METRICS)}")
+            raise ValueError(
+                f"say which metric as the second argument of `evaluate.load`: {', '.join(METRICS)}"
+            )
         return evaluate.MetricInfo(
             description=type(self).__doc__ or "",
             citation="",

@@ -66,7 +66,10 @@ class Evaluation:
 
 def evaluate_agent(
     system: System | Callable[..., Any] | Mapping[str, System | Callable[..., Any]],
-    tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]] | Iterable[Row] | EvaluationTask,
+    tasks: Sequence[str | EvaluationTask]
+    | Mapping[str, Iterable[Row]]
+    | Iterable[Row]
+    | EvaluationTask,
     metrics: Sequence[Metric] | Mapping[str, Metric] | None = None,
     n: int | None = 128,
     runs: int = 3,
@@ -109,9 +112,14 @@ def evaluate_agent(
     prepared = [_prepared(task, n, seed) for task in _listed_tasks(tasks)]
     names = [task.name for task in prepared]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)")
+        raise ValueError(
+            f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)"
+        )
     shared = None if metrics is None else find_metrics(metrics, encoder)
-    chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in prepared}
+    chosen = {
+        task.name: find_metrics(task.metrics, encoder) if shared is None else shared
+        for task in prepared
+    }
     for task in prepared:
         for metric in chosen[task.name].values():
             check_answers_of_rows(metric, task.rows)
@@ -119,12 +127,17 @@ def evaluate_agent(
     for name, one in systems.items():
         answering = as_system(one)
         path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
-        with nullcontext() if path is None else only_writer(path), spans.workflow("evaluation", runs=runs):
+        with (
+            nullcontext() if path is None else only_writer(path),
+            spans.workflow("evaluation", runs=runs),
+        ):
             records = _answers(name, answering, prepared, runs, seed, path, progress)
         evaluation.records += records
         for task in prepared:
             of_task = [record for record in records if record["task"] == task.name]
-            evaluation.results.append(summarise(name, task.name, of_task, chosen[task.name], answering.fit_calls))
+            evaluation.results.append(
+                summarise(name, task.name, of_task, chosen[task.name], answering.fit_calls)
+            )
     return evaluation
 
 
@@ -133,7 +146,9 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **options: Any) -> EvaluationTask:
+def load_evaluation_task(
+    name: str, n: int | None = None, seed: int = 0, **options: Any
+) -> EvaluationTask:
     """A task by its name, `name` or `name/split`, or a file of one's own; `options` go to [`load_task`].
 
     Raises:
@@ -165,7 +180,9 @@ def _listed_tasks(tasks: Any) -> list[str | EvaluationTask]:
     if isinstance(tasks, Mapping):
         for name, rows in tasks.items():
             if not _holds_rows(rows):
-                raise ValueError(f"the task {name!r} has no rows but {type(rows).__name__}: {advice}")
+                raise ValueError(
+                    f"the task {name!r} has no rows but {type(rows).__name__}: {advice}"
+                )
         return [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
     if not isinstance(tasks, Iterable):
         raise ValueError(f"tasks must be a list, got {type(tasks).__name__}: {advice}")
@@ -181,7 +198,9 @@ def _listed_tasks(tasks: Any) -> list[str | EvaluationTask]:
             continue
         rows = list(entry) if _holds_rows(entry) else []
         if not rows or not all(isinstance(row, Mapping) for row in rows):
-            raise ValueError(f"a task cannot be made of {type(entry).__name__} {entry!r:.80}: {advice}")
+            raise ValueError(
+                f"a task cannot be made of {type(entry).__name__} {entry!r:.80}: {advice}"
+            )
         listed.append(_task_of_rows(rows))
     return listed
 
@@ -221,7 +240,13 @@ Key = tuple[str, int, int]
 
 
 def _answers(
-    name: str, system: System, tasks: Sequence[EvaluationTask], runs: int, seed: int, path: Path | None, progress: bool
+    name: str,
+    system: System,
+    tasks: Sequence[EvaluationTask],
+    runs: int,
+    seed: int,
+    path: Path | None,
+    progress: bool,
 ) -> list[Record]:
     """All records of one system, those that are on disk already among them."""
     own = digest(system.settings)
@@ -236,13 +261,17 @@ def _answers(
             records |= {key: done[key] for key in keys if key in done}
             left = [key for key in keys if key not in done]
             bar.update(len(keys) - len(left))
-            for position, answer in system.answer_each([task.rows[place] for _, _, place in left], seed + run):
+            for position, answer in system.answer_each(
+                [task.rows[place] for _, _, place in left], seed + run
+            ):
                 record = records[left[position]] = _record(name, task, left[position], answer)
                 if file is not None:
                     file.append([{**record, "settings": own}])
                 bar.update()
                 if answer.fatal and answer.error is not None:
-                    raise EvaluationStopped(f"{name}: {answer.error}; {len(records)} of {total} answers are there")
+                    raise EvaluationStopped(
+                        f"{name}: {answer.error}; {len(records)} of {total} answers are there"
+                    )
     return [records[key] for key in sorted(records)]
 
 
@@ -271,7 +300,11 @@ def _saved(path: Path, settings: str, tasks: Sequence[EvaluationTask]) -> dict[K
     file = RecordFile(path)
     file.keep(worth_keeping)
     for (task, run, place), record in list(done.items()):
-        accepted = list(rows[task][place]["answers"]) if place < len(rows.get(task, [])) else record["answers"]
+        accepted = (
+            list(rows[task][place]["answers"])
+            if place < len(rows.get(task, []))
+            else record["answers"]
+        )
         if accepted == record["answers"]:
             continue
         if record.get("judged") is not None:  # by what was accepted then

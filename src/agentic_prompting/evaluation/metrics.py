@@ -19,7 +19,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..rewards import exact_match, integer_match, letter_match, math_match, token_f1, word_sorting_match
+from ..rewards import (
+    exact_match,
+    integer_match,
+    letter_match,
+    math_match,
+    token_f1,
+    word_sorting_match,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +45,10 @@ def each(score: ItemScore) -> Score:
     """A score of one answer as a score of many."""
 
     def of_all(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[float | None]:
-        return [score(prediction, accepted) for prediction, accepted in zip(predictions, answers, strict=True)]
+        return [
+            score(prediction, accepted)
+            for prediction, accepted in zip(predictions, answers, strict=True)
+        ]
 
     of_all.__wrapped__ = score  # type: ignore[attr-defined]  # by which `check_answers` finds the rule
     return of_all
@@ -71,7 +81,10 @@ def load_encoder(model: str = DEFAULT_ENCODER, **options: Any) -> Encoder:
 
 
 def semantic_similarity(
-    predictions: Sequence[str], answers: Sequence[Sequence[str]], encoder: Encoder | None = None, batch_size: int = 64
+    predictions: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    encoder: Encoder | None = None,
+    batch_size: int = 64,
 ) -> list[float]:
     """Cosine similarity of each prediction with the nearest of its accepted answers, in [-1, 1].
 
@@ -89,12 +102,18 @@ def semantic_similarity(
     """
     for number, accepted in enumerate(answers):
         if isinstance(accepted, str) or not len(accepted):
-            raise ValueError(f"answers of item {number} must be a list with at least one text, got {accepted!r:.80}")
-    texts = list(dict.fromkeys([*predictions, *(answer for accepted in answers for answer in accepted)]))
+            raise ValueError(
+                f"answers of item {number} must be a list with at least one text, got {accepted!r:.80}"
+            )
+    texts = list(
+        dict.fromkeys([*predictions, *(answer for accepted in answers for answer in accepted)])
+    )
     pairs = list(zip(predictions, answers, strict=True))
     if not texts:
         return []
-    vectors = np.asarray((encoder or load_encoder()).encode(texts, batch_size=batch_size), dtype=float)
+    vectors = np.asarray(
+        (encoder or load_encoder()).encode(texts, batch_size=batch_size), dtype=float
+    )
     # Normalised here: encoders differ in whether they do.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     place = {text: number for number, text in enumerate(texts)}
@@ -104,7 +123,9 @@ def semantic_similarity(
             return float(one.strip() == other.strip())
         return float(vectors[place[one]] @ vectors[place[other]])
 
-    return [max(cosine(prediction, answer) for answer in accepted) for prediction, accepted in pairs]
+    return [
+        max(cosine(prediction, answer) for answer in accepted) for prediction, accepted in pairs
+    ]
 
 
 _ITEM_SCORES: Mapping[str, ItemScore] = {
@@ -150,7 +171,11 @@ def find_metrics(
         `ValueError`: A metric does not exist (names those there are), does not compare texts, or gives several numbers.
         `ImportError`: One needs a package that is not installed.
     """
-    named = metrics if isinstance(metrics, Mapping) else {_name_of(metric): metric for metric in metrics}
+    named = (
+        metrics
+        if isinstance(metrics, Mapping)
+        else {_name_of(metric): metric for metric in metrics}
+    )
     found = {name: _score(name, metric) for name, metric in named.items()}
     for name, score in found.items():
         if score is semantic_similarity and encoder is not None:
@@ -160,7 +185,9 @@ def find_metrics(
 
 
 def _name_of(metric: Metric) -> str:
-    return metric if isinstance(metric, str) else str(getattr(metric, "name", None) or metric.__name__)
+    return (
+        metric if isinstance(metric, str) else str(getattr(metric, "name", None) or metric.__name__)
+    )
 
 
 def _score(name: str, metric: Metric) -> Score:
@@ -176,13 +203,19 @@ def _score(name: str, metric: Metric) -> Score:
 
     base, key = re.fullmatch(r"(.+?)(?::(\w+))?", metric, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
-        return EvaluateScore(evaluate.load(base), key, hint=name if name != metric else Path(base).stem)
+        return EvaluateScore(
+            evaluate.load(base), key, hint=name if name != metric else Path(base).stem
+        )
     except FileNotFoundError as error:
         known = ", ".join(METRICS)
-        raise ValueError(f"unknown metric {metric!r}; known: {known}; `evaluate` has none either: {error}") from None
+        raise ValueError(
+            f"unknown metric {metric!r}; known: {known}; `evaluate` has none either: {error}"
+        ) from None
 
 
-_LOWER_IS_BETTER = frozenset({"wer", "cer", "mer", "ter"})  # where several accepted answers differ, the least counts
+_LOWER_IS_BETTER = frozenset(
+    {"wer", "cer", "mer", "ter"}
+)  # where several accepted answers differ, the least counts
 
 
 class EvaluateScore:
@@ -202,35 +235,61 @@ class EvaluateScore:
 
     def __init__(self, module: Any, key: str | None = None, hint: str | None = None):
         if not hasattr(module, "features"):
-            raise ValueError("a combination of metrics is given one by one, each with a name of its own")
+            raise ValueError(
+                "a combination of metrics is given one by one, each with a name of its own"
+            )
         self.module = module
         formats = module.features if isinstance(module.features, list) else [module.features]
-        ours = [one for one in formats if set(one) == {"predictions", "references"} and _is_text(one["predictions"])]
+        ours = [
+            one
+            for one in formats
+            if set(one) == {"predictions", "references"} and _is_text(one["predictions"])
+        ]
         if not ours:
             raise ValueError(f"the metric {module.name} does not compare texts, but {formats[0]}")
-        self.takes_all = any(not _is_text(one["references"]) for one in ours)  # accepted answers in one list
+        self.takes_all = any(
+            not _is_text(one["references"]) for one in ours
+        )  # accepted answers in one list
         self.key, self.one_by_one = self._probed(key, hint)
 
     def _probed(self, key: str | None, hint: str | None) -> tuple[str, bool]:
         """Which number counts, and whether it is one for all answers: seen in what it says of two."""
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
         computed = self._computed(["a b", "a c"], references)
-        numbers = [name for name, value in computed.items() if _is_number(value) or _are_numbers(value, 2)]
-        usual = (hint, self.module.name, self.module.config_name, "score", *(numbers if len(numbers) == 1 else ()))
+        numbers = [
+            name for name, value in computed.items() if _is_number(value) or _are_numbers(value, 2)
+        ]
+        usual = (
+            hint,
+            self.module.name,
+            self.module.config_name,
+            "score",
+            *(numbers if len(numbers) == 1 else ()),
+        )
         for name in (key,) if key else usual:
             if name in numbers:
                 return name, _is_number(computed[name])
         known = ", ".join(numbers)
         raise ValueError(
             f"the metric {self.module.name} gives {known or 'no number'}"
-            + (f", and no {key}" if key else f": say which, as in '{self.module.name}:{known.split(', ')[0]}'")
+            + (
+                f", and no {key}"
+                if key
+                else f": say which, as in '{self.module.name}:{known.split(', ')[0]}'"
+            )
         )
 
-    def __call__(self, predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[float | None]:
+    def __call__(
+        self, predictions: Sequence[str], answers: Sequence[Sequence[str]]
+    ) -> list[float | None]:
         best = min if self.key in _LOWER_IS_BETTER else max
         references = [[accepted] if self.takes_all else accepted for accepted in answers]
         numbers = self._numbers(
-            [prediction for prediction, accepted in zip(predictions, references, strict=True) for _ in accepted],
+            [
+                prediction
+                for prediction, accepted in zip(predictions, references, strict=True)
+                for _ in accepted
+            ],
             [list(one) if self.takes_all else one for accepted in references for one in accepted],
         )
         scores = [list(islice(numbers, len(accepted))) for accepted in references]
@@ -244,12 +303,16 @@ class EvaluateScore:
             try:
                 yield _finite(self._computed([prediction], [reference])[self.key])
             except Exception as error:  # others' code: an answer that it cannot score is no zero
-                logger.warning("the metric %s cannot score %.80r: %s", self.module.name, prediction, error)
+                logger.warning(
+                    "the metric %s cannot score %.80r: %s", self.module.name, prediction, error
+                )
                 yield None
 
     def _computed(self, predictions: list[str], references: list[Any]) -> Mapping[str, Any]:
         scores = self.module.compute(predictions=predictions, references=references)
-        return scores if isinstance(scores, Mapping) else {self.module.name: scores}  # `wer` gives a bare number
+        return (
+            scores if isinstance(scores, Mapping) else {self.module.name: scores}
+        )  # `wer` gives a bare number
 
 
 def _is_text(feature: Any) -> bool:
@@ -261,7 +324,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_numbers(value: Any, n: int) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray)) and len(value) == n and all(map(_is_number, value))
+    return (
+        isinstance(value, (list, tuple, np.ndarray))
+        and len(value) == n
+        and all(map(_is_number, value))
+    )
 
 
 def _finite(value: Any) -> float | None:

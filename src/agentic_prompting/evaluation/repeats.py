@@ -37,7 +37,9 @@ def pass_at_k(n: int, right: int, k: int) -> float:
         0.5
     """
     if not 0 <= right <= n or not 1 <= k <= n:
-        raise ValueError(f"expected 0 <= right <= n and 1 <= k <= n, got n={n}, right={right}, k={k}")
+        raise ValueError(
+            f"expected 0 <= right <= n and 1 <= k <= n, got n={n}, right={right}, k={k}"
+        )
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
@@ -49,7 +51,11 @@ def mean_pass_at(groups: Iterable[Sequence[float | None]], k: int) -> float | No
         k (`int`): As in [`pass_at_k`].
     """
     known = [[score for score in group if score is not None and score == score] for group in groups]
-    found = [pass_at_k(len(one), sum(score >= RIGHT for score in one), k) for one in known if len(one) >= k]
+    found = [
+        pass_at_k(len(one), sum(score >= RIGHT for score in one), k)
+        for one in known
+        if len(one) >= k
+    ]
     return fmean(found) if found else None
 
 
@@ -84,7 +90,11 @@ def repeat_values(
         if score is not None:
             runs[record["place"]].append((record.get("answer"), score))
     by_place = dict(sorted(runs.items()))
-    values = {"spread": {at: stdev(score for _, score in one) for at, one in by_place.items() if len(one) > 1}}
+    values = {
+        "spread": {
+            at: stdev(score for _, score in one) for at, one in by_place.items() if len(one) > 1
+        }
+    }
     if not is_binary:
         return values
     passes = {
@@ -95,7 +105,11 @@ def repeat_values(
         }
         for j in range(1, k + 1)
     }
-    return {**passes, f"majority@{k}": {at: _majority(one) for at, one in by_place.items() if len(one) == k}, **values}
+    return {
+        **passes,
+        f"majority@{k}": {at: _majority(one) for at, one in by_place.items() if len(one) == k},
+        **values,
+    }
 
 
 def _majority(answered: Sequence[tuple[str | None, float]]) -> float:
@@ -105,4 +119,6 @@ def _majority(answered: Sequence[tuple[str | None, float]]) -> float:
         if answer is not None:
             votes[normalize_answer(str(answer))].append(score)
     most = max(map(len, votes.values()), default=0)
-    return fmean(fmean(of_one) for of_one in votes.values() if len(of_one) == most) if votes else 0.0
+    return (
+        fmean(fmean(of_one) for of_one in votes.values() if len(of_one) == most) if votes else 0.0
+    )

@@ -60,7 +60,9 @@ class Result:
     repeated: dict[str, dict[str, Estimate]] = field(default_factory=dict)
 
 
-def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score]) -> dict[str, list[float | None]]:
+def score_records(
+    records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score]
+) -> dict[str, list[float | None]]:
     """Every metric of every record, in order; `None` for failed answers and where a metric has no score.
 
     Args:
@@ -72,7 +74,11 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
         scores[name] = [0.0 if _given(record) else None for record in records]
         # Asked and without an answer is 0, except where less may be better: there it is what an empty answer is.
         silent = isinstance(metric, EvaluateScore)
-        asked = [i for i, one in enumerate(records) if _given(one) and (silent or one.get("answer") is not None)]
+        asked = [
+            i
+            for i, one in enumerate(records)
+            if _given(one) and (silent or one.get("answer") is not None)
+        ]
         texts = [_read(records[i], whole=name in READ_WHOLE) for i in asked]
         if metric is judged:
             values: Sequence[float | None] = judged([records[i] for i in asked])
@@ -83,7 +89,9 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
     return scores
 
 
-async def score_rollouts(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[float | None]:
+async def score_rollouts(
+    reward: Callable[..., Any], rollouts: Sequence[Rollout]
+) -> list[float | None]:
     """The rewards of finished episodes, by a function with TRL's signature, plain or `async`.
 
     Args:
@@ -122,11 +130,18 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
 
 
 def summarise(
-    system: str, task: str, records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score], fit_calls: int = 0
+    system: str,
+    task: str,
+    records: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Score],
+    fit_calls: int = 0,
 ) -> Result:
     """One system on one task, from its records; an agent's also have the metric `format`, ProRefine's `iterations`."""
     scores: dict[str, list[float | None]] = score_records(records, metrics)
-    for name, given_by in (("format", format_scores(records)), ("iterations", [_iterations(one) for one in records])):
+    for name, given_by in (
+        ("format", format_scores(records)),
+        ("iterations", [_iterations(one) for one in records]),
+    ):
         if any(score is not None for score in given_by):
             scores[name] = given_by
     given = [record for record in records if _given(record)]
@@ -150,7 +165,9 @@ def summarise(
     )
 
 
-def _per_question(records: Sequence[Mapping[str, Any]], scores: Sequence[float | None]) -> dict[int, float]:
+def _per_question(
+    records: Sequence[Mapping[str, Any]], scores: Sequence[float | None]
+) -> dict[int, float]:
     runs: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
@@ -171,7 +188,9 @@ def _repeated(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, Estimate]:
     """Statistics of several runs, as means over the questions."""
-    found = {key: list(one.values()) for key, one in repeat_values(records, scores, is_binary).items()}
+    found = {
+        key: list(one.values()) for key, one in repeat_values(records, scores, is_binary).items()
+    }
     return {
         key: wilson_interval(round(sum(values)), len(values))
         if "@" in key and set(values) <= {0.0, 1.0}  # shares of questions
@@ -240,13 +259,17 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     """
     _check_level(level)
     if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"expected 0 <= successes <= n and n >= 1, got successes={successes}, n={n}")
+        raise ValueError(
+            f"expected 0 <= successes <= n and n >= 1, got successes={successes}, n={n}"
+        )
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
     # The ends are exact at 0 and n successes; rounding must not put the mean outside.
-    return Estimate(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)), n)
+    return Estimate(
+        share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)), n
+    )
 
 
 def bootstrap_interval(
@@ -270,7 +293,9 @@ def bootstrap_interval(
         raise ValueError(f"n_resamples must be at least 1, got {n_resamples}")
     sample = np.asarray(values, dtype=float)
     if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
-        raise ValueError(f"expected finite numbers, at least one, in one dimension; got {len(values)} values")
+        raise ValueError(
+            f"expected finite numbers, at least one, in one dimension; got {len(values)} values"
+        )
     rng, n = np.random.default_rng(seed), sample.size
     means = [sample[rng.integers(0, n, n)].mean() for _ in range(n_resamples)]
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
@@ -298,7 +323,11 @@ class PairedDifference:
 
 
 def paired_difference(
-    first: Mapping[int, float], second: Mapping[int, float], level: float = 0.95, n_resamples: int = 2000, seed: int = 0
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+    level: float = 0.95,
+    n_resamples: int = 2000,
+    seed: int = 0,
 ) -> PairedDifference:
     """Compare scores by question.
 
@@ -315,8 +344,13 @@ def paired_difference(
     differences = [float(first[question] - second[question]) for question in both]
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)
-    interval, ties = bootstrap_interval(differences, level, n_resamples, seed), len(both) - wins - losses
-    return PairedDifference(interval, wins, losses, ties, mcnemar(wins, losses), len(set(first) ^ set(second)))
+    interval, ties = (
+        bootstrap_interval(differences, level, n_resamples, seed),
+        len(both) - wins - losses,
+    )
+    return PairedDifference(
+        interval, wins, losses, ties, mcnemar(wins, losses), len(set(first) ^ set(second))
+    )
 
 
 def mcnemar(wins: int, losses: int) -> float:

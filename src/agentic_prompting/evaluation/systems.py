@@ -55,7 +55,11 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields, those that say nothing left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and value is not False
+        }
 
 
 class System:
@@ -83,7 +87,9 @@ class System:
         """[`System.answer`], with an exception as the answer's error."""
         try:
             return await call_guarded(self.answer, row, seed)
-        except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
+        except (
+            Exception
+        ) as error:  # whatever is inside is not ours, and its question is not answered wrong
             return _failed(error)
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
@@ -97,7 +103,9 @@ class System:
             yield from in_parallel((self.try_answer(row, seed) for row in rows), self.max_in_flight)
             return
         for start in range(0, len(rows), self.batch_size):
-            yield from enumerate(self.answer_batch(rows[start : start + self.batch_size], seed), start)
+            yield from enumerate(
+                self.answer_batch(rows[start : start + self.batch_size], seed), start
+            )
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -106,7 +114,10 @@ class System:
 
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
         """All answers, in the order of the questions."""
-        rows = [{"question": question} if isinstance(question, str) else question for question in questions]
+        rows = [
+            {"question": question} if isinstance(question, str) else question
+            for question in questions
+        ]
         answers = dict(self.answer_each(rows, seed))
         return [answers[number] for number in range(len(rows))]
 
@@ -135,7 +146,9 @@ class FunctionSystem(System):
         started = time.perf_counter()
         try:
             texts = call_guarded_now(lambda: list(self.function([row["question"] for row in rows])))
-        except Exception as error:  # whatever is inside is not ours, and its questions are not answered wrong
+        except (
+            Exception
+        ) as error:  # whatever is inside is not ours, and its questions are not answered wrong
             return [_failed(error)] * len(rows)
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
@@ -152,7 +165,9 @@ def as_system(system: System | Callable[..., Any]) -> System:
     if isinstance(system, System):
         return system
     if not callable(system):
-        raise TypeError(f"a system is a System or a function from questions to answers, got {system!r:.100}")
+        raise TypeError(
+            f"a system is a System or a function from questions to answers, got {system!r:.100}"
+        )
     return FunctionSystem(system)
 
 
@@ -168,7 +183,12 @@ class PromptedSystem(System):
     """
 
     def __init__(
-        self, chat: ChatModel, prompt: str | None = None, fit_calls: int = 0, max_in_flight: int = 64, **sampling: Any
+        self,
+        chat: ChatModel,
+        prompt: str | None = None,
+        fit_calls: int = 0,
+        max_in_flight: int = 64,
+        **sampling: Any,
     ):
         self.chat, self.prompt, self.sampling = chat, prompt, sampling
         self.fit_calls, self.max_in_flight = fit_calls, max_in_flight
@@ -187,7 +207,9 @@ class PromptedSystem(System):
 
     async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
-        reply = await self.call(with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed)
+        reply = await self.call(
+            with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed
+        )
         return answer_of_replies([reply], time.perf_counter() - started)
 
     async def call(self, messages: Sequence[Message], seed: int) -> Reply:
@@ -198,7 +220,9 @@ class PromptedSystem(System):
 class Agent(Protocol):
     """The protocol of agents that [`AgentSystem`] asks; [`PromptAgent`] has it."""
 
-    def answer_all(self, questions: Sequence[Row], seed: int = 0, progress: bool = True) -> list[Rollout]: ...
+    def answer_all(
+        self, questions: Sequence[Row], seed: int = 0, progress: bool = True
+    ) -> list[Rollout]: ...
 
 
 class AgentSystem(System):
@@ -220,7 +244,9 @@ class AgentSystem(System):
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
         # The seed depends on the batch's first question, so that a resumed run repeats the rest as it would have been.
-        rollouts = self.agent.answer_all(rows, seed=rollout_seed(seed, rows[0]["question"]), progress=False)
+        rollouts = self.agent.answer_all(
+            rows, seed=rollout_seed(seed, rows[0]["question"]), progress=False
+        )
         seconds = (time.perf_counter() - started) / len(rollouts)
         return [answer_of_rollout(rollout, seconds) for rollout in rollouts]
 
@@ -242,7 +268,9 @@ class ProRefineSystem(System):
         return {"refiner": self.refiner.digest(), "prompt": self.prompt}
 
     async def answer(self, row: Row, seed: int) -> Answer:
-        return answer_of_refinement(await self.refiner.arefine(self.prompt, replace(read_query(row), repeat=seed)))
+        return answer_of_refinement(
+            await self.refiner.arefine(self.prompt, replace(read_query(row), repeat=seed))
+        )
 
 
 # From replies, rollouts and refinements to answers --------------------------------------------------------------------

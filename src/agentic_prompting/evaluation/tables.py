@@ -49,7 +49,9 @@ def save_run(folder: str | Path, evaluation: Evaluation) -> None:
 
 
 def load_run(
-    folder: str | Path, encoder: str | Encoder | None = None, metrics: Mapping[str, Metric] = MappingProxyType({})
+    folder: str | Path,
+    encoder: str | Encoder | None = None,
+    metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> Evaluation:
     """An evaluation from its folder, scored anew; nothing is asked.
 
@@ -74,7 +76,9 @@ def load_run(
     results = []
     for system, fit_calls in summary["fit_calls"].items():
         for task, of_task in by_task.items():
-            own = [record for record in records if (record["system"], record["task"]) == (system, task)]
+            own = [
+                record for record in records if (record["system"], record["task"]) == (system, task)
+            ]
             if own:
                 results.append(summarise(system, task, own, of_task, fit_calls))
     return Evaluation(results, records)
@@ -93,11 +97,17 @@ def compare_systems(evaluation: Evaluation, baseline: str | Mapping[str, str]) -
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     against = baseline if isinstance(baseline, Mapping) else dict.fromkeys(systems, baseline)
     for missing in set(against.values()) - set(systems):
-        raise ValueError(f"there is no system {missing!r} to compare with; there are: {', '.join(systems)}")
+        raise ValueError(
+            f"there is no system {missing!r} to compare with; there are: {', '.join(systems)}"
+        )
     found = {(result.system, result.task): result for result in evaluation.results}
-    pairs = [(one, found.get((against.get(one.system, ""), one.task))) for one in evaluation.results]
+    pairs = [
+        (one, found.get((against.get(one.system, ""), one.task))) for one in evaluation.results
+    ]
     return _compared(
-        (one, other, (one.system, other.system)) for one, other in pairs if other is not None and one is not other
+        (one, other, (one.system, other.system))
+        for one, other in pairs
+        if other is not None and one is not other
     )
 
 
@@ -118,7 +128,11 @@ def compare_runs(
             )
     theirs = {(result.system, result.task): result for result in second.results}
     comparisons = _compared(
-        (one, theirs[one.system, one.task], (f"{one.system} ({names[0]})", f"{one.system} ({names[1]})"))
+        (
+            one,
+            theirs[one.system, one.task],
+            (f"{one.system} ({names[0]})", f"{one.system} ({names[1]})"),
+        )
         for one in first.results
         if (one.system, one.task) in theirs
     )
@@ -134,7 +148,9 @@ def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[C
         metric = next(iter(first.values), "")
         ours, theirs = first.values.get(metric, {}), second.values.get(metric, {})
         if set(ours) & set(theirs):
-            comparisons.append(Comparison(first.task, metric, *names, paired_difference(ours, theirs)))
+            comparisons.append(
+                Comparison(first.task, metric, *names, paired_difference(ours, theirs))
+            )
     return comparisons
 
 
@@ -153,7 +169,9 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
         evaluation ([`Evaluation`]): The results.
         extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, behind the metrics.
     """
-    metrics = list(dict.fromkeys(name for result in evaluation.results for name in result.estimates))
+    metrics = list(
+        dict.fromkeys(name for result in evaluation.results for name in result.estimates)
+    )
     tasks = list(dict.fromkeys(result.task for result in evaluation.results))
     return [
         {
@@ -194,8 +212,14 @@ def differences_table(comparisons: Sequence[Comparison]) -> Table:
 def repeats_table(evaluation: Evaluation) -> Table:
     """One row per task, system and metric of several runs: pass@k, majority@k and the spread between runs, each with
     its interval over the questions. Empty where each question was asked once."""
-    found = [(result, metric, one) for result in evaluation.results for metric, one in result.repeated.items()]
-    fullest = sorted((one for _, _, one in found), key=len, reverse=True)  # has all names, in their order
+    found = [
+        (result, metric, one)
+        for result in evaluation.results
+        for metric, one in result.repeated.items()
+    ]
+    fullest = sorted(
+        (one for _, _, one in found), key=len, reverse=True
+    )  # has all names, in their order
     names = list(dict.fromkeys(name for one in fullest for name in one))
     return [
         {
@@ -213,7 +237,11 @@ def to_markdown(table: Table) -> str:
     if not table:
         return "(nothing)\n"
     head = list(table[0])
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row.values()] for row in table)]
+    lines = [
+        head,
+        ["---"] * len(head),
+        *([cell.replace("|", "\\|") for cell in row.values()] for row in table),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -222,7 +250,12 @@ def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> s
     results = [asdict(result) for result in evaluation.results]
     for result in results:
         del result["values"]
-    return json.dumps({"results": results, "comparisons": [asdict(one) for one in comparisons]}, indent=2) + "\n"
+    return (
+        json.dumps(
+            {"results": results, "comparisons": [asdict(one) for one in comparisons]}, indent=2
+        )
+        + "\n"
+    )
 
 
 def write_tables(
@@ -245,7 +278,9 @@ def write_tables(
     frame = pd.DataFrame(results)
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results)
-    markdown += "".join(f"\n{to_markdown(one)}" for one in (repeats_table(evaluation), differences) if one)
+    markdown += "".join(
+        f"\n{to_markdown(one)}" for one in (repeats_table(evaluation), differences) if one
+    )
     texts = {"md": markdown, "json": to_json(evaluation, comparisons)}
     texts |= {"csv": frame.to_csv(index=False), "tex": frame.to_latex(index=False, escape=True)}
     paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}

@@ -52,7 +52,9 @@ class EvolveResult:
         made = [operator for log in self.steps for operator in log.operators]
         if any(one["child"] is not None for one in made):
             again = "a child needs matches to be rated above it: more steps=, or more problems_per_step="
-            return "" if self.best.text.strip() else f"the best prompt is still the empty one; {again}"
+            return (
+                "" if self.best.text.strip() else f"the best prompt is still the empty one; {again}"
+            )
         notes = [log.note for log in self.steps if log.note]
         if notes and len(notes) == len(self.steps):
             return f"no step had evidence; {notes[-1]}"
@@ -125,7 +127,11 @@ def evolve(
             if path is not None:
                 evolution.save(path)  # with what the failed step has cost
             stopped = f"{error}{_bill(budget)}"
-            later = "with checkpoint= a run can go on" if path is None else f"run again, it goes on from {path}"
+            later = (
+                "with checkpoint= a run can go on"
+                if path is None
+                else f"run again, it goes on from {path}"
+            )
             logger.warning("evolution stopped at step %d: %s; %s", len(logs), stopped, later)
     result = EvolveResult(population.best(), population, logs, evolution.usage, stopped)
     if stopped is None and result.nothing_learned:
@@ -139,10 +145,16 @@ def _resume(evolution: Evolution, path: Path) -> None:
     if done < steps:
         logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
     else:
-        logger.warning("%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere", path, done)
+        logger.warning(
+            "%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere",
+            path,
+            done,
+        )
 
 
-def _run(evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None) -> None:
+def _run(
+    evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None
+) -> None:
     """The steps that are left, each saved to `path`, and the evaluation of all rated prompts after the last one."""
     logs = evolution.logs
     journal = None if path is None else EvolutionJournal(journal_beside(path))
@@ -151,7 +163,9 @@ def _run(evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: 
     while len(logs) < evolution.config.steps:
         ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
         if journal is not None:
-            journal.append(evolution.attempts)  # before the state: a step without a saved state is run again
+            journal.append(
+                evolution.attempts
+            )  # before the state: a step without a saved state is run again
         if path is not None:
             evolution.save(path)
         if log.note and sum(bool(one.note) for one in logs) == 1:

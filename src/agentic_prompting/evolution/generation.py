@@ -49,7 +49,9 @@ class Job:
         return {
             "batch": self.batch,
             "best": self.best.to_json(),
-            "crossing": None if self.crossing is None else [result.to_json() for result in self.crossing],
+            "crossing": None
+            if self.crossing is None
+            else [result.to_json() for result in self.crossing],
             "scores": [[name, list(row)] for name, row in self.scores.items()],
             "ratings": [[name, rating.mu, rating.sigma] for name, rating in self.ratings.items()],
         }
@@ -114,11 +116,15 @@ class Generation:
             [`Job`]: Also appended to `pending`. `None` if no prompt has a score, or `reflect` is off.
         """
         self.values = [
-            self.population.record([result.prompt for result in match], [result.row for result in match])
+            self.population.record(
+                [result.prompt for result in match], [result.row for result in match]
+            )
             for match in matches
         ]
         batch, self.batches = self.batches, self.batches + 1
-        largest = max(range(len(matches)), key=lambda place: (len(matches[place][0].row), place), default=None)
+        largest = max(
+            range(len(matches)), key=lambda place: (len(matches[place][0].row), place), default=None
+        )
         if not reflect or largest is None:
             return None
         match = matches[largest]
@@ -173,7 +179,11 @@ class Generation:
             "population/best_sigma": best.sigma,
         }
         known = [value for values in self.values for value in values if value is not None]
-        return numbers | ({"population/value_best": max(known), "population/value_worst": min(known)} if known else {})
+        return numbers | (
+            {"population/value_best": max(known), "population/value_worst": min(known)}
+            if known
+            else {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during a run, as plain JSON."""
@@ -207,7 +217,9 @@ async def propose_children(
     mutation = revise if settings is not None and settings.reflection == "one_call" else mutate
     operators = [_traced("mutation", mutation(reference, job.best, settings, **sampling))]
     if job.crossing is not None:
-        operators.append(_traced("crossover", crossover(reference, job.crossing, settings, **sampling)))
+        operators.append(
+            _traced("crossover", crossover(reference, job.crossing, settings, **sampling))
+        )
     return await gather(operators)
 
 
@@ -215,7 +227,12 @@ async def _traced(operator: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """The outcome of an operator, in a span where traces are on."""
     with spans.workflow(operator) as own:
         outcome = await work
-        own.set({f"{spans.OWN}.outcome": outcome.reason, f"{spans.OWN}.cost_usd": outcome.usage.cost_usd})
+        own.set(
+            {
+                f"{spans.OWN}.outcome": outcome.reason,
+                f"{spans.OWN}.cost_usd": outcome.usage.cost_usd,
+            }
+        )
         if outcome.error is not None:
             own.fail(outcome.error.kind)
         return outcome

@@ -29,7 +29,9 @@ def journal_beside(state: str | Path) -> Path:
     """The path of the journal that belongs to a state file: `evolution.jsonl` beside a trainer's `population.json`,
     `<name>.evolution.jsonl` beside any other, because a folder may hold several."""
     state = Path(state)
-    return state.with_name(JOURNAL_FILE if state.name == "population.json" else f"{state.stem}.{JOURNAL_FILE}")
+    return state.with_name(
+        JOURNAL_FILE if state.name == "population.json" else f"{state.stem}.{JOURNAL_FILE}"
+    )
 
 
 class EvolutionJournal(RecordFile):
@@ -51,7 +53,9 @@ class EvolutionJournal(RecordFile):
             self._unwritten.clear()
         except OSError as error:
             if not late:
-                logger.warning("%s cannot be written, training goes on without: %s", self.path, error)
+                logger.warning(
+                    "%s cannot be written, training goes on without: %s", self.path, error
+                )
 
     def keep_before(self, step: int) -> None:
         """Remove the attempts of this step and later ones: a resumed run does these steps again, perhaps with other
@@ -111,9 +115,15 @@ def attempt_records(
     return records
 
 
-def _with_scores(problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
+def _with_scores(
+    problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]
+) -> dict[str, Any]:
     column = problem["column"]
-    scored = {name: row[column] or 0.0 for name, row in scores.items() if row[column : column + 1] not in ([], [None])}
+    scored = {
+        name: row[column] or 0.0
+        for name, row in scores.items()
+        if row[column : column + 1] not in ([], [None])
+    }
     top = max(scored.values(), default=0.0)
     lost = [name for name, value in scored.items() if value < top]
     return {
@@ -169,7 +179,11 @@ class Lineage:
     @property
     def edges(self) -> list[tuple[int, int]]:
         """From parent to child, by id."""
-        return [(parent, place) for place, node in enumerate(self.nodes) for parent in node.member.prompt.parents]
+        return [
+            (parent, place)
+            for place, node in enumerate(self.nodes)
+            for parent in node.member.prompt.parents
+        ]
 
 
 def read_lineage(path: str | Path) -> Lineage:
@@ -181,7 +195,9 @@ def read_lineage(path: str | Path) -> Lineage:
     try:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))["population"]
         members, window = read_members(saved["members"]), saved["window"]
-        best = best_of(members, saved.get("best_rule", "conservative"), saved.get("exploration", EXPLORATION))
+        best = best_of(
+            members, saved.get("best_rule", "conservative"), saved.get("exploration", EXPLORATION)
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no population that this version can read: {error!r}") from None
     return _lineage(members, best, window, read_journal(journal_beside(path)))
@@ -193,7 +209,9 @@ def lineage_of(population: Population) -> Lineage:
     return _lineage(population.members, best, population.window)
 
 
-def _lineage(members: Sequence[Member], best: Member, window: int, attempts: Iterable[dict[str, Any]] = ()) -> Lineage:
+def _lineage(
+    members: Sequence[Member], best: Member, window: int, attempts: Iterable[dict[str, Any]] = ()
+) -> Lineage:
     attempts, candidates = list(attempts), range(len(members))[-window:]
     stories = {one["child"]: one for one in attempts if one.get("child") is not None}
     nodes = [
@@ -223,7 +241,9 @@ def lanes(members: Sequence[Member]) -> list[int]:
         branch_of[place] = branch
     rows: list[list[list[int]]] = []
     for branch in branches:
-        room = (row for row in rows if all(branch[0] > b[-1] + 1 or branch[-1] + 1 < b[0] for b in row))
+        room = (
+            row for row in rows if all(branch[0] > b[-1] + 1 or branch[-1] + 1 < b[0] for b in row)
+        )
         if (row := next(room, None)) is None:
             rows.append(row := [])
         row.append(branch)
@@ -253,7 +273,9 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'agentic-prompting[report]'") from error
+        raise ImportError(
+            "drawing needs matplotlib: pip install 'agentic-prompting[report]'"
+        ) from error
     return Figure
 
 
@@ -274,20 +296,42 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
         crossed = nodes[child].member.prompt.operator == "crossover"
         style = {"color": LINES[2][0], "linestyle": "--"} if crossed else {"color": "#777777"}
         ends = (nodes[parent], nodes[child])
-        tree.plot([n.member.prompt.born_at for n in ends], [n.lane for n in ends], linewidth=1.2, zorder=1, **style)
+        tree.plot(
+            [n.member.prompt.born_at for n in ends],
+            [n.lane for n in ends],
+            linewidth=1.2,
+            zorder=1,
+            **style,
+        )
     means = [node.member.rating.mu for node in nodes]
     births = [node.member.prompt.born_at for node in nodes]
-    drawn = tree.scatter(births, [node.lane for node in nodes], c=means, cmap="cividis", s=130, zorder=3)
-    drawn.set_edgecolor([_ORANGE if node.best else "white" if node.in_window else "#888888" for node in nodes])
+    drawn = tree.scatter(
+        births, [node.lane for node in nodes], c=means, cmap="cividis", s=130, zorder=3
+    )
+    drawn.set_edgecolor(
+        [_ORANGE if node.best else "white" if node.in_window else "#888888" for node in nodes]
+    )
     drawn.set_linewidth([3.0 if node.best else 1.0 for node in nodes])
     drawn.set_alpha([1.0 if node.in_window or node.best else 0.45 for node in nodes])
     for place, (born, node) in enumerate(zip(births, nodes, strict=True)):
-        tree.annotate(f"{place}{' ★' if node.best else ''}", (born, node.lane), (0, 8), textcoords="offset points")
+        tree.annotate(
+            f"{place}{' ★' if node.best else ''}",
+            (born, node.lane),
+            (0, 8),
+            textcoords="offset points",
+        )
     figure.colorbar(drawn, ax=tree, label="rating μ")
-    tree.set(ylim=(rows - 0.4, -0.8), yticks=[], xlabel="born at step", title="system prompts and their descent")
+    tree.set(
+        ylim=(rows - 0.4, -0.8),
+        yticks=[],
+        xlabel="born at step",
+        title="system prompts and their descent",
+    )
     tree.xaxis.get_major_locator().set_params(integer=True)
     sigmas = [node.member.rating.sigma for node in nodes]
-    ratings.errorbar(range(len(nodes)), means, sigmas, fmt="o", color=_BLUE, ecolor="#9CC9E3", capsize=2)
+    ratings.errorbar(
+        range(len(nodes)), means, sigmas, fmt="o", color=_BLUE, ecolor="#9CC9E3", capsize=2
+    )
     ratings.set(xlabel="system prompt", ylabel="rating μ ± σ")
     ratings.grid(alpha=0.3)
     ratings.xaxis.get_major_locator().set_params(integer=True)

@@ -24,7 +24,10 @@ MAX_FAILURE_CHARS = 4_000
 
 
 async def revise(
-    reference: ChatModel, result: PromptResult, settings: ESPLSettings | None = None, **sampling: Any
+    reference: ChatModel,
+    result: PromptResult,
+    settings: ESPLSettings | None = None,
+    **sampling: Any,
 ) -> Outcome:
     """Mutation by one call; takes and returns what [`mutate`] does.
 
@@ -42,7 +45,10 @@ async def revise(
         problem = result.problems[column]
         outcome.trace.show(column, problem, attempts)
         shown.append((problem.question, problem.truth, attempts))
-    work, limit = Work(outcome, prompt, reference, settings, sampling), settings.max_ops * len(chosen)
+    work, limit = (
+        Work(outcome, prompt, reference, settings, sampling),
+        settings.max_ops * len(chosen),
+    )
     values = {"prompt": prompt.text, "failures": templates.render_failures(shown), "max_ops": limit}
     reply = await work.ask(templates.REVISE, "revise", **values)
     return work.finish(reply, Draft(prompt, settings.max_words), OPERATIONS, limit)
@@ -51,7 +57,10 @@ async def revise(
 def _choose(result: PromptResult, reflect_on: str) -> dict[int, list[tuple[float, str]]]:
     """Failed attempts by problem, as reward and text."""
     failed = [
-        [(column, reward, shorten(text, MAX_FAILURE_CHARS)) for text, reward in problem.failed(reflect_on)]
+        [
+            (column, reward, shorten(text, MAX_FAILURE_CHARS))
+            for text, reward in problem.failed(reflect_on)
+        ]
         for column, problem in enumerate(result.problems)
     ]
     rounds = (one for nth in zip_longest(*failed) for one in nth if one is not None)

@@ -21,7 +21,9 @@ from .settings import ESPLSettings
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
-Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged", "known"]
+Reason = Literal[
+    "child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged", "known"
+]
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
 
@@ -58,15 +60,32 @@ class OperatorTrace:
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Add a problem that the operator is shown."""
         if len(self.problems) < MAX_PROBLEMS:
-            kept = [{"reward": reward, "text": _short(text)} for reward, text in summaries[:MAX_REFLECTIONS]]
-            shown = {"question": _short(problem.question), "truth": _short(problem.truth), "reflections": kept}
+            kept = [
+                {"reward": reward, "text": _short(text)}
+                for reward, text in summaries[:MAX_REFLECTIONS]
+            ]
+            shown = {
+                "question": _short(problem.question),
+                "truth": _short(problem.truth),
+                "reflections": kept,
+            }
             self.problems.append({"column": column, **shown})
 
     def propose(self, report: EditReport, problem: int | None = None) -> None:
         """Add edits, each with the reason if it was refused."""
-        for edit, why in [*((edit, None) for edit in report.applied), *report.refused][: MAX_EDITS - len(self.edits)]:
+        for edit, why in [*((edit, None) for edit in report.applied), *report.refused][
+            : MAX_EDITS - len(self.edits)
+        ]:
             texts = {name: _short(getattr(edit, name)) for name in ("text", "search", "reason")}
-            self.edits.append({"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **texts, "refused": why})
+            self.edits.append(
+                {
+                    "problem": problem,
+                    "op": edit.op,
+                    "ids": list(edit.ids)[:20],
+                    **texts,
+                    "refused": why,
+                }
+            )
 
 
 @dataclass
@@ -123,7 +142,12 @@ class Work:
     """
 
     def __init__(
-        self, outcome: Outcome, prompt: SystemPrompt, reference: ChatModel, settings: ESPLSettings, sampling: Any
+        self,
+        outcome: Outcome,
+        prompt: SystemPrompt,
+        reference: ChatModel,
+        settings: ESPLSettings,
+        sampling: Any,
     ):
         self.outcome, self.prompt, self.settings = outcome, prompt, settings
         self.reference, self.sampling = as_chat(reference), sampling
@@ -137,15 +161,21 @@ class Work:
         """
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
-            values["answer_format"] = fill(form, max_words=self.settings.max_words, schema=templates.SCHEMA)
-        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **self.sampling)
+            values["answer_format"] = fill(
+                form, max_words=self.settings.max_words, schema=templates.SCHEMA
+            )
+        reply = await self.reference(
+            [{"role": "user", "content": fill(template, **values)}], **self.sampling
+        )
         text = None if reply.error else final_text(reply.text) or None
         outcome = self.outcome
         outcome.counts["calls"] += 1
         outcome.counts["failed_calls"] += text is None
         self._costs.append(reply.usage.cost_usd)  # an exact sum: replies come in any order
         outcome.usage = replace(outcome.usage + reply.usage, cost_usd=fsum(self._costs))
-        if reply.error and (outcome.error is None or (reply.error.fatal and not outcome.error.fatal)):
+        if reply.error and (
+            outcome.error is None or (reply.error.fatal and not outcome.error.fatal)
+        ):
             outcome.error = reply.error
         return text
 
@@ -164,14 +194,18 @@ class Work:
         self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         return report
 
-    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str], limit: int | None = None) -> Outcome:
+    def finish(
+        self, plan: str | None, draft: Draft, allowed: Collection[str], limit: int | None = None
+    ) -> Outcome:
         """The last step of an operator: apply the edits of a reply to the draft, like a patch; at most `limit`."""
         if plan is None:
             return self.outcome.finish("call_failed")
         read = self.read(plan)
         if not read.found or (read.problems and not read.edits):
             return self.outcome.finish("unreadable")
-        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed, limit), "applied")
+        self.judged(
+            draft.apply(read.edits, ("replace",) if self.free_text else allowed, limit), "applied"
+        )
         return self.born(draft)
 
     def born(self, draft: Draft) -> Outcome:
@@ -180,11 +214,16 @@ class Work:
         if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
         parents = self.outcome.trace.parents
-        return self.outcome.finish("child", replace(child, operator=self.outcome.operator, parents=parents))
+        return self.outcome.finish(
+            "child", replace(child, operator=self.outcome.operator, parents=parents)
+        )
 
 
 async def mutate(
-    reference: ChatModel, result: PromptResult, settings: ESPLSettings | None = None, **sampling: Any
+    reference: ChatModel,
+    result: PromptResult,
+    settings: ESPLSettings | None = None,
+    **sampling: Any,
 ) -> Outcome:
     """Mutation: summarise every attempt, critique every problem, consolidate over the batch, apply (A.2 to A.5).
 
@@ -199,7 +238,11 @@ async def mutate(
     settings, prompt = settings or ESPLSettings(), result.prompt
     outcome = Outcome("mutation", trace=OperatorTrace(known_ids([prompt.id])))
     work = Work(outcome, prompt, reference, settings, sampling)
-    chosen = [(at, problem) for at, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)]
+    chosen = [
+        (at, problem)
+        for at, problem in enumerate(result.problems)
+        if problem.instructive(settings.reflect_on)
+    ]
     if not chosen:
         return outcome.finish("no_evidence")
 
@@ -218,7 +261,9 @@ async def mutate(
 
     # The draft was only added to so far: the ids are still the parent's.
     shown = templates.render_proposals(proposals)
-    plan = await work.ask(templates.CONSOLIDATE, "consolidate", prompt=draft.finish().text, proposals=shown)
+    plan = await work.ask(
+        templates.CONSOLIDATE, "consolidate", prompt=draft.finish().text, proposals=shown
+    )
     return work.finish(plan, draft, ("modify", "merge"))
 
 
@@ -226,7 +271,12 @@ async def _critique(work: Work, problem: ProblemResult) -> tuple[Summaries, str 
     """The summaries of the attempts at one problem (A.3), and the critique of them together (A.4)."""
     shared = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
     texts = await gather(
-        work.ask(templates.SUMMARISE, attempt=shorten(attempt, MAX_ATTEMPT_CHARS), reward=f"{reward:g}", **shared)
+        work.ask(
+            templates.SUMMARISE,
+            attempt=shorten(attempt, MAX_ATTEMPT_CHARS),
+            reward=f"{reward:g}",
+            **shared,
+        )
         for attempt, reward in problem.scored
     )
     scored = zip(problem.scored, texts, strict=True)
@@ -251,7 +301,9 @@ def _propose(work: Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft
         if work.free_text:
             report = Draft(prompt, max_words).apply(reply.edits, ("replace",), max_ops)
         else:
-            report = draft.apply(reply.edits, ("add", "modify"), max_ops, known, suggested=("modify",))
+            report = draft.apply(
+                reply.edits, ("add", "modify"), max_ops, known, suggested=("modify",)
+            )
         work.judged(report, "proposed", place)
         # Two problems propose the same: the plan should know.
         agreed = [edit for edit, why in report.refused if why == "duplicate"]
@@ -261,7 +313,10 @@ def _propose(work: Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft
 
 
 async def crossover(
-    reference: ChatModel, results: Sequence[PromptResult], settings: ESPLSettings | None = None, **sampling: Any
+    reference: ChatModel,
+    results: Sequence[PromptResult],
+    settings: ESPLSettings | None = None,
+    **sampling: Any,
 ) -> Outcome:
     """Crossover (Algorithm 2): the best prompt of the batch learns from the problems that only others solved best.
 
@@ -273,7 +328,11 @@ async def crossover(
         results (`Sequence[PromptResult]`): The results of the batch.
     """
     settings, outcome = settings or ESPLSettings(), Outcome("crossover")
-    scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
+    scored = [
+        result
+        for result in merge_results(results)
+        if any(value is not None for value in result.row)
+    ]
     rows = [result.row for result in scored]
     values, wins = common_means(rows), sole_wins(rows)
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
@@ -298,7 +357,10 @@ async def crossover(
 
 
 async def correct(
-    reference: ChatModel, prompt: SystemPrompt, settings: ESPLSettings | None = None, **sampling: Any
+    reference: ChatModel,
+    prompt: SystemPrompt,
+    settings: ESPLSettings | None = None,
+    **sampling: Any,
 ) -> Outcome:
     """Check each principle of a prompt on its own, and correct or remove what does not hold (Table 1, C.1, C.2).
 
@@ -311,7 +373,10 @@ async def correct(
     """
     settings = settings or ESPLSettings()
     outcome = Outcome("correction", trace=OperatorTrace(known_ids([prompt.id])))
-    work, draft = Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
+    work, draft = (
+        Work(outcome, prompt, reference, settings, sampling),
+        Draft(prompt, settings.max_words),
+    )
     principles = dict(draft.principles)
     if not principles:
         return outcome.finish("no_evidence")
@@ -319,11 +384,17 @@ async def correct(
         work.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
         for name, text in principles.items()
     )
-    read = [(name, work.read(reply)) for name, reply in zip(principles, replies, strict=True) if reply is not None]
+    read = [
+        (name, work.read(reply))
+        for name, reply in zip(principles, replies, strict=True)
+        if reply is not None
+    ]
     if not any(edits.found for _, edits in read):
         return outcome.finish("unreadable" if read else "call_failed")
     for name, edits in read:
-        work.judged(draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied")
+        work.judged(
+            draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied"
+        )
     return work.born(draft)
 
 
@@ -335,7 +406,11 @@ def known_ids(ids: Iterable[int | None]) -> tuple[int, ...]:
 def _describe(edit: Edit) -> str:
     if edit.op == "replace":
         return f"a block\n<<<<<<< SEARCH\n{edit.search}\n=======\n{edit.text}\n>>>>>>> REPLACE"
-    return f"{edit.op} {edit.ids[0]}: {edit.text}" if edit.op == "modify" else f"{edit.op}: {edit.text}"
+    return (
+        f"{edit.op} {edit.ids[0]}: {edit.text}"
+        if edit.op == "modify"
+        else f"{edit.op}: {edit.text}"
+    )
 
 
 def _short(text: str) -> str:

@@ -30,7 +30,9 @@ _NAMES = {
 }  # fmt: skip
 _OPERATIONS = {
     **dict.fromkeys(("add", "create", "new", "insert", "append"), "add"),
-    **dict.fromkeys(("modify", "edit", "update", "revise", "change", "refine", "rewrite"), "modify"),
+    **dict.fromkeys(
+        ("modify", "edit", "update", "revise", "change", "refine", "rewrite"), "modify"
+    ),
     **dict.fromkeys(("merge", "combine", "unify"), "merge"),
     **dict.fromkeys(("remove", "delete", "drop"), "remove"),
     **dict.fromkeys(("replace", "search_replace"), "replace"),
@@ -44,12 +46,15 @@ _LATEX = re.compile(
     r"|r(m|ho|oot|ef|ight[a-z]*|angle|floor|ceil|brace|brack|vert|times)"
 )
 _ID = re.compile(
-    r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d{1,18})[\])\"'`.:\s]*$", re.IGNORECASE
+    r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d{1,18})[\])\"'`.:\s]*$",
+    re.IGNORECASE,
 )
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*$", re.MULTILINE)
 _JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
-_REPAIR_LIMIT = 5_000  # characters; repairing takes quadratic time on some texts: half a second for so many
+_REPAIR_LIMIT = (
+    5_000  # characters; repairing takes quadratic time on some texts: half a second for so many
+)
 _MAX_NEVER_CLOSED = 20  # brackets; with thousands of them repairing takes seconds
 _MAX_ATTEMPTS = 20  # to read a value across code fences, each of at most this length in characters:
 _MAX_VALUE_LENGTH = 100_000
@@ -135,7 +140,9 @@ def _escape(match: re.Match[str]) -> str:
     after = match[1]
     if after in ("\\", '"', "/", "'") or re.fullmatch(r"u[0-9a-fA-F]{4}", after):
         return match[0]
-    abbreviation = match.string.startswith((".g.", ".e."), match.end())  # a new line that begins with e.g. or i.e.
+    abbreviation = match.string.startswith(
+        (".g.", ".e."), match.end()
+    )  # a new line that begins with e.g. or i.e.
     if after[:1] in ("n", "r", "t") and (not _LATEX.fullmatch(after) or abbreviation):
         return match[0]
     return "\\" + match[0]
@@ -208,8 +215,12 @@ def _repair(text: str) -> Any:
     double = {'"': '\\"', "\\'": "'"}
     quoted = lambda found: re.sub(r"\\.|\"", lambda one: double.get(one[0], one[0]), found[2])  # noqa: E731
     try:
-        return json_repair.loads(_SINGLE_QUOTED.sub(lambda found: f'{found[1]}"{quoted(found)}"', text))
-    except Exception:  # its parser gives up on absurd nesting in several ways; a bad reply is no reason to stop
+        return json_repair.loads(
+            _SINGLE_QUOTED.sub(lambda found: f'{found[1]}"{quoted(found)}"', text)
+        )
+    except (
+        Exception
+    ):  # its parser gives up on absurd nesting in several ways; a bad reply is no reason to stop
         return None
 
 
@@ -236,7 +247,11 @@ def _records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
             yield record
             return
         for key, item in record.items():
-            yield from _grouped(key, item) if key in ("add", "modify", "merge", "remove") else _records(item, depth + 1)
+            yield from (
+                _grouped(key, item)
+                if key in ("add", "modify", "merge", "remove")
+                else _records(item, depth + 1)
+            )
 
 
 def _grouped(op: str, value: Any) -> Iterator[dict[str, Any]]:
@@ -263,7 +278,9 @@ def _edit(record: dict[str, Any]) -> Edit | None:
     ids = _field(record, "ids")
     if isinstance(ids, str):
         ids = [part for part in re.split(r"[,;&+]|\band\b", ids.strip("[]() ")) if part.strip()]
-    names = tuple(principle_id(name) for name in (ids if isinstance(ids, list) else [ids]) if name is not None)
+    names = tuple(
+        principle_id(name) for name in (ids if isinstance(ids, list) else [ids]) if name is not None
+    )
     if op == "replace" and (search or not names):
         return Edit("replace", text=text, search=search, reason=reason)
     op = "modify" if op == "replace" else op  # "replace G3 by ..."

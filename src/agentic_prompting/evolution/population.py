@@ -43,7 +43,12 @@ class Member:
         """Plain JSON types; [`Member.from_json`] gives an equal member back."""
         held_out = {} if self.held_out is None else {"held_out": dict(self.held_out)}
         rating = [self.rating.mu, self.rating.sigma]
-        return {"prompt": self.prompt.to_json(), "rating": rating, "matches": self.matches, **held_out}
+        return {
+            "prompt": self.prompt.to_json(),
+            "rating": rating,
+            "matches": self.matches,
+            **held_out,
+        }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Member:
@@ -101,7 +106,11 @@ class Population:
         one_of("best_rule", best_rule, BEST_RULES)
         self.window, self.independent_draws = window, independent_draws
         self.best_rule = best_rule if window > 1 else "newest"
-        self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
+        self.exploration, self.delta_sigma, self.tie_tolerance = (
+            exploration,
+            delta_sigma,
+            tie_tolerance,
+        )
         self.rule = selection_rule(rule, exploration, temperature, independent_draws)
         self.rng = random.Random(seed)
         self.members = [Member(replace(root, id=0), Rating())]
@@ -114,7 +123,9 @@ class Population:
         places = select(candidates, k, self.rule, self.rng, self.independent_draws)
         return [candidates[place].prompt for place in places]
 
-    def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
+    def record(
+        self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]
+    ) -> list[float | None]:
         """Rate the prompts of a batch by their scores.
 
         V_i is the mean over the problems on which *every* prompt that has any score has one, so that failed calls on a
@@ -133,10 +144,16 @@ class Population:
         ids = [_id(prompt) for prompt in prompts]
         for name, row in zip(ids, scores, strict=True):
             played.setdefault(name, []).append(row)
-        values = dict(zip(played, common_means([cell_means(rows) for rows in played.values()]), strict=True))
+        values = dict(
+            zip(played, common_means([cell_means(rows) for rows in played.values()]), strict=True)
+        )
         rated = {name: value for name, value in values.items() if value is not None}
         if len(rated) > 1:
-            new = rate([self.members[name].rating for name in rated], list(rated.values()), self.tie_tolerance)
+            new = rate(
+                [self.members[name].rating for name in rated],
+                list(rated.values()),
+                self.tie_tolerance,
+            )
             for name, rating in zip(rated, new, strict=True):
                 self.members[name].rating = rating
                 self.members[name].matches += 1
@@ -145,7 +162,11 @@ class Population:
     def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
         """Set a member's `held_out` from its mean reward on each held-out problem. Changes no rating."""
         if rewards:
-            held_out = {"mean": statistics.fmean(rewards), "deviation": statistics.pstdev(rewards), "n": len(rewards)}
+            held_out = {
+                "mean": statistics.fmean(rewards),
+                "deviation": statistics.pstdev(rewards),
+                "n": len(rewards),
+            }
             self.members[_id(prompt)].held_out = held_out
 
     def add(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> SystemPrompt:
@@ -160,9 +181,13 @@ class Population:
             `ValueError`: It is a member already, or a parent is not.
         """
         if child.id is not None:
-            raise ValueError(f"the child has id {child.id} already: pass one that does not belong to a population")
+            raise ValueError(
+                f"the child has id {child.id} already: pass one that does not belong to a population"
+            )
         if any(not 0 <= parent < len(self.members) for parent in child.parents):
-            raise ValueError(f"parents {child.parents} of the child are unknown: ids go to {len(self.members) - 1}")
+            raise ValueError(
+                f"parents {child.parents} of the child are unknown: ids go to {len(self.members) - 1}"
+            )
         born = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
         known = [(parents or {}).get(name, self.members[name].rating) for name in child.parents]
         self.members.append(Member(born, child_rating(known, self.delta_sigma)))
@@ -198,7 +223,9 @@ class Population:
         pairs. 0.0: all are equal; 1.0: no two share a word. Crossover reduces it (4.4)."""
         words = [set(member.prompt.text.casefold().split()) for member in self.candidates()]
         pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
-        apart = [len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs]
+        apart = [
+            len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs
+        ]
         return statistics.fmean(apart) if apart else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +242,11 @@ class Population:
             `ValueError`: It is damaged. Nothing has changed then.
         """
         try:
-            members, turns, rng = read_members(state["members"]), state["turns"], rng_of(state["rng"])
+            members, turns, rng = (
+                read_members(state["members"]),
+                state["turns"],
+                rng_of(state["rng"]),
+            )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_describe(error)}") from None
         self.members, self.turns, self.rng = members, turns, rng
@@ -248,11 +279,15 @@ def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
         if member.prompt.id != place:
             raise ValueError(f"member {place} has the id {member.prompt.id}")
         if not all(0 <= parent < place for parent in member.prompt.parents):
-            raise ValueError(f"member {place} has parents that are not before it: {list(member.prompt.parents)}")
+            raise ValueError(
+                f"member {place} has parents that are not before it: {list(member.prompt.parents)}"
+            )
     return members
 
 
-def best_of(members: Sequence[Member], rule: str = "conservative", exploration: float = EXPLORATION) -> Member:
+def best_of(
+    members: Sequence[Member], rule: str = "conservative", exploration: float = EXPLORATION
+) -> Member:
     """The best of some members by [`Population.best`]'s rule, λ being `exploration`."""
     one_of("best_rule", rule, BEST_RULES)
     if rule == "newest":

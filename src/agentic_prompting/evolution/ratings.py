@@ -38,10 +38,14 @@ class Rating:
 
     def __post_init__(self):
         if not (math.isfinite(self.mu) and math.isfinite(self.sigma) and self.sigma > 0):
-            raise ValueError(f"a rating needs finite numbers and sigma > 0, got mu={self.mu}, sigma={self.sigma}")
+            raise ValueError(
+                f"a rating needs finite numbers and sigma > 0, got mu={self.mu}, sigma={self.sigma}"
+            )
 
 
-def rate(ratings: Sequence[Rating], scores: Sequence[float], tie_tolerance: float = 0.01) -> list[Rating]:
+def rate(
+    ratings: Sequence[Rating], scores: Sequence[float], tie_tolerance: float = 0.01
+) -> list[Rating]:
     """The ratings after one batch in which every prompt is compared with every other (Appendix B).
 
     Args:
@@ -117,7 +121,10 @@ def crossover_rating(parents: Sequence[Rating], delta_sigma: float = 1.0) -> Rat
         raise ValueError("a crossed child needs at least one parent")
     precisions = [rating.sigma**-2 for rating in parents]
     total = sum(precisions)
-    centre = sum(rating.mu * precision for rating, precision in zip(parents, precisions, strict=True)) / total
+    centre = (
+        sum(rating.mu * precision for rating, precision in zip(parents, precisions, strict=True))
+        / total
+    )
     return Rating(centre, math.sqrt(1 / total + delta_sigma**2))
 
 
@@ -127,8 +134,12 @@ def _environment() -> Any:
     from trueskill import TrueSkill
 
     normal = NormalDist()
-    return TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY, backend=(_cdf, normal.pdf, normal.inv_cdf))
+    return TrueSkill(
+        MU, SIGMA, BETA, TAU, DRAW_PROBABILITY, backend=(_cdf, normal.pdf, normal.inv_cdf)
+    )
 
 
 def _cdf(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2  # exact in the lower tail, where NormalDist's `1 + erf` is not
+    return (
+        math.erfc(-x / math.sqrt(2)) / 2
+    )  # exact in the lower tail, where NormalDist's `1 + erf` is not

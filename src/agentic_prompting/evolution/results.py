@@ -50,7 +50,11 @@ class ProblemResult:
     @property
     def scored(self) -> list[tuple[str, float]]:
         """Text and reward of the attempts that have a reward."""
-        return [(attempt.text, attempt.reward) for attempt in self.attempts if attempt.reward is not None]
+        return [
+            (attempt.text, attempt.reward)
+            for attempt in self.attempts
+            if attempt.reward is not None
+        ]
 
     @property
     def value(self) -> float | None:
@@ -59,7 +63,11 @@ class ProblemResult:
 
     def failed(self, reflect_on: str = "mixed") -> list[tuple[str, float]]:
         """Text and reward of the attempts below the best one (`mixed`), or below 1.0 (`imperfect`)."""
-        top = max((reward for _, reward in self.scored), default=0.0) if reflect_on == "mixed" else 1.0
+        top = (
+            max((reward for _, reward in self.scored), default=0.0)
+            if reflect_on == "mixed"
+            else 1.0
+        )
         return [(text, reward) for text, reward in self.scored if reward < top - ROUNDING]
 
     def instructive(self, reflect_on: str = "mixed") -> bool:
@@ -96,7 +104,11 @@ class PromptResult:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
         problems = [
-            [problem.question, problem.truth, [[attempt.text, attempt.reward] for attempt in problem.attempts]]
+            [
+                problem.question,
+                problem.truth,
+                [[attempt.text, attempt.reward] for attempt in problem.attempts],
+            ]
             for problem in self.problems
         ]
         return {"prompt": self.prompt.to_json(), "evidence": problems}
@@ -105,7 +117,9 @@ class PromptResult:
     def from_json(cls, saved: Mapping[str, Any]) -> PromptResult:
         """The inverse of [`PromptResult.to_json`]."""
         problems = tuple(
-            ProblemResult(question, truth, tuple(Attempt(text, reward) for text, reward in attempts))
+            ProblemResult(
+                question, truth, tuple(Attempt(text, reward) for text, reward in attempts)
+            )
             for question, truth, attempts in saved["evidence"]
         )
         return cls(SystemPrompt.from_json(saved["prompt"]), problems)
@@ -124,7 +138,9 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
         first = merged.get(result.prompt.id)
         if first is not None:
             both = zip(first.problems, result.problems, strict=True)
-            together = (ProblemResult(a.question, a.truth, a.attempts + b.attempts) for a, b in both)
+            together = (
+                ProblemResult(a.question, a.truth, a.attempts + b.attempts) for a, b in both
+            )
             result = PromptResult(result.prompt, tuple(together))
         merged[result.prompt.id] = result
     return list(merged.values())
@@ -133,7 +149,9 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
 def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
     """The result with the highest of the V_i that [`Population.record`] returns, of equal ones the first (eq 4); `None`
     without any."""
-    scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
+    scored = [
+        (value, result) for value, result in zip(values, results, strict=True) if value is not None
+    ]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 

@@ -21,8 +21,12 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
     Raises:
         `TypeError`: `rows` is no sequence, or an element is none of these.
     """
-    if isinstance(rows, (str, Mapping)) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
-        raise TypeError(f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}")
+    if isinstance(rows, (str, Mapping)) or not (
+        hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+    ):
+        raise TypeError(
+            f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}"
+        )
     problems: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if isinstance(row, str):
@@ -30,9 +34,13 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
         elif isinstance(row, (tuple, list)) and len(row) == 2:
             row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
         if not isinstance(row, Mapping):
-            raise TypeError(f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
+            raise TypeError(
+                f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}"
+            )
         if not (row.get("question") or row.get("prompt")):
-            raise TypeError(f"{name}[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
+            raise TypeError(
+                f"{name}[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}"
+            )
         problems.append(row)
     return problems
 
@@ -52,7 +60,9 @@ async def score(
         return scores
     shown = [rows[number] for number in answered]
     texts = [replies[number].text for number in answered]
-    names = dict.fromkeys(name for row in shown for name in row if name not in ("prompt", "completion"))
+    names = dict.fromkeys(
+        name for row in shown for name in row if name not in ("prompt", "completion")
+    )
     columns = {name: [row.get(name) for row in shown] for name in names}
     columns |= {
         "prompts": [row.get("prompt") or row["question"] for row in shown],
@@ -66,7 +76,9 @@ async def score(
     except (TypeError, ValueError):
         wanted = f"one number or None for each of the {len(answered)} completions"
         name = getattr(reward, "__name__", type(reward).__name__)
-        raise TypeError(f"the reward {name} must return {wanted}, not {repr(returned)[:200]}") from None
+        raise TypeError(
+            f"the reward {name} must return {wanted}, not {repr(returned)[:200]}"
+        ) from None
     return scores
 
 

@@ -32,7 +32,11 @@ def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION
 
 
 def top_plus_random(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
+    members: Sequence[Rated],
+    k: int,
+    rng: random.Random,
+    exploration: float = EXPLORATION,
+    temperature: float = 1.0,
 ) -> list[int]:
     """Always the highest score (of equal ones the newest), and the others uniformly, as in the paper's runs (A.5)."""
     scores = optimistic_scores(members, exploration)
@@ -42,7 +46,11 @@ def top_plus_random(
 
 
 def softmax(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
+    members: Sequence[Rated],
+    k: int,
+    rng: random.Random,
+    exploration: float = EXPLORATION,
+    temperature: float = 1.0,
 ) -> list[int]:
     """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
 
@@ -61,7 +69,11 @@ def softmax(
 
 
 def uniform(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
+    members: Sequence[Rated],
+    k: int,
+    rng: random.Random,
+    exploration: float = EXPLORATION,
+    temperature: float = 1.0,
 ) -> list[int]:
     """Every member with the same probability."""
     return rng.sample(range(len(members)), k)
@@ -76,7 +88,10 @@ RULES: dict[str, Callable[..., list[int]]] = {
 
 
 def selection_rule(
-    rule: str | SelectionRule, exploration: float = EXPLORATION, temperature: float = 1.0, independent: bool = False
+    rule: str | SelectionRule,
+    exploration: float = EXPLORATION,
+    temperature: float = 1.0,
+    independent: bool = False,
 ) -> SelectionRule:
     """A rule by name with its parameters set. A function is returned as it is.
 
@@ -90,18 +105,28 @@ def selection_rule(
         `ValueError`: There is no such rule, a parameter is out of range, or independent draws would all be the same.
     """
     if exploration < 0 or temperature <= 0:
-        raise ValueError(f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}")
+        raise ValueError(
+            f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}"
+        )
     if callable(rule):
         return rule
     if rule not in RULES:
-        raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
+        raise ValueError(
+            f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function"
+        )
     if independent and rule == "top_plus_random":
-        raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
+        raise ValueError(
+            f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform"
+        )
     return partial(RULES[rule], exploration=exploration, temperature=temperature)
 
 
 def select(
-    members: Sequence[Rated], k: int, rule: SelectionRule, rng: random.Random, independent: bool = False
+    members: Sequence[Rated],
+    k: int,
+    rule: SelectionRule,
+    rng: random.Random,
+    independent: bool = False,
 ) -> list[int]:
     """Positions of `k` members: different ones, as long as there are enough; else each at least ⌊k / n⌋ times.
 
@@ -117,13 +142,18 @@ def select(
         `ValueError`: There is no member, `k` is below 1, or the rule draws something else.
     """
     if not members or k < 1:
-        raise ValueError(f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1")
+        raise ValueError(
+            f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1"
+        )
     most = 1 if independent else len(members)
     chosen: list[int] = []
     while (left := min(k - len(chosen), most)) > 0:
         places = list(rule(members, left, rng))
         if len(places) != left or len(set(places) & set(range(len(members)))) != left:
-            name, wanted = getattr(rule, "__name__", repr(rule)), f"{left} different positions below {len(members)}"
+            name, wanted = (
+                getattr(rule, "__name__", repr(rule)),
+                f"{left} different positions below {len(members)}",
+            )
             raise ValueError(f"the selection rule {name} must return {wanted}, not {places}")
         chosen += places
     return chosen

@@ -87,8 +87,12 @@ class ESPLSettings:
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
     prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
-    reference_sampling: dict[str, Any] | str | None = setting(None, "Sampling options of the reference LLM: JSON.")
-    eval_all: bool = setting(False, "After the last step, evaluate every rated prompt on held-out rows.")
+    reference_sampling: dict[str, Any] | str | None = setting(
+        None, "Sampling options of the reference LLM: JSON."
+    )
+    eval_all: bool = setting(
+        False, "After the last step, evaluate every rated prompt on held-out rows."
+    )
 
     def __post_init__(self) -> None:
         one_of("selection", self.selection, RULES)
@@ -104,14 +108,18 @@ class ESPLSettings:
             self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)
         self.population(SystemPrompt(""))  # checks the settings of a population
 
-    def population(self, root: SystemPrompt, seed: int = 0, window: int | None = None) -> Population:
+    def population(
+        self, root: SystemPrompt, seed: int = 0, window: int | None = None
+    ) -> Population:
         """A new population under these settings."""
         names = ("exploration", "independent_draws", "delta_sigma", "tie_tolerance", "best_rule")
         options = {name: getattr(self, name) for name in names}
         options |= {"temperature": self.selection_temperature, "seed": seed}
         return Population(root, window or self.window, self.selection, **options)
 
-    def start_population(self, prompt: SystemPrompt | str | Population, seed: int, alone: bool) -> Population:
+    def start_population(
+        self, prompt: SystemPrompt | str | Population, seed: int, alone: bool
+    ) -> Population:
         """The population that a run starts with.
 
         Args:
@@ -129,7 +137,9 @@ class ESPLSettings:
         defaults = {one.name: one.default for one in fields(ESPLSettings)}
         for name in _OF_A_POPULATION:
             if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: a Population brings its own")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} would be ignored: a Population brings its own"
+                )
         return prompt
 
 
@@ -173,8 +183,12 @@ class EvolveConfig(ESPLSettings):
     mode: str = setting("evolution", "evolution, or reflection: one prompt.")
     problems_per_step: int = setting(10, "b: problems per step.")
     prompt_template: str = "{question}"
-    grammar: Grammar | str = setting("tags", "Where a reply's answer is: between tags, or free, the whole reply.")
-    policy_sampling: dict[str, Any] | str | None = setting(None, "Sampling options of the policy: JSON.")
+    grammar: Grammar | str = setting(
+        "tags", "Where a reply's answer is: between tags, or free, the whole reply."
+    )
+    policy_sampling: dict[str, Any] | str | None = setting(
+        None, "Sampling options of the policy: JSON."
+    )
     eval_every: int = setting(0, "Steps between two evaluations on held-out problems.")
     max_failed: float = 0.5
     seed: int = setting(0, "Seed of everything that is drawn.")
@@ -186,7 +200,11 @@ class EvolveConfig(ESPLSettings):
             self.grammar = GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)
-        if self.problems_per_step < 1 or min(self.steps, self.eval_every) < 0 or not 0 <= self.max_failed <= 1:
+        if (
+            self.problems_per_step < 1
+            or min(self.steps, self.eval_every) < 0
+            or not 0 <= self.max_failed <= 1
+        ):
             raise ValueError(
                 "need problems_per_step >= 1, steps >= 0, eval_every >= 0 and 0 <= max_failed <= 1, got "
                 f"{self.problems_per_step}, {self.steps}, {self.eval_every} and {self.max_failed}"

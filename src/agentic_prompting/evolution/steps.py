@@ -80,13 +80,20 @@ class Evolution:
     ):
         config = EvolveConfig() if config is None else config
         _check_types(policy, reference, reward, config)
-        rows, self.eval_rows = read_problems(rows, "rows"), read_problems(eval_rows or (), "eval_rows")
+        rows, self.eval_rows = (
+            read_problems(rows, "rows"),
+            read_problems(eval_rows or (), "eval_rows"),
+        )
         for problems in (rows, self.eval_rows):
             check_answers_of_rows(reward, problems)
         if (config.eval_every or config.eval_all) and not self.eval_rows:
-            raise ValueError(f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows")
+            raise ValueError(
+                f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows"
+            )
         if len(rows) < config.problems_per_step:
-            raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
+            raise ValueError(
+                f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}"
+            )
         self.policy, self.reference = as_chat(policy), as_chat(reference)
         self.rows, self.reward, self.config = rows, reward, config
         self.sampling: Any = config.policy_sampling or {}
@@ -130,12 +137,17 @@ class Evolution:
         if job is not None:
             outcomes = await self._reflect(job)
             children = generation.join(job, outcomes)
-            self.attempts = attempt_records(len(self.logs), outcomes, children, job.scores, population)
+            self.attempts = attempt_records(
+                len(self.logs), outcomes, children, job.scores, population
+            )
         rewards = [attempt.reward for result in results for attempt in result.attempts]
         held_out = None
         if config.eval_every and (len(self.logs) + 1) % config.eval_every == 0:
             (held_out,) = await self.evaluate([population.best()])
-        ids, born = [prompt.id or 0 for prompt in prompts], [child.id if child else None for child in children]
+        ids, born = (
+            [prompt.id or 0 for prompt in prompts],
+            [child.id if child else None for child in children],
+        )
         ratings = {name: population.rating(name) for name in [*ids, *born] if name is not None}
         return StepLog(
             step=len(self.logs),
@@ -144,7 +156,12 @@ class Evolution:
             reward=mean(rewards),
             failed=rewards.count(None) / len(rewards),
             operators=[
-                {"operator": one.operator, "reason": one.reason, "child": child, "counts": dict(one.counts)}
+                {
+                    "operator": one.operator,
+                    "reason": one.reason,
+                    "child": child,
+                    "counts": dict(one.counts),
+                }
                 for one, child in zip(outcomes, born, strict=True)
             ],
             ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
@@ -159,7 +176,9 @@ class Evolution:
         if all(attempt.reward is not None and attempt.reward >= 1 for attempt in best.attempts):
             return "every attempt at every problem got the reward 1: take harder problems"
         replies = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
-        if all(self.spec.grammar.parse(text).kind != "answer" for texts in replies for text in texts):
+        if all(
+            self.spec.grammar.parse(text).kind != "answer" for texts in replies for text in texts
+        ):
             return (
                 "the grammar found no answer in any reply; with grammar='free' the whole reply is the answer, or let "
                 "the prompt ask for <answer> tags"
@@ -182,7 +201,9 @@ class Evolution:
         members = self.population.members
         new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
         for result in await self._play(new, self.eval_rows, 0) if new else ():
-            self.population.note_held_out(result.prompt, [value for value in result.row if value is not None])
+            self.population.note_held_out(
+                result.prompt, [value for value in result.row if value is not None]
+            )
         return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
 
     def _draw(self) -> tuple[int, list[int]]:
@@ -211,10 +232,15 @@ class Evolution:
         row_of_reply = [row for _ in prompts for row in rows for _ in repeats]
         rewards = await score(self.reward, row_of_reply, replies, self.spec.grammar)
         self._check_failures(replies, rewards)
-        attempts = [Attempt(reply.text, reward) for reply, reward in zip(replies, rewards, strict=True)]
+        attempts = [
+            Attempt(reply.text, reward) for reply, reward in zip(replies, rewards, strict=True)
+        ]
         cells = iter([tuple(attempts[start : start + n]) for start in range(0, len(attempts), n)])
         return [
-            PromptResult(prompt, tuple(ProblemResult(question_of(row), truth_of(row), next(cells)) for row in rows))
+            PromptResult(
+                prompt,
+                tuple(ProblemResult(question_of(row), truth_of(row), next(cells)) for row in rows),
+            )
             for prompt in prompts
         ]
 
@@ -226,13 +252,17 @@ class Evolution:
         share, limit = rewards.count(None) / len(rewards), self.config.max_failed
         if share > limit:
             why = errors[0] if errors else "the reward function returned None"
-            raise EvolutionStopped(f"{share:.0%} of the rollouts have no reward (max_failed={limit:.0%}): {why}")
+            raise EvolutionStopped(
+                f"{share:.0%} of the rollouts have no reward (max_failed={limit:.0%}): {why}"
+            )
 
     async def _reflect(self, job: Job) -> list[Outcome]:
         sampling: Any = self.config.reference_sampling or {}
         outcomes = await propose_children(self.reference, job, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
-        if fatal := next((one.error for one in outcomes if one.error is not None and one.error.fatal), None):
+        if fatal := next(
+            (one.error for one in outcomes if one.error is not None and one.error.fatal), None
+        ):
             raise EvolutionStopped(f"the reference LLM failed with a fatal error: {fatal}")
         return outcomes
 
@@ -280,7 +310,11 @@ def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
         ("reward", reward, "a function of lists of completions and columns"),
     ):
         if not callable(value):
-            hint = f"; for an endpoint: OpenAIChat({value!r})" if expected == chat and isinstance(value, str) else ""
+            hint = (
+                f"; for an endpoint: OpenAIChat({value!r})"
+                if expected == chat and isinstance(value, str)
+                else ""
+            )
             raise TypeError(f"{name} must be {expected}, not {value!r}{hint}")
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")

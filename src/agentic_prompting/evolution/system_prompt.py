@@ -60,7 +60,9 @@ class SystemPrompt:
         if not all(folded):
             raise ValueError(f"principle {folded.index('')} of the system prompt is empty")
         if _MARK.search(self.preamble):
-            raise ValueError("the preamble has a line that begins like a principle: use SystemPrompt.parse on the text")
+            raise ValueError(
+                "the preamble has a line that begins like a principle: use SystemPrompt.parse on the text"
+            )
         object.__setattr__(self, "preamble", self.preamble.strip())
         object.__setattr__(self, "principles", folded)
 
@@ -76,7 +78,9 @@ class SystemPrompt:
     def key(self) -> tuple[str, frozenset[str] | None]:
         """Equal for prompts that say the same: the order of principles does not count, nor case and a final full stop
         in them."""
-        return self.preamble, None if self.principles is None else frozenset(map(_key, self.principles))
+        return self.preamble, None if self.principles is None else frozenset(
+            map(_key, self.principles)
+        )
 
     def __str__(self) -> str:
         return self.text
@@ -91,7 +95,9 @@ class SystemPrompt:
         if isinstance(prompt, SystemPrompt):
             return prompt
         if not isinstance(prompt, str):
-            raise TypeError(f"a system prompt is a SystemPrompt or a text, not a {type(prompt).__name__}")
+            raise TypeError(
+                f"a system prompt is a SystemPrompt or a text, not a {type(prompt).__name__}"
+            )
         return cls.parse(prompt) if "[G0]" in prompt else cls(prompt, ())
 
     @classmethod
@@ -120,7 +126,9 @@ class SystemPrompt:
                 )
         return cls(text[: marks[0].start()], tuple(bodies))
 
-    def messages(self, conversation: Sequence[Message] | str, place: Place = "system") -> list[Message]:
+    def messages(
+        self, conversation: Sequence[Message] | str, place: Place = "system"
+    ) -> list[Message]:
         """The conversation under this prompt.
 
         Args:
@@ -135,13 +143,19 @@ class SystemPrompt:
         if place not in PLACES:
             raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
         messages: list[Message] = (
-            [{"role": "user", "content": conversation}] if isinstance(conversation, str) else list(conversation)
+            [{"role": "user", "content": conversation}]
+            if isinstance(conversation, str)
+            else list(conversation)
         )
         if not self.text:
             return messages
         for position, message in enumerate(messages):
             if message["role"] == (role := "system" if place == "system" else "user"):
-                parts = [message["content"], self.text] if place == "after" else [self.text, message["content"]]
+                parts = (
+                    [message["content"], self.text]
+                    if place == "after"
+                    else [self.text, message["content"]]
+                )
                 messages[position] = {"role": role, "content": "\n\n".join(parts)}
                 return messages
         if place != "system":
@@ -163,7 +177,10 @@ class SystemPrompt:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`SystemPrompt.from_json`] gives an equal prompt back."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> SystemPrompt:
@@ -238,7 +255,9 @@ class Draft:
 
     def __init__(self, prompt: SystemPrompt, max_words: int = MAX_WORDS):
         self.prompt, self.max_words = prompt, max_words
-        self.principles = {f"G{number}": text for number, text in enumerate(prompt.principles or ())}
+        self.principles = {
+            f"G{number}": text for number, text in enumerate(prompt.principles or ())
+        }
         self.text = prompt.preamble
         self._next = len(self.principles)
         self._gone: dict[str, str] = {}  # how by id
@@ -288,7 +307,9 @@ class Draft:
             return "not_allowed"
         if free_text:
             return self._block_refusal(edit)
-        ids = set() if edit.op == "add" else set(edit.ids)  # one given with `add` is the LLM's idea of the next
+        ids = (
+            set() if edit.op == "add" else set(edit.ids)
+        )  # one given with `add` is the LLM's idea of the next
         for name in edit.ids if ids else ():
             if name not in self.principles or (known is not None and name not in known):
                 return self._gone.get(name, "unknown_id")

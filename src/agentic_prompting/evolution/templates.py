@@ -232,14 +232,18 @@ NO_CHANGE = "NO CHANGE"
 def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
     """The attempts at one problem, best first: `(reward, summary)`."""
     ordered = sorted(summaries, key=lambda item: -item[0])
-    return "\n".join(f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered)
+    return "\n".join(
+        f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered
+    )
 
 
 def render_failures(failures: Iterable[tuple[str, str, Sequence[tuple[float, str]]]]) -> str:
     """Problems that attempts fell short of: question, right answer, and reward and text of the attempts."""
     parts = []
     for question, truth, attempts in failures:
-        told = "\n".join(f'<attempt reward="{reward:g}">\n{text}\n</attempt>' for reward, text in attempts)
+        told = "\n".join(
+            f'<attempt reward="{reward:g}">\n{text}\n</attempt>' for reward, text in attempts
+        )
         parts.append(f"<problem>\n{question}\nRight answer: {truth}\n{told}\n</problem>")
     return "\n".join(parts)
 
@@ -256,7 +260,10 @@ def render_sets(sets: Iterable[tuple[str, str, float, Sequence[tuple[str, str]]]
     """The sets of a crossover: letter, text, mean reward, and the (problem, right answer) pairs that it alone won."""
     parts = []
     for letter, text, value, wins in sets:
-        won = "".join(f"<problem>\n{question}\nRight answer: {truth}\n</problem>\n" for question, truth in wins)
+        won = "".join(
+            f"<problem>\n{question}\nRight answer: {truth}\n</problem>\n"
+            for question, truth in wins
+        )
         parts.append(
             f'<set name="{letter}" mean_reward="{value:.3f}">\n<instructions>\n{text}\n</instructions>\n'
             f"It alone did best on {len(wins)} of the problems.\n{won}</set>"

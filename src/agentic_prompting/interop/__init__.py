@@ -45,7 +45,9 @@ def environment_of(
     Raises:
         `TypeError`: None of them is given, or more than one; or it is of the wrong kind.
     """
-    if [environment is not ..., bool(tools) and factory is None, factory is not None].count(True) != 1:
+    if [environment is not ..., bool(tools) and factory is None, factory is not None].count(
+        True
+    ) != 1:
         raise TypeError(
             "pass one of environment=, tools= and environment_factory= (tools= may go with environment_factory=); "
             "environment=None is for an agent without environment"
@@ -53,6 +55,8 @@ def environment_of(
     if factory is None:
         return as_environment(ToolEnvironment(tools) if tools else environment), []
     if not callable(factory):
-        raise TypeError("environment_factory must be one class or function without arguments, not several")
+        raise TypeError(
+            "environment_factory must be one class or function without arguments, not several"
+        )
     built = TRLEnvironment(factory, tools or ())
     return built, [] if built.reward is None else [built.reward]

@@ -16,7 +16,9 @@ try:
     import dspy
     from dspy import lm15
 except ImportError as error:
-    raise ImportError("interop.dspy needs the extra dspy: pip install 'agentic-prompting[dspy]'") from error
+    raise ImportError(
+        "interop.dspy needs the extra dspy: pip install 'agentic-prompting[dspy]'"
+    ) from error
 
 from ..llm import (
     BadReply,
@@ -79,7 +81,15 @@ _FINISH_REASONS: dict[str, lm15.FinishReason] = {
 }
 """Finish reasons of replies and statuses of rollouts; all others mean `stop`."""
 
-_SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+_SAMPLING = (
+    "temperature",
+    "max_tokens",
+    "top_p",
+    "top_k",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+)
 """Fields of a request that a chat model gets under the same names; `stop` and `response_format` besides."""
 
 
@@ -104,7 +114,9 @@ class Engine:
         messages = read_messages(request)
         if _is_agent(self.model):
             question = _as_question(request, messages)
-            return response_of_rollout(request, self.model.answer(question, seed=_seed_of(request, self._seeds)))
+            return response_of_rollout(
+                request, self.model.answer(question, seed=_seed_of(request, self._seeds))
+            )
         return response_of_reply(request, run(_ask(self.model, messages, request)))
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -129,7 +141,9 @@ class AsyncEngine:
         messages = read_messages(request)
         if _is_agent(self.model):
             question = _as_question(request, messages)
-            return response_of_rollout(request, await _answer(self.model, question, _seed_of(request, self._seeds)))
+            return response_of_rollout(
+                request, await _answer(self.model, question, _seed_of(request, self._seeds))
+            )
         reply = await asyncio.wrap_future(start(_ask(self.model, messages, request)))
         return response_of_reply(request, reply)
 
@@ -213,7 +227,9 @@ def read_messages(request: lm15.Request) -> list[Message]:
         `dspy.lm15.UnsupportedFeatureError`: It holds something that no text can stand for: an image, a tool.
     """
     if request.tools:
-        raise lm15.UnsupportedFeatureError("tools cannot be called: describe them in the prompt", feature="tools")
+        raise lm15.UnsupportedFeatureError(
+            "tools cannot be called: describe them in the prompt", feature="tools"
+        )
     for name in ("logprobs", "probabilities"):
         if getattr(request.config, name) not in (None, "off", "if_available"):
             raise lm15.UnsupportedFeatureError(f"{name} are not returned", feature=f"config.{name}")
@@ -223,7 +239,10 @@ def read_messages(request: lm15.Request) -> list[Message]:
         system = "".join(_text_of(part, f"system[{number}]") for number, part in enumerate(system))
     messages: list[Message] = []
     for number, message in enumerate(request.messages):
-        texts = [_text_of(part, f"messages[{number}].parts[{place}]") for place, part in enumerate(message.parts)]
+        texts = [
+            _text_of(part, f"messages[{number}].parts[{place}]")
+            for place, part in enumerate(message.parts)
+        ]
         role: Any = "system" if message.role == "developer" else message.role
         messages.append(Message(role=role, content="\n".join(text for text in texts if text)))
     return with_system(system or None, messages, join=True)
@@ -239,13 +258,17 @@ def _text_of(part: Any, feature: str) -> str:
         return ""
     if isinstance(part, lm15.DataPart):
         return json.dumps(part.value, ensure_ascii=False)
-    raise lm15.UnsupportedFeatureError(f"only text is read, and this is of the type {part.type}", feature=feature)
+    raise lm15.UnsupportedFeatureError(
+        f"only text is read, and this is of the type {part.type}", feature=feature
+    )
 
 
 def _as_question(request: lm15.Request, messages: Sequence[Message]) -> str:
     """The text of the whole request, for an agent."""
     if request.config.response_format is not None:
-        raise lm15.UnsupportedFeatureError("an agent answers in text", feature="config.response_format")
+        raise lm15.UnsupportedFeatureError(
+            "an agent answers in text", feature="config.response_format"
+        )
     return "\n\n".join(message["content"] for message in messages)
 
 
@@ -286,12 +309,16 @@ def response_of_rollout(request: lm15.Request, rollout: Rollout) -> lm15.Respons
     if rollout.error is not None:
         raise error_for_dspy(rollout.error) from rollout.error
     if rollout.status == "truncated" and not rollout.turns:
-        raise lm15.ContextLengthError(f"the question's {len(rollout.prompt_ids)} tokens fill the agent's context")
+        raise lm15.ContextLengthError(
+            f"the question's {len(rollout.prompt_ids)} tokens fill the agent's context"
+        )
     usage = sum((reply.usage for reply in rollout.replies), Usage())
     return _response(request, rollout.answer or "", rollout.status, usage, followed={"seed"})
 
 
-def _response(request: lm15.Request, text: str, finish_reason: str, usage: Usage, followed: set[str]) -> lm15.Response:
+def _response(
+    request: lm15.Request, text: str, finish_reason: str, usage: Usage, followed: set[str]
+) -> lm15.Response:
     # A model that is no server may write on after a text that ends its reply.
     ends = [position for stop in request.config.stop if (position := text.find(stop)) >= 0]
     reason = _FINISH_REASONS.get(finish_reason, "stop")
@@ -307,7 +334,9 @@ def _response(request: lm15.Request, text: str, finish_reason: str, usage: Usage
             action, why = "client_side", "the answer is cut at the text that ends it"
         else:
             action, why = "dropped", "the model has no such setting"
-        adaptations.append(lm15.Adaptation(f"config.{setting.name}", action, why, asked=_as_json(value)))
+        adaptations.append(
+            lm15.Adaptation(f"config.{setting.name}", action, why, asked=_as_json(value))
+        )
 
     return lm15.Response(
         id=None,
@@ -327,7 +356,9 @@ def error_for_dspy(error: LLMError) -> lm15.LM15Error:
     """DSPy's error for one of ours: one that it tries again exactly if another attempt may pass."""
     kind = next((theirs for ours, theirs in _ERRORS if isinstance(error, ours)), lm15.ProviderError)
     text = str(error)
-    if kind is lm15.InvalidRequestError and any(phrase in text.lower() for phrase in _CONTEXT_EXCEEDED):
+    if kind is lm15.InvalidRequestError and any(
+        phrase in text.lower() for phrase in _CONTEXT_EXCEEDED
+    ):
         kind = lm15.ContextLengthError
     if isinstance(error, Misconfigured) and error.status in (401, 403):
         kind = lm15.AuthError

@@ -13,7 +13,9 @@ from typing import Any
 try:
     from gepa.core.adapter import EvaluationBatch
 except ImportError as error:
-    raise ImportError("interop.gepa needs the extra optimizers: pip install 'agentic-prompting[optimizers]'") from error
+    raise ImportError(
+        "interop.gepa needs the extra optimizers: pip install 'agentic-prompting[optimizers]'"
+    ) from error
 
 from ..evaluation.scoring import score_rollouts
 from ..llm.loop import run
@@ -44,7 +46,10 @@ class AgentAdapter:
         self.part = part
 
     def evaluate(
-        self, batch: Sequence[Mapping[str, Any]], candidate: Mapping[str, str], capture_traces: bool = False
+        self,
+        batch: Sequence[Mapping[str, Any]],
+        candidate: Mapping[str, str],
+        capture_traces: bool = False,
     ) -> EvaluationBatch:
         if not batch:
             return EvaluationBatch([], [], [] if capture_traces else None)
@@ -54,7 +59,9 @@ class AgentAdapter:
         spec = replace(self.agent.spec, system_prompt=candidate[self.part])
         agent = copy(self.agent)
         agent.spec = replace(spec, join_system_prompt=False)
-        rollouts = agent.answer_all([{**row, "prompt": spec.messages(row)} for row in batch], progress=False)
+        rollouts = agent.answer_all(
+            [{**row, "prompt": spec.messages(row)} for row in batch], progress=False
+        )
         for rollout in rollouts:
             if rollout.error is not None:
                 raise rollout.error
@@ -68,7 +75,10 @@ class AgentAdapter:
         return EvaluationBatch(answers, scores, rollouts if capture_traces else None)
 
     def make_reflective_dataset(
-        self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]
+        self,
+        candidate: Mapping[str, str],
+        eval_batch: EvaluationBatch,
+        components_to_update: Sequence[str],
     ) -> dict[str, list[dict[str, Any]]]:
         rollouts: list[Rollout] = eval_batch.trajectories or []
         scores = eval_batch.scores if rollouts else []

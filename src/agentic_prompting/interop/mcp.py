@@ -23,7 +23,12 @@ _MOST_PAGES = 100  # of a server's list of tools
 _LOGGERS = (  # httpx2 logs every address, as it is, at level INFO
     "mcp.client.streamable_http", "mcp.client.stdio", "mcp.client.client", "mcp.shared.jsonrpc_dispatcher", "httpx2",
 )  # fmt: skip
-_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASS")  # in the names of a command's environment variables
+_SECRET_NAMES = (
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "PASS",
+)  # in the names of a command's environment variables
 
 
 class MCPTools:
@@ -48,7 +53,9 @@ class MCPTools:
         try:
             import mcp  # noqa: F401
         except ImportError as error:
-            raise ImportError("MCPTools needs the extra mcp: pip install 'agentic-prompting[mcp]'") from error
+            raise ImportError(
+                "MCPTools needs the extra mcp: pip install 'agentic-prompting[mcp]'"
+            ) from error
 
         self.server, self.timeout = server, timeout
         self._client: asyncio.Future[Client] | None = None
@@ -74,19 +81,25 @@ class MCPTools:
             async with asyncio.timeout(self.timeout):
                 return await self._list()
         except TimeoutError:
-            raise Unreachable(f"the MCP server took more than {self.timeout:g} s to list its tools") from None
+            raise Unreachable(
+                f"the MCP server took more than {self.timeout:g} s to list its tools"
+            ) from None
         except ValidationError as error:
             raise ServerFailed(
                 f"the MCP server's list of tools breaks the protocol: {self._described(error)}"
             ) from None
         except (MCPError, OSError, RuntimeError) as error:
-            raise Unreachable(f"the MCP server did not list its tools: {self._described(error)}") from None
+            raise Unreachable(
+                f"the MCP server did not list its tools: {self._described(error)}"
+            ) from None
 
     async def _list(self) -> list[Tool]:
         client, found, cursor = await self._connected(), [], None
         for _ in range(_MOST_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found += [self._tool(one.name, one.description or "", one.input_schema) for one in page.tools]
+            found += [
+                self._tool(one.name, one.description or "", one.input_schema) for one in page.tools
+            ]
             cursor = page.next_cursor
             if cursor is None:
                 return found
@@ -108,18 +121,24 @@ class MCPTools:
             return Observation(error=error)
         keeper = self._keeper
         assert keeper is not None
-        answer = asyncio.ensure_future(client.call_tool(name, arguments, read_timeout_seconds=self.timeout))
+        answer = asyncio.ensure_future(
+            client.call_tool(name, arguments, read_timeout_seconds=self.timeout)
+        )
         await asyncio.wait({answer, keeper}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():  # the connection ended during the call
             answer.cancel()
-            return Observation(error=Unreachable(f"the MCP server went away during a call of {name}"))
+            return Observation(
+                error=Unreachable(f"the MCP server went away during a call of {name}")
+            )
         try:
             result = await answer
         except MCPError as error:
             return self._failed(name, error, keeper)
         except (OSError, RuntimeError, ValidationError) as error:
             self._drop(keeper)
-            return Observation(error=ServerFailed(f"the MCP server failed: {self._described(error)}"))
+            return Observation(
+                error=ServerFailed(f"the MCP server failed: {self._described(error)}")
+            )
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
         return Observation(f"Error: {self._masked(text)}" if result.is_error else text)
 
@@ -128,10 +147,14 @@ class MCPTools:
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         if error.error.code == REQUEST_TIMEOUT:
-            return Observation(error=TimedOut(f"the MCP tool {name} took more than {self.timeout:g} s"))
+            return Observation(
+                error=TimedOut(f"the MCP tool {name} took more than {self.timeout:g} s")
+            )
         if error.error.code == CONNECTION_CLOSED:
             self._drop(keeper)
-            return Observation(error=Unreachable(f"the MCP server went away during a call of {name}"))
+            return Observation(
+                error=Unreachable(f"the MCP server went away during a call of {name}")
+            )
         return Observation(f"Error: {self._described(error)}")
 
     def _masked(self, text: str) -> str:
@@ -166,7 +189,9 @@ class MCPTools:
             async with Client(self.server, read_timeout_seconds=self.timeout) as client:
                 opened.set_result(client)
                 await asyncio.Event().wait()
-        except BaseException as error:  # a cancellation too: calls that wait for `opened` would hang
+        except (
+            BaseException
+        ) as error:  # a cancellation too: calls that wait for `opened` would hang
             if not opened.done():
                 opened.set_exception(Unreachable(f"no MCP server: {self._described(error)}"))
             if not isinstance(error, Exception):
@@ -176,7 +201,9 @@ class MCPTools:
 def _fail(opened: asyncio.Future[Any], keeper: asyncio.Task[None]) -> None:
     """End the wait for a connection whose task has ended without one, as after `close()`."""
     if not opened.done():
-        opened.set_exception(Unreachable("the connection to the MCP server was closed while it opened"))
+        opened.set_exception(
+            Unreachable("the connection to the MCP server was closed while it opened")
+        )
 
 
 def _known_secrets(server: Any) -> list[str]:
@@ -185,7 +212,11 @@ def _known_secrets(server: Any) -> list[str]:
         pieces = secrets_in(server)
         return [*pieces, *(piece.partition("=")[2] for piece in pieces)]
     variables = getattr(server, "env", None) or {}
-    return [value for name, value in variables.items() if any(word in name.upper() for word in _SECRET_NAMES)]
+    return [
+        value
+        for name, value in variables.items()
+        if any(word in name.upper() for word in _SECRET_NAMES)
+    ]
 
 
 class _MaskedLog(logging.Filter):

@@ -80,7 +80,11 @@ class OpenEnv(TRLEnvironment):
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
             return Observation(await rollout.row["environments"].act(arguments))
 
-        function = {"name": self.action, "description": "Acts in the environment.", "parameters": self.schema}
+        function = {
+            "name": self.action,
+            "description": "Acts in the environment.",
+            "parameters": self.schema,
+        }
         return Tool({"type": "function", "function": function}, call)
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
@@ -92,7 +96,9 @@ class OpenEnv(TRLEnvironment):
 class _Session:
     """One episode on the server."""
 
-    def __init__(self, url: str, show: Callable[..., str], timeout: float, headers: Mapping[str, str] | None):
+    def __init__(
+        self, url: str, show: Callable[..., str], timeout: float, headers: Mapping[str, str] | None
+    ):
         self._url, self._show, self._timeout, self._headers = url, show, timeout, headers
         self._lock, self._rewards, self.done = asyncio.Lock(), list[float](), False
         self._http: aiohttp.ClientSession | None = None
@@ -104,18 +110,26 @@ class _Session:
             body = await answer.text(errors="replace")
         try:
             schema = json.loads(body)["action"]
-            fields = {name: field for name, field in schema["properties"].items() if name != "metadata"}
+            fields = {
+                name: field for name, field in schema["properties"].items() if name != "metadata"
+            }
             return {**schema, "properties": fields}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ServerFailed(f"the OpenEnv server's schema has no action: {self._described(error)}") from None
+            raise ServerFailed(
+                f"the OpenEnv server's schema has no action: {self._described(error)}"
+            ) from None
 
     async def reset(self, **row: Any) -> str:
         plain = json.loads(json.dumps({**row, "prompt": None}, default=lambda one: None))
         self._http = self._client()
         try:
             async with self._reaching():
-                self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=_MOST_BYTES)
-            return "\n\n" + await self._request("reset", {name: one for name, one in plain.items() if one is not None})
+                self._socket = await self._http.ws_connect(
+                    f"{self._url}/ws", max_msg_size=_MOST_BYTES
+                )
+            return "\n\n" + await self._request(
+                "reset", {name: one for name, one in plain.items() if one is not None}
+            )
         except LLMError:
             await self._http.close()
             raise
@@ -153,7 +167,9 @@ class _Session:
         try:
             return self._show(self._observation)
         except Exception as error:
-            raise ServerFailed(f"show= failed on an observation: {self._described(error)}") from None
+            raise ServerFailed(
+                f"show= failed on an observation: {self._described(error)}"
+            ) from None
 
     def _read(self, answer: Any, kind: str) -> str | None:
         """Take over an answer's observation, reward and end; or return why the server refused the action."""
@@ -162,9 +178,15 @@ class _Session:
             text = f"{data['message']} {data.get('errors', '')}".strip()
             if kind == "step" and data["code"] in _ACTION_ERRORS:
                 return self._masked(text)
-            raise ServerFailed(f"the OpenEnv server failed during {kind}: {self._masked(text)[:300]} ({data['code']})")
+            raise ServerFailed(
+                f"the OpenEnv server failed during {kind}: {self._masked(text)[:300]} ({data['code']})"
+            )
         observation, reward, done = data["observation"], data["reward"], data["done"]
-        if answer["type"] != "observation" or not isinstance(observation, dict) or not isinstance(done, bool):
+        if (
+            answer["type"] != "observation"
+            or not isinstance(observation, dict)
+            or not isinstance(done, bool)
+        ):
             raise TypeError("an observation is expected, and whether the episode is done")
         if reward is not None and (isinstance(reward, bool) or finite_float(reward) is None):
             raise TypeError(f"{reward!r} is no reward")
@@ -198,7 +220,9 @@ class _Session:
             async with asyncio.timeout(self._timeout):
                 yield
         except TimeoutError:
-            raise TimedOut(f"the OpenEnv server at {where} took more than {self._timeout:g} s") from None
+            raise TimedOut(
+                f"the OpenEnv server at {where} took more than {self._timeout:g} s"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"no OpenEnv server at {where}: {self._described(error)}") from None
 

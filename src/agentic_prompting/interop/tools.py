@@ -14,7 +14,17 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
+from ..llm import (
+    Budget,
+    ChatModel,
+    LLMError,
+    Message,
+    ServerFailed,
+    TimedOut,
+    Unreachable,
+    as_chat,
+    charge,
+)
 from ..llm.guard import Escaped, call_guarded, describe
 from ..rollout import Environment, Observation, Rollout, read_call
 from ..rollout.play import run_tool
@@ -50,7 +60,9 @@ class Tool:
         return cls(get_json_schema(function), call)
 
 
-def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a large language model.") -> Tool:
+def ask_tool(
+    chat: ChatModel, name: str = "ask", description: str = "Asks a large language model."
+) -> Tool:
     """A large LLM as a tool with one argument, `prompt`. Its failures are outages, and its calls are counted."""
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
@@ -60,7 +72,10 @@ def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a larg
 
     properties = {"prompt": {"type": "string", "description": "The question, complete in itself."}}
     parameters = {"type": "object", "properties": properties, "required": ["prompt"]}
-    schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    schema = {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
     return Tool(schema, call, chat)
 
 
@@ -90,7 +105,9 @@ class ToolEnvironment(Environment):
         named = [one if isinstance(one, Tool) else Tool.of(one) for one in flat]
         self.tools = {tool.name: tool for tool in named}
         if not named or len(self.tools) < len(named):
-            raise ValueError(f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}")
+            raise ValueError(
+                f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}"
+            )
         self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
         self._schemas = [dict(tool.schema) for tool in named]
         self.chat_template_kwargs = {"tools": self._schemas}  # so that the prompt shows them
@@ -120,18 +137,26 @@ class ToolEnvironment(Environment):
             return Observation(f"Error: a call must be {example} ({call.problem})")
         name = call.name
         if name not in self.tools:
-            return Observation(f"Error: there is no tool {name[:40]!r}, only: {', '.join(self.tools)}")
+            return Observation(
+                f"Error: there is no tool {name[:40]!r}, only: {', '.join(self.tools)}"
+            )
         try:
-            return await run_tool(name, body, call_guarded(self.tools[name].call, call.arguments, rollout))
+            return await run_tool(
+                name, body, call_guarded(self.tools[name].call, call.arguments, rollout)
+            )
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:
             kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
             return Observation(error=kind(f"the tool {name} raised {describe(error)}"))
         except Exception as error:
-            if isinstance(error, Escaped) and not isinstance(error.original, Exception):  # `exit()` and the like
+            if isinstance(error, Escaped) and not isinstance(
+                error.original, Exception
+            ):  # `exit()` and the like
                 return Observation(error=ServerFailed(f"the tool {name} raised {describe(error)}"))
-            return Observation(f"Error: {describe(error, 500)}")  # the tool's own word on what it was asked
+            return Observation(
+                f"Error: {describe(error, 500)}"
+            )  # the tool's own word on what it was asked
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -38,17 +38,27 @@ class TRLEnvironment(ToolEnvironment):
     def __init__(self, factory: Callable[[], Any], tools: Sequence[Any] = (), **kwargs: Any):
         instance = factory()
         if not callable(getattr(instance, "reset", None)):
-            raise TypeError(f"an environment class of TRL needs a method reset, {type(instance).__name__} has none")
+            raise TypeError(
+                f"an environment class of TRL needs a method reset, {type(instance).__name__} has none"
+            )
         names = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
-        methods = [self._tool(instance, name) for name in names if name[0] != "_" and name not in _NOT_TOOLS]
+        methods = [
+            self._tool(instance, name)
+            for name in names
+            if name[0] != "_" and name not in _NOT_TOOLS
+        ]
         super().__init__([*methods, *tools], **kwargs)
         self.factory = factory
-        self.reward = _rewards_of(type(instance).__name__) if hasattr(instance, "get_reward") else None
+        self.reward = (
+            _rewards_of(type(instance).__name__) if hasattr(instance, "get_reward") else None
+        )
 
     @staticmethod
     def _tool(instance: Any, name: str) -> Tool:
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-            return Observation(text_of(await called(getattr(rollout.row["environments"], name), arguments)))
+            return Observation(
+                text_of(await called(getattr(rollout.row["environments"], name), arguments))
+            )
 
         return Tool(get_json_schema(getattr(instance, name)), call)
 
@@ -60,11 +70,17 @@ class TRLEnvironment(ToolEnvironment):
             instance = call_guarded_now(self.factory)
             text = await called(instance.reset, row)
         except Exception as error:
-            failed = error if isinstance(error, LLMError) else failure_of(ServerFailed, "reset", error)
+            failed = (
+                error if isinstance(error, LLMError) else failure_of(ServerFailed, "reset", error)
+            )
             return {**row, "environments": failed}
         if text is not None:
             # Text in TRL's standard format, else messages.
-            prompt = prompt + text if isinstance(prompt, str) else [*prompt[:-1], _longer(prompt[-1], text)]
+            prompt = (
+                prompt + text
+                if isinstance(prompt, str)
+                else [*prompt[:-1], _longer(prompt[-1], text)]
+            )
         return {**row, "prompt": prompt, "environments": instance}
 
     async def step(self, rollout: Rollout) -> Observation:

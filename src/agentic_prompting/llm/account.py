@@ -19,7 +19,9 @@ from .wire import Completion, priced
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN_COMPLETION = 8192  # tokens that a reply is expected to have before the first one has arrived
+_UNKNOWN_COMPLETION = (
+    8192  # tokens that a reply is expected to have before the first one has arrived
+)
 _MARGIN = 2  # a reply is expected to be at most so many times as long as the longest one so far
 
 
@@ -38,7 +40,9 @@ class SpendingAccount:
         self.limit = limit
         self.price = price
         self._longest_completion = 0
-        self._unseen_prompt_tokens = 0  # that the endpoint adds to a prompt, or that the estimate lacks
+        self._unseen_prompt_tokens = (
+            0  # that the endpoint adds to a prompt, or that the estimate lacks
+        )
         self._has_warned = False
 
     @property
@@ -85,7 +89,9 @@ class SpendingAccount:
             completion = completion if limit is None else min(completion, limit)
         return priced(prompt, completion, self.price)
 
-    def _estimate(self, request: Mapping[str, Any], completion: Completion, counts: TokenCounts) -> Usage:
+    def _estimate(
+        self, request: Mapping[str, Any], completion: Completion, counts: TokenCounts
+    ) -> Usage:
         """The usage of a completion, its missing counts estimated."""
         estimated = 0
         prompt = counts.prompt
@@ -121,8 +127,11 @@ class SpendingAccount:
 
 def _token_limit(request: Mapping[str, Any]) -> int | None:
     """The most tokens that the replies to a request can have together; `None` if it sets no limit."""
-    limits = [request.get("max_completion_tokens"), request.get("max_tokens")]
-    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    limits = []
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = request.get(name)
+        if isinstance(limit, int) and limit > 0:
+            limits.append(limit)
     if not limits:
         return None
     samples = request.get("n")

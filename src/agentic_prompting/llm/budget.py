@@ -99,7 +99,9 @@ class Limit:
 
     def __post_init__(self) -> None:
         if min(self.usd or 0, self.tokens or 0) < 0:
-            raise ValueError(f"a budget must not be negative: budget_usd={self.usd}, budget_tokens={self.tokens}")
+            raise ValueError(
+                f"a budget must not be negative: budget_usd={self.usd}, budget_tokens={self.tokens}"
+            )
 
     def __bool__(self) -> bool:
         return self.usd is not None or self.tokens is not None
@@ -125,7 +127,9 @@ class _Gate:
     """Admits requests under one limit, first come, first served. For coroutines of the background loop."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # held by the request that is next, also while it waits for others to end
+        self._turn = (
+            asyncio.Lock()
+        )  # held by the request that is next, also while it waits for others to end
         self._request_ended = asyncio.Event()
         # The requests on their way, and what they are expected to cost together.
         self._requests = 0
@@ -144,7 +148,9 @@ class _Gate:
             while True:
                 await stop_when_spent()
                 total = spent() + expected
-                has_room = limit.has_room_for(total.tokens + self._tokens, total.cost_usd + self._cost_usd)
+                has_room = limit.has_room_for(
+                    total.tokens + self._tokens, total.cost_usd + self._cost_usd
+                )
                 if has_room or not self._requests:
                     break
                 self._request_ended.clear()
@@ -190,11 +196,15 @@ class Budget(SharedFile):
     ```
     """
 
-    def __init__(self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None):
+    def __init__(
+        self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None
+    ):
         super().__init__(None if path is None else Path(path), _TABLE, _BUSY_SECONDS)
         self.limit = Limit(usd, tokens)
         self._lock = threading.Lock()  # for the two below; never held during disk access
-        self._book: dict[str, Usage] = {}  # as last read from the file; without a path everything that was spent
+        self._book: dict[
+            str, Usage
+        ] = {}  # as last read from the file; without a path everything that was spent
         self._unwritten: list[tuple[str, Usage]] = []
         self._reset_gates()
 
@@ -223,7 +233,11 @@ class Budget(SharedFile):
     def spent(self, account: str | None = None) -> Usage:
         """The spending of `account` so far, or of all accounts together."""
         by_account = self.by_account()
-        return by_account.get(account, Usage()) if account is not None else sum(by_account.values(), Usage())
+        return (
+            by_account.get(account, Usage())
+            if account is not None
+            else sum(by_account.values(), Usage())
+        )
 
     def by_account(self) -> dict[str, Usage]:
         """The spending of each account so far, sorted by name."""
@@ -247,7 +261,9 @@ class Budget(SharedFile):
         if (error := self._fault) is not None:
             may_pass = any(word in str(error) for word in ("locked", "full"))
             if not may_pass or time.monotonic() - self._failing_since >= _GRACE_SECONDS:
-                what = f"the budget cannot be checked, its book {self.path} is out of reach: {error}"
+                what = (
+                    f"the budget cannot be checked, its book {self.path} is out of reach: {error}"
+                )
                 raise BudgetUnavailable(what, attempts=0)
         if account is not None:
             own.stop_when_reached(by_account.get(account, Usage()), f" by {account!r}")
@@ -255,7 +271,9 @@ class Budget(SharedFile):
         self.limit.stop_when_reached(sum(by_account.values(), Usage()), where)
 
     @asynccontextmanager
-    async def admitted(self, account: str, expected: Usage, own: Limit = Limit()) -> AsyncIterator[None]:
+    async def admitted(
+        self, account: str, expected: Usage, own: Limit = Limit()
+    ) -> AsyncIterator[None]:
         """The context in which a request may be on its way. For coroutines of the background loop.
 
         Waits, first come, first served, until the limits have room for what the request may cost, or no other request
@@ -279,10 +297,14 @@ class Budget(SharedFile):
         async with AsyncExitStack() as gates:
             if own:
                 gate = self._gates.setdefault(account, _Gate())
-                await gate.enter(expected, own, stop_when_spent, lambda: self._last_known().get(account, Usage()))
+                await gate.enter(
+                    expected, own, stop_when_spent, lambda: self._last_known().get(account, Usage())
+                )
                 gates.callback(gate.leave, expected)
             if self.limit:
-                await self._gate_of_all.enter(expected, self.limit, stop_when_spent, self._last_known_total)
+                await self._gate_of_all.enter(
+                    expected, self.limit, stop_when_spent, self._last_known_total
+                )
                 gates.callback(self._gate_of_all.leave, expected)
             yield
 
@@ -301,8 +323,15 @@ class Budget(SharedFile):
 
     def __str__(self) -> str:
         """`environment $1.2000 (34,567 tokens), reference $0.0100 (890 tokens)`; `nothing` where nothing was spent."""
-        spent = [f"{name} ${used.cost_usd:.4f} ({_tokens_of(used)})" for name, used in self.by_account().items()]
-        missing = f" (the book {self.path} is out of reach: {self._fault})" if self._fault is not None else ""
+        spent = [
+            f"{name} ${used.cost_usd:.4f} ({_tokens_of(used)})"
+            for name, used in self.by_account().items()
+        ]
+        missing = (
+            f" (the book {self.path} is out of reach: {self._fault})"
+            if self._fault is not None
+            else ""
+        )
         return (", ".join(spent) or "nothing") + missing
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the file itself
@@ -353,7 +382,9 @@ class Budget(SharedFile):
         with self._lock:
             del self._unwritten[: len(owed)]
             expected = _summed(self._book, owed)
-            missing = any(book.get(name, Usage()).tokens < used.tokens for name, used in expected.items())
+            missing = any(
+                book.get(name, Usage()).tokens < used.tokens for name, used in expected.items()
+            )
             self._book = expected if missing else book
         if missing:  # the file was emptied or replaced while in use
             raise ValueError("spending that was in it is gone")
@@ -361,7 +392,13 @@ class Budget(SharedFile):
 
 def _entry(account: str, usage: Usage) -> tuple[str, int, int, float, int]:
     """A row of the book."""
-    return (account, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd, usage.estimated_tokens)
+    return (
+        account,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cost_usd,
+        usage.estimated_tokens,
+    )
 
 
 def _tokens_of(usage: Usage) -> str:
@@ -411,7 +448,11 @@ def _models_of(account: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, 
     seen.add(id(owner))
     for name in ("chat", "model", "models"):
         inside = getattr(owner, name, None)
-        models = {f"{account}/{key}": one for key, one in inside.items()} if isinstance(inside, Mapping) else None
+        models = (
+            {f"{account}/{key}": one for key, one in inside.items()}
+            if isinstance(inside, Mapping)
+            else None
+        )
         for name_of_account, model in ({account: inside} if models is None else models).items():
             if model is not None and not isinstance(model, str):
                 yield from _spenders(name_of_account, model, seen)

@@ -88,7 +88,11 @@ class ReplayCache(SharedFile):
                 self._connected()  # a wrong path fails now, not hours into the run
 
     def key(
-        self, model: str, messages: Sequence[Message], sampling: Mapping[str, Any], repeat: int | None = None
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Mapping[str, Any],
+        repeat: int | None = None,
     ) -> CacheKey:
         """The key of one request. With `repeat=None` each call counts: the n-th one returns the key of sample n - 1.
 
@@ -108,7 +112,9 @@ class ReplayCache(SharedFile):
             with self._lock:
                 repeat = self._asked.get(digest, 0)
                 self._asked[digest] = repeat + 1
-        return CacheKey(digest, repeat, model, str(messages[-1]["content"])[:60] if messages else "")
+        return CacheKey(
+            digest, repeat, model, str(messages[-1]["content"])[:60] if messages else ""
+        )
 
     def get(self, key: CacheKey) -> Reply | None:
         """The recorded reply. If there is none, or it is damaged: `None`, in replay mode a [`Misconfigured`] reply."""
@@ -120,7 +126,9 @@ class ReplayCache(SharedFile):
                 row = self._unwritten.get(key[:2]) or self._read(key)
             if row is not None and isinstance(row[3], str) and row[8] == _checksum(key, *row[3:5]):
                 saved = Usage(row[5], row[6])  # the client knows the price
-                return Reply(text=row[3], finish_reason=row[4], cached=True, saved=saved, attempts=0)
+                return Reply(
+                    text=row[3], finish_reason=row[4], cached=True, saved=saved, attempts=0
+                )
             if row is not None:
                 what = self._damaged(key, "the checksum does not match")
         except FILE_ERRORS as error:
@@ -144,7 +152,13 @@ class ReplayCache(SharedFile):
             return
         used = reply.usage
         counts = (used.prompt_tokens, used.completion_tokens, time.time())
-        row = (*key[:3], reply.text, reply.finish_reason, *counts, _checksum(key, reply.text, reply.finish_reason))
+        row = (
+            *key[:3],
+            reply.text,
+            reply.finish_reason,
+            *counts,
+            _checksum(key, reply.text, reply.finish_reason),
+        )
         with self._file_lock:
             self._unwritten.setdefault(key[:2], row)
         self.settle()
@@ -167,7 +181,9 @@ class ReplayCache(SharedFile):
     def __repr__(self) -> str:
         return f"ReplayCache({str(self.path)!r}, mode={self.mode!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process starts with its own connection
+    def __reduce__(
+        self,
+    ) -> tuple[Any, ...]:  # a copy in another process starts with its own connection
         return type(self), (self.path, self.mode)
 
     def _write(self) -> None:
@@ -188,18 +204,30 @@ class ReplayCache(SharedFile):
         return self._connected().execute(query, key[:2]).fetchone()
 
     def _damaged(self, key: CacheKey, how: str) -> str:
-        logger.warning("%s is damaged (%s): sample %d of %r is not there", self.path, how, key.repeat, key.label)
+        logger.warning(
+            "%s is damaged (%s): sample %d of %r is not there",
+            self.path,
+            how,
+            key.repeat,
+            key.label,
+        )
         if self.mode == "record":
             try:  # make room for the reply that is requested again
                 with self._file_lock:
-                    self._connected().execute("DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2])
+                    self._connected().execute(
+                        "DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2]
+                    )
             except FILE_ERRORS:
-                logger.debug("a damaged entry could not be removed from %s", self.path, exc_info=True)
+                logger.debug(
+                    "a damaged entry could not be removed from %s", self.path, exc_info=True
+                )
         return f"the recording is damaged ({how}), no reply"
 
     def _open(self) -> sqlite3.Connection:
         if self.mode == "replay" and not self.path.is_file():
-            raise FileNotFoundError(f'nothing to replay: {self.path} does not exist, record it first (mode="record")')
+            raise FileNotFoundError(
+                f'nothing to replay: {self.path} does not exist, record it first (mode="record")'
+            )
         try:
             if self.mode == "record":
                 connection = super()._open()
@@ -208,7 +236,9 @@ class ReplayCache(SharedFile):
                 # the recording there either.
                 how = "mode=ro" if os.access(self.path.parent, os.W_OK) else "immutable=1"
                 uri = f"{self.path.resolve().as_uri()}?{how}"
-                connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+                connection = sqlite3.connect(
+                    uri, uri=True, isolation_level=None, check_same_thread=False
+                )
             connection.execute(
                 "EXPLAIN SELECT checksum FROM replies"
             )  # reads the schema, and no page that may be damaged
@@ -218,7 +248,9 @@ class ReplayCache(SharedFile):
 
 
 def _checksum(key: CacheKey, text: str, finish_reason: str) -> int:
-    return zlib.crc32(f"{key.digest.hex()} {key.repeat} {finish_reason} {text}".encode("utf-8", "replace"))
+    return zlib.crc32(
+        f"{key.digest.hex()} {key.repeat} {finish_reason} {text}".encode("utf-8", "replace")
+    )
 
 
 def _plain(value: Any) -> Any:

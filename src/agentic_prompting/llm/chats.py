@@ -22,7 +22,11 @@ from .loop import run
 from .spans import traced_chat
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
-Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
+Script = (
+    Callable[[Sequence[Message]], "str | Reply"]
+    | Sequence["str | Reply | LLMError"]
+    | Mapping[str, str]
+)
 Rule = Callable[..., str] | Mapping[str, float]
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -48,7 +52,9 @@ def fill(template: str, **values: object) -> str:
     return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
 
 
-def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
+def with_system(
+    system_prompt: str | None, messages: Sequence[Message], join: bool = False
+) -> list[Message]:
     """The conversation with `system_prompt` as its first message.
 
     If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
@@ -90,14 +96,24 @@ class _Adapted:
         except (TypeError, ValueError):  # a built-in function
             self._names: set[str] | None = set()
             return
-        if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-            raise TypeError(f"{self._called} takes no messages: a chat model is a function of the messages")
+        if not parameters or parameters[0].kind in (
+            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.VAR_KEYWORD,
+        ):
+            raise TypeError(
+                f"{self._called} takes no messages: a chat model is a function of the messages"
+            )
         open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
         self._names = None if open_ended else {one.name for one in parameters[1:]}
 
     @traced_chat
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         started = time.perf_counter()
         keywords = {"repeat": repeat, "session": session, **sampling}
@@ -109,7 +125,11 @@ class _Adapted:
             if isinstance(returned, Reply):
                 if returned.error is not None or returned.text.strip():
                     return returned
-                return replace(returned, text="", error=BadReply(f"the model {self._called} returned an empty text"))
+                return replace(
+                    returned,
+                    text="",
+                    error=BadReply(f"the model {self._called} returned an empty text"),
+                )
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
             error = BadReply(
@@ -146,12 +166,16 @@ class FunctionChat(_Adapted):
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         super().__init__(function)
         self.max_concurrency = max_concurrency
-        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # by event loop
+        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )  # by event loop
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
         if self.max_concurrency is None:
             return await super().__call__(messages, **options)
-        places = self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        places = self._places.setdefault(
+            asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency)
+        )
         async with places:
             return await super().__call__(messages, **options)
 
@@ -186,7 +210,12 @@ class ScriptedChat:
 
     @traced_chat
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. `repeat` and `session` are ignored."""
         with self._lock:
@@ -199,7 +228,9 @@ class ScriptedChat:
             await asyncio.sleep(seconds)
             seconds = time.perf_counter() - started
         if self.fail_on is not None and self.fail_on(number):
-            return Reply(error=ServerFailed("scripted failure", "script", status=500), seconds=seconds)
+            return Reply(
+                error=ServerFailed("scripted failure", "script", status=500), seconds=seconds
+            )
         try:
             scripted = call_guarded_now(self._look_up, number, messages)
         except Exception as error:  # a bug in the script fails this call, as a broken server would
@@ -249,15 +280,24 @@ class RoutedChat:
         if isinstance(rule, Mapping):
             unknown = [name for name in rule if name not in self.models]
             if unknown:
-                raise ValueError(f"weights for unknown models {unknown}: there are {list(self.models)}")
+                raise ValueError(
+                    f"weights for unknown models {unknown}: there are {list(self.models)}"
+                )
             if any(weight < 0 for weight in rule.values()) or not sum(rule.values()) > 0:
-                raise ValueError(f"weights must not be negative and at least one must be above 0: {dict(rule)}")
+                raise ValueError(
+                    f"weights must not be negative and at least one must be above 0: {dict(rule)}"
+                )
         self._wants_request = callable(rule) and "request" in inspect.signature(rule).parameters
         self._chosen: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. A rule that fails or names an unknown model gives a [`Misconfigured`] reply."""
         try:
@@ -266,7 +306,9 @@ class RoutedChat:
             return Reply(error=error.with_traceback(None), attempts=0)
         return await model(messages, repeat=repeat, session=session, **sampling)
 
-    def choose(self, messages: Sequence[Message], session: str | None = None, question: str | None = None) -> str:
+    def choose(
+        self, messages: Sequence[Message], session: str | None = None, question: str | None = None
+    ) -> str:
         """The name of the model for all calls of `session`.
 
         Args:
@@ -278,7 +320,9 @@ class RoutedChat:
         Raises:
             [`Misconfigured`]: The rule failed or named a model that does not exist.
         """
-        request = next((message["content"] for message in messages if message["role"] == "user"), "")
+        request = next(
+            (message["content"] for message in messages if message["role"] == "user"), ""
+        )
         question = request if question is None else question
         if session is None:
             return self._draw(question, request, question)
@@ -320,7 +364,9 @@ class RoutedChat:
             wanted = {"request": request} if self._wants_request else {}
             name = call_guarded_now(self.rule, question, list(self.models), **wanted)
         except Exception as error:
-            raise Misconfigured(f"the routing rule raised {describe(error)}", "router", attempts=0) from None
+            raise Misconfigured(
+                f"the routing rule raised {describe(error)}", "router", attempts=0
+            ) from None
         if not isinstance(name, str) or name not in self.models:
             what = f"the routing rule chose {name!r}, which is not one of {list(self.models)}"
             raise Misconfigured(what, "router", attempts=0)

@@ -17,7 +17,9 @@ from .types import (
     TimedOut,
 )
 
-_MAX_READ = 5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
+_MAX_READ = (
+    5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
+)
 
 # Error codes that are words, with the HTTP status of the same meaning. Endpoints put them into `code`, `type` or
 # `status` of an error.
@@ -89,7 +91,14 @@ _BROKEN_OFF = {
     "network_error",
     "timeout",
 }
-_FILTERED = {"content_filter", "content-filter", "blocklist", "prohibited_content", "safety", "sensitive"}
+_FILTERED = {
+    "content_filter",
+    "content-filter",
+    "blocklist",
+    "prohibited_content",
+    "safety",
+    "sensitive",
+}
 
 
 def is_broken_off(finish_reason: str) -> bool:
@@ -114,17 +123,25 @@ def error_from_status(status: int, body: Any, model: str) -> LLMError:
     if status in _FLAGGED_STATUSES and is_flagged(body):
         return Refused(f"a filter of the endpoint flagged the request: {message}", status=status)
     # OpenAI answers 429 for an empty account as well, which no retry fills.
-    is_out_of_credit = status == 402 or (status == 429 and _status_of_words(_error_object(body)) == 402)
+    is_out_of_credit = status == 402 or (
+        status == 429 and _status_of_words(_error_object(body)) == 402
+    )
     if is_out_of_credit:
         return Misconfigured(f"the account is out of credit: {message}", status=status)
     if status == 401:  # without the server's own message, which may quote the key
-        return Misconfigured("the key was rejected: set OPENAI_API_KEY or pass api_key=", status=status)
+        return Misconfigured(
+            "the key was rejected: set OPENAI_API_KEY or pass api_key=", status=status
+        )
     if status == 403:
         hint = "set OPENAI_API_KEY or pass api_key="
-        return Misconfigured(f"the key was rejected or may not use {model!r}: {hint} ({message})", status=status)
+        return Misconfigured(
+            f"the key was rejected or may not use {model!r}: {hint} ({message})", status=status
+        )
     if status == 404:
         hint = "check model= and that base_url= is right"
-        return Misconfigured(f"unknown model {model!r} or wrong path: {hint} ({message})", status=status)
+        return Misconfigured(
+            f"unknown model {model!r} or wrong path: {hint} ({message})", status=status
+        )
     if status == 408:
         return TimedOut(f"the endpoint gave up waiting: {message}", status=status)
     if status == 429:
@@ -161,7 +178,9 @@ def error_from_choice(choice: Mapping[str, Any], finish_reason: str, model: str)
     if error is not None and not error.fatal:
         return error
     if error is not None or is_broken_off(finish_reason):
-        message = error_message(choice) if choice.get("error") else f"finish_reason {finish_reason!r}"
+        message = (
+            error_message(choice) if choice.get("error") else f"finish_reason {finish_reason!r}"
+        )
         return BadReply(f"the reply broke off: {message}")
     return None
 

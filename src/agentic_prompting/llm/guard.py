@@ -30,7 +30,9 @@ E = TypeVar("E", bound=Exception)
 _OURS = str(Path(__file__).parents[1])
 _THREADS = 256  # for plain functions (environments above all); started as they are needed
 _depth = contextvars.ContextVar("depth", default=0)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 class Escaped(RuntimeError):
@@ -89,9 +91,17 @@ def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
         error (`BaseException`): The exception.
     """
     original = error.original if isinstance(error, Escaped) else error
-    frames = [one for one in traceback.extract_tb(original.__traceback__) if not one.filename.startswith(_OURS)]
+    frames = [
+        one
+        for one in traceback.extract_tb(original.__traceback__)
+        if not one.filename.startswith(_OURS)
+    ]
     failure = kind(f"{what} raised {describe(error)}{raised_in(original)}")
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames), describe(error, 1000)]
+    lines = [
+        "Traceback (most recent call last):\n",
+        *traceback.format_list(frames),
+        describe(error, 1000),
+    ]
     failure.add_note(mask_secrets("".join(lines)))
     return failure
 
@@ -100,7 +110,10 @@ def raised_in(error: BaseException) -> str:
     """` (shop.py:7 in price)` where an exception comes from the user's code, or from a library that this code called;
     an empty text where it comes from ours."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((one for one in reversed(frames) if not one.filename.startswith((*_INSTALLED, "<frozen"))), None)
+    last = next(
+        (one for one in reversed(frames) if not one.filename.startswith((*_INSTALLED, "<frozen"))),
+        None,
+    )
     if last is None or last.filename.startswith(_OURS):
         return ""
     return f" ({last.filename}:{last.lineno} in {last.name})"
@@ -134,7 +147,9 @@ async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: An
     return await call_guarded_on(None, function, *args, **kwargs)
 
 
-async def call_guarded_on(executor: Executor | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def call_guarded_on(
+    executor: Executor | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     """As [`call_guarded`]; a plain function runs on a thread of `executor` (`None`: on one for plain functions)."""
     # `_awaited` and `_outcome` return what was raised instead of raising it: neither a thread's future nor a coroutine
     # then holds an exception that asyncio treats in a way of its own. When this coroutine is closed in the middle,
@@ -146,7 +161,9 @@ async def call_guarded_on(executor: Executor | None, function: Callable[..., Any
         context, depth = contextvars.copy_context(), _depth.get()
         context.run(_depth.set, depth + 1)
         work = functools.partial(context.run, _outcome, call)
-        value, error = await asyncio.get_running_loop().run_in_executor(executor or _threads(os.getpid(), depth), work)
+        value, error = await asyncio.get_running_loop().run_in_executor(
+            executor or _threads(os.getpid(), depth), work
+        )
         if error is None and inspect.isawaitable(value):
             value, error = await _awaited(functools.partial(_itself, value))
     try:
@@ -222,7 +239,9 @@ def guarded(
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling `function` gives a coroutine: an `async def`, or an object with such a `__call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
 
 
 async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -271,5 +290,8 @@ def _outcome(function: Callable[[], T]) -> tuple[Any, BaseException | None]:
 
 def _raise_interrupt(error: BaseException) -> None:
     """Raise a Ctrl-C: Python delivers it on the main thread and on no other."""
-    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+    if (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+    ):
         raise error

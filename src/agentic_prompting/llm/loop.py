@@ -49,7 +49,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """
     if on_background_thread():
         coroutine.close()
-        raise RuntimeError("this waits for the event loop on the event loop's own thread: use `await` there")
+        raise RuntimeError(
+            "this waits for the event loop on the event loop's own thread: use `await` there"
+        )
     tasks: list[asyncio.Task[Any] | None] = []
 
     async def with_task() -> T:
@@ -58,9 +60,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     try:
         return _started(with_task(), coroutine).result()
-    except BaseException:  # Ctrl-C may come at any moment, also before `start` has returned its future
+    except (
+        BaseException
+    ):  # Ctrl-C may come at any moment, also before `start` has returned its future
         with suppress(RuntimeError):
-            background_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task])
+            background_loop().call_soon_threadsafe(
+                lambda: [task.cancel() for task in tasks if task]
+            )
         raise
 
 
@@ -86,7 +92,9 @@ def _started(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> 
         raise
 
 
-def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> Generator[tuple[int, T], None, None]:
+def in_parallel(
+    works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int
+) -> Generator[tuple[int, T], None, None]:
     """Run many coroutines on the background loop; yields `(position, result)` to a synchronous caller as each finishes.
 
     At most `max_in_flight` run at a time. The next one is taken from `works`, on the caller's thread, after the caller
@@ -99,7 +107,9 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
             coroutines there.
     """
     if on_background_thread():
-        raise RuntimeError("this runs on the event loop of the models' calls and would wait for itself: use `await`")
+        raise RuntimeError(
+            "this runs on the event loop of the models' calls and would wait for itself: use `await`"
+        )
     waiting, finished = enumerate(works), SimpleQueue[Future[T]]()
     running: dict[Future[T], int] = {}
     started = 0
@@ -180,7 +190,9 @@ class _Background:
         cause = "it was stopped from outside"
         try:
             self.loop.run_forever()
-        except BaseException as error:  # `exit()` in a task that user code has put on this loop, for example
+        except (
+            BaseException
+        ) as error:  # `exit()` in a task that user code has put on this loop, for example
             cause = describe(error)
         what = f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can finish"
         with self._waiting_lock:
@@ -259,4 +271,6 @@ def _reset_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_lock)  # a fork may have copied the lock while it was held
+    os.register_at_fork(
+        after_in_child=_reset_lock
+    )  # a fork may have copied the lock while it was held

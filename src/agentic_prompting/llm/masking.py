@@ -36,7 +36,9 @@ def mask_secrets(text: str, *known: str | None) -> str:
     Returns:
         `str`: Masking it again changes nothing. Mask before you cut a text, or half a secret can stay.
     """
-    for secret in sorted({one for one in known if one and len(one) >= _SHORTEST}, key=len, reverse=True):
+    for secret in sorted(
+        {one for one in known if one and len(one) >= _SHORTEST}, key=len, reverse=True
+    ):
         text = text.replace(secret, _MASK)
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{_MASK}", text)

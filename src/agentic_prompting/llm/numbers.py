@@ -14,7 +14,9 @@ _MAX_WHOLE_DIGITS = 400
 _MAX_ZEROS = 20
 _MAX_PLAIN_LENGTH = 4_000
 _MAX_FLOAT32 = 3.4028234e38
-_PLAIN = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?|\.[0-9]+)")
+_PLAIN = re.compile(
+    r"[+-]?(?:(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.[0-9]+)?|\.[0-9]+)"
+)
 
 
 def is_missing(value: Any) -> bool:
@@ -63,7 +65,9 @@ def number_text(value: Real | Decimal) -> str:
         else:  # `str` of a NumPy float has the digits that its own precision needs
             number = Decimal(str(value))
     except (ValueError, InvalidOperation):
-        raise ValueError(f"an accepted answer must be a number of a usual size, got a {type(value).__name__}") from None
+        raise ValueError(
+            f"an accepted answer must be a number of a usual size, got a {type(value).__name__}"
+        ) from None
     if not number.is_finite():
         raise ValueError(f"an accepted answer must be a finite number, got {value!r}")
     return _decimal_text(number)

@@ -48,7 +48,9 @@ class ChatStats:
     cached: int = 0  # of these, answered from the cache
     failed: int = 0  # of these, without a text
     retries: int = 0  # requests sent beyond the first of each call
-    usage: Usage = field(default_factory=Usage)  # tokens and dollars, retries and failed calls included
+    usage: Usage = field(
+        default_factory=Usage
+    )  # tokens and dollars, retries and failed calls included
 
 
 class OpenAIChat:
@@ -120,19 +122,34 @@ class OpenAIChat:
         self.cache = None if cache is not None and cache.mode == "off" else cache
         self.system_prompt, self.sampling = system_prompt, sampling
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}")
+            raise ValueError(
+                f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}"
+            )
         if max_concurrency < 1 or max_retries < 0 or timeout <= 0 or patience <= 0:
-            raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
+            raise ValueError(
+                "max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0"
+            )
         if requests_per_minute is not None and requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
-        if price is not None and (not isinstance(price, tuple | list) or len(price) != 2 or min(price) < 0):
-            raise ValueError(f"price must be two numbers from 0, dollars per 1M tokens read and written, not {price!r}")
+        if price is not None and (
+            not isinstance(price, tuple | list) or len(price) != 2 or min(price) < 0
+        ):
+            raise ValueError(
+                f"price must be two numbers from 0, dollars per 1M tokens read and written, not {price!r}"
+            )
         self._check_price(self.limit)
-        self._begin(lambda: key)  # a function, because the key itself would show in dumps of this object
+        self._begin(
+            lambda: key
+        )  # a function, because the key itself would show in dumps of this object
 
     @traced_chat
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. Cancelling the call cancels its request. `session` is ignored."""
         sampling = {**self.sampling, **sampling}
@@ -141,13 +158,17 @@ class OpenAIChat:
             conversation = with_system(self.system_prompt, [message.copy() for message in messages])
             key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache else None
         except Exception as error:  # this conversation cannot be sent; the next one may be fine
-            return self._ended(BadRequest(f"not a conversation that can be sent: {describe(error)}"))
+            return self._ended(
+                BadRequest(f"not a conversation that can be sent: {describe(error)}")
+            )
         if self.cache is not None and self.cache.mode == "replay" and key is not None:
             # At once, so that replies come in the order of the calls whatever the threads do.
             reply = self.cache.get(key)
             assert reply is not None, "in replay mode a missing reply is an error"
             return self._counted(self._priced(reply))
-        answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
+        answer = self._answer(
+            Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience)
+        )
         try:  # connections belong to the background loop, not to the caller's
             return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
         except RuntimeError as error:  # the loop has ended, or the interpreter is shutting down
@@ -184,7 +205,10 @@ class OpenAIChat:
         Raises:
             [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
         """
-        lately = self._answered_at is not None and time.monotonic() - self._answered_at < _CHECKED_SECONDS
+        lately = (
+            self._answered_at is not None
+            and time.monotonic() - self._answered_at < _CHECKED_SECONDS
+        )
         if lately or (self.cache is not None and self.cache.mode == "replay"):
             return
         messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
@@ -214,7 +238,9 @@ class OpenAIChat:
 
     def find_key(self) -> str | None:
         """The API key, from the environment of this process unless it was passed in."""
-        from_environment = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+        from_environment = (
+            os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+        )
         return self._literal_key() or from_environment or None
 
     def close(self) -> None:
@@ -276,14 +302,18 @@ class OpenAIChat:
         """Create the state that a fork does not share. It is used on the background loop only."""
         self._pid = os.getpid()
         self._slots = asyncio.Semaphore(self.max_concurrency)
-        self._asking: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._asking: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._http: Http | None = None
 
     async def _answer(self, call: Call) -> Reply:
         """The reply to one call. Raises nothing but the caller's own cancellation."""
         if self._pid != os.getpid():
-            self._left_by_fork.append((self._http, self._tasks))  # the parent's: never used or closed here
+            self._left_by_fork.append(
+                (self._http, self._tasks)
+            )  # the parent's: never used or closed here
             self._begin_process()
         task = asyncio.ensure_future(
             self._recorded_or_asked(call)
@@ -293,7 +323,9 @@ class OpenAIChat:
         try:
             reply = await task
         except asyncio.CancelledError:
-            current = asyncio.current_task()  # was this task cancelled, or only the one that it awaits?
+            current = (
+                asyncio.current_task()
+            )  # was this task cancelled, or only the one that it awaits?
             if not self._closed or (current is not None and current.cancelling()):
                 raise
             reply = Reply(error=Closed("the client was closed"))
@@ -328,7 +360,9 @@ class OpenAIChat:
             reply = await http.ask(call)
             if self.cache is None and self._account.budget.path is None:
                 return reply
-            await asyncio.to_thread(self._keep, call, reply)  # on the loop it would block every call of every client
+            await asyncio.to_thread(
+                self._keep, call, reply
+            )  # on the loop it would block every call of every client
             return reply
 
     def _connect(self) -> Http:
@@ -354,14 +388,18 @@ class OpenAIChat:
                 logger.exception("a reply could not be recorded in %r", self.cache)
         self._account.budget.settle()
 
-    def _ended(self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None) -> Reply:
+    def _ended(
+        self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None
+    ) -> Reply:
         """The reply for the caller: with usage and seconds, counted, its error without secrets and tracebacks."""
         if call is not None:
             seconds = time.perf_counter() - call.started
             reply = replace(reply, usage=call.usage, attempts=call.attempts, seconds=seconds)
         if error is not None:
             what = clean(error.what, self.find_key(), *secrets_in(self.base_url))
-            reply = replace(reply, error=type(error)(what, self.where, reply.attempts, error.status))
+            reply = replace(
+                reply, error=type(error)(what, self.where, reply.attempts, error.status)
+            )
         return self._counted(reply)
 
     def _counted(self, reply: Reply) -> Reply:
@@ -394,5 +432,9 @@ def _let_go(http: Http, pid: int) -> None:
 
 def _variable_with(key: str) -> str | None:
     """The environment variable with the value `key`: a pickled copy carries its name instead of the key."""
-    names = (name for name, value in os.environ.items() if value.strip() == key and ("KEY" in name or "TOKEN" in name))
+    names = (
+        name
+        for name, value in os.environ.items()
+        if value.strip() == key and ("KEY" in name or "TOKEN" in name)
+    )
     return next(names, None)

@@ -38,16 +38,25 @@ from .usage import estimate_prompt_tokens
 from .wire import Call, Completion, Endpoint, read_completion, shown_url
 
 _CONNECT_SECONDS = 10.0
-_IDLE_SECONDS = 3.0  # of a connection: shorter than servers', because a request on one that they close is lost
+_IDLE_SECONDS = (
+    3.0  # of a connection: shorter than servers', because a request on one that they close is lost
+)
 _MOST_BYTES = 32 << 20  # of a reply, unpacked
 _MOST_ERROR_BYTES = 64 << 10  # of an error, of which only the beginning is shown
 _MOST_BYTES_AT_ONCE = 1 << 20  # of a request; aiohttp warns of more
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server sends no `Retry-After`
-_RATE_LIMITED = 5  # times as long after a 429: limits are by the minute, and five retries then last about one
+_FIRST_WAIT, _LONGEST_WAIT = (
+    0.5,
+    8.0,
+)  # seconds before a retry, if the server sends no `Retry-After`
+_RATE_LIMITED = (
+    5  # times as long after a 429: limits are by the minute, and five retries then last about one
+)
 _LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
-_CONNECTED_TO = re.compile(r"^Cannot connect to host .*? \[|\]$| \('[^()]*\)")  # what aiohttp and asyncio say of it
+_CONNECTED_TO = re.compile(
+    r"^Cannot connect to host .*? \[|\]$| \('[^()]*\)"
+)  # what aiohttp and asyncio say of it
 
 
 class Breaker:
@@ -67,7 +76,9 @@ class Breaker:
 
     def __init__(self) -> None:
         self.pause, self.pauses, self._failures, self.answered = 0.0, 0, 0, 0.0
-        self._turns = asyncio.Lock()  # served in order of arrival, so that each attempt is another call's
+        self._turns = (
+            asyncio.Lock()
+        )  # served in order of arrival, so that each attempt is another call's
 
     @asynccontextmanager
     async def attempt(self, patience: float) -> AsyncIterator[bool]:
@@ -85,7 +96,9 @@ class Breaker:
                     self._turns.release()
                     raise TimeoutError
             except TimeoutError:
-                raise Unreachable("the endpoint was down for as long as a call waits for it: is it running?") from None
+                raise Unreachable(
+                    "the endpoint was down for as long as a call waits for it: is it running?"
+                ) from None
             try:
                 await asyncio.sleep(self.pause)
                 if self.pause:
@@ -148,27 +161,41 @@ class Http:
         url = urlsplit(chat.base_url)
         self._url = url._replace(path=url.path.rstrip("/") + "/chat/completions").geturl()
         names = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
-        headers = {header: os.environ[name] for header, name in names.items() if os.environ.get(name)}
-        headers |= {"accept-encoding": "gzip", "content-type": "application/json", "user-agent": "agentic-prompting"}
+        headers = {
+            header: os.environ[name] for header, name in names.items() if os.environ.get(name)
+        }
+        headers |= {
+            "accept-encoding": "gzip",
+            "content-type": "application/json",
+            "user-agent": "agentic-prompting",
+        }
         if url.username is None:  # the address's own user and password take precedence
             headers["authorization"] = f"Bearer {key}"
         # Not `trust_env`, which reads the variables again at each request, in a thread, and a netrc file.
-        proxy = None if proxy_bypass(url.netloc.rpartition("@")[2]) else getproxies().get(url.scheme)
+        proxy = (
+            None if proxy_bypass(url.netloc.rpartition("@")[2]) else getproxies().get(url.scheme)
+        )
         proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
         if proxy and not proxy.startswith(("http://", "https://")):
-            raise Misconfigured(f"the proxy for {url.scheme} in the environment is not an HTTP proxy: set NO_PROXY")
+            raise Misconfigured(
+                f"the proxy for {url.scheme} in the environment is not an HTTP proxy: set NO_PROXY"
+            )
         # Passed with each request: headers of the session are sent to a proxy too.
         self._settings: Any = {"headers": headers, "proxy": proxy, "allow_redirects": False}
         self.client = aiohttp.ClientSession(
             connector=_Connections(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=_certificates()),
-            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS),  # a host that is up answers fast
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=_CONNECT_SECONDS
+            ),  # a host that is up answers fast
             max_field_size=_MOST_ERROR_BYTES,  # a header of a gateway may be longer than aiohttp's 8 kB
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._interval = 60 / chat.requests_per_minute if chat.requests_per_minute else 0.0
         self._next_start = 0.0
-        self._renames_limit = False  # whether the model takes `max_completion_tokens` in the place of `max_tokens`
+        self._renames_limit = (
+            False  # whether the model takes `max_completion_tokens` in the place of `max_tokens`
+        )
 
     async def ask(self, call: Call) -> Reply:
         """Send a call, with retries. An error is in the reply, its secrets not yet removed."""
@@ -213,14 +240,20 @@ class Http:
             completion = Completion(Reply(error=problem, finish_reason="length"))
         else:
             messages = request["messages"]
-            completion = read_completion(answer.body, self.model, lambda: estimate_prompt_tokens(messages))
+            completion = read_completion(
+                answer.body, self.model, lambda: estimate_prompt_tokens(messages)
+            )
         call.usage += self.account.book(request, completion)
         return completion.reply
 
-    def _report_to_breaker(self, answer: _Answer | LLMError, reply: Reply, call: Call, probing: bool) -> None:
+    def _report_to_breaker(
+        self, answer: _Answer | LLMError, reply: Reply, call: Call, probing: bool
+    ) -> None:
         """Tell the breaker whether the endpoint is alive."""
         status = reply.error.status if reply.error is not None else None
-        is_dead = isinstance(answer, TimedOut | Unreachable) or (status is not None and status >= 500)
+        is_dead = isinstance(answer, TimedOut | Unreachable) or (
+            status is not None and status >= 500
+        )
         if not is_dead:
             self.breaker.alive()
             return
@@ -240,7 +273,11 @@ class Http:
             return None
         if isinstance(answer, LLMError):  # no answer arrived
             return _backoff(call.attempts)
-        if error.status == 400 and "max_tokens" in request and b"max_completion_tokens" in answer.body:
+        if (
+            error.status == 400
+            and "max_tokens" in request
+            and b"max_completion_tokens" in answer.body
+        ):
             self._renames_limit = True  # OpenAI's reasoning models: the same limit by another name
             call.max_retries += 1
             return 0.0
@@ -257,23 +294,36 @@ class Http:
     async def _post(self, body: dict[str, Any], timeout: float) -> _Answer | LLMError:
         """The answer, whatever its status, or the error; raises [`BadRequest`] for a request that cannot be sent."""
         try:
-            sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            sent = json.dumps(
+                body, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+            ).encode()
             data = sent if len(sent) <= _MOST_BYTES_AT_ONCE else io.BytesIO(sent)
             settings = {**self._settings, "headers": {**self._settings["headers"], **carrier()}}
-            async with asyncio.timeout(timeout), self.client.post(self._url, data=data, **settings) as response:
+            async with (
+                asyncio.timeout(timeout),
+                self.client.post(self._url, data=data, **settings) as response,
+            ):
                 return _Answer(response.status, response.headers, *await _read(response))
         except zlib.error as error:
             return BadReply(f"the endpoint's answer cannot be decoded: {error}")
         except (aiohttp.ClientError, OSError) as error:
-            if type(error) is TimeoutError:  # that of the whole attempt: those of aiohttp have types of their own
+            if (
+                type(error) is TimeoutError
+            ):  # that of the whole attempt: those of aiohttp have types of their own
                 return TimedOut(f"no complete reply within {timeout:g} s")
             if isinstance(error, aiohttp.InvalidURL):
                 what = "base_url, or the proxy that the environment names, is not an address"
                 raise BadRequest(f"the request could not be sent: {what}") from None
             # The text of a timeout is the address; a `message` is a text without it. Whose server it is, is in `where`.
-            shown = "" if isinstance(error, aiohttp.ServerTimeoutError) else getattr(error, "message", error)
+            shown = (
+                ""
+                if isinstance(error, aiohttp.ServerTimeoutError)
+                else getattr(error, "message", error)
+            )
             reason = _CONNECTED_TO.sub("", str(shown)) or type(error).__name__
-            found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
+            found = Unreachable(
+                f"no connection ({reason}): is the server running, and is base_url right?"
+            )
             found.__cause__ = error
             return found
         except Exception as error:  # it concerns this call alone

@@ -33,7 +33,13 @@ OWN = "agentic_prompting"
 """The name of the tracer, and the beginning of attributes for which the conventions have no name."""
 
 _EXIT_SECONDS = 5.0  # for sending the last spans, if a back end does not answer
-_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS")  # the ends of environment variables' names
+_SECRET_NAMES = (
+    "KEY",
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "HEADERS",
+)  # the ends of environment variables' names
 
 
 class _Off:
@@ -70,7 +76,9 @@ class _Traces:
             {name.lower(): os.environ.get(name, "") for name in ("TRACEPARENT", "TRACESTATE")}
         )
         secret = (value for name, value in os.environ.items() if name.endswith(_SECRET_NAMES))
-        self.secrets = [part for value in secret for part in re.split(r"[=,\s]", value)]  # headers: `name=value,...`
+        self.secrets = [
+            part for value in secret for part in re.split(r"[=,\s]", value)
+        ]  # headers: `name=value,...`
 
     def parent(self, traceparent: str) -> Any:
         """The context of a new span: below the given span, else the current one, else the process's own parent."""
@@ -89,9 +97,14 @@ _traces: _Traces | None = None
 class Span:
     """A span, current within its `with` block. An exception that leaves the block is its `error.type`."""
 
-    def __init__(self, traces: _Traces, name: str, attributes: Mapping[str, Any], parent: str, kind: str):
+    def __init__(
+        self, traces: _Traces, name: str, attributes: Mapping[str, Any], parent: str, kind: str
+    ):
         self._traces = traces
-        kinds, given = traces.api.SpanKind, {name: value for name, value in attributes.items() if value is not None}
+        kinds, given = (
+            traces.api.SpanKind,
+            {name: value for name, value in attributes.items() if value is not None},
+        )
         self._span = traces.tracer.start_span(name, traces.parent(parent), kinds[kind], given)
 
     @property
@@ -103,7 +116,9 @@ class Span:
 
     def set(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes; those that are `None` are left out."""
-        self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        self._span.set_attributes(
+            {name: value for name, value in attributes.items() if value is not None}
+        )
 
     def fail(self, kind: str) -> None:
         """Mark the span as failed, with the class of the error."""
@@ -127,7 +142,9 @@ def is_on() -> bool:
     return _traces is not None
 
 
-def span(name: str, attributes: Mapping[str, Any] = {}, parent: str = "", kind: str = "INTERNAL") -> Span | _Off:
+def span(
+    name: str, attributes: Mapping[str, Any] = {}, parent: str = "", kind: str = "INTERNAL"
+) -> Span | _Off:
     """A span, to be entered with `with`.
 
     Args:
@@ -166,7 +183,11 @@ class _Under:
     """The context of a span of another process, within a `with` block."""
 
     def __init__(self, traces: _Traces, context: Any):
-        self._attach, self._detach, self._inner = traces.context.attach, traces.context.detach, context
+        self._attach, self._detach, self._inner = (
+            traces.context.attach,
+            traces.context.detach,
+            context,
+        )
 
     def __enter__(self) -> None:
         self._token = self._attach(self._inner)
@@ -202,13 +223,19 @@ def content(name: str, value: Any) -> dict[str, str]:
     return {name: _traces.masked(value)} if _traces is not None and _traces.content else {}
 
 
-def messages(name: str, conversation: Iterable[Message], key: str | None = None, **more: str) -> dict[str, str]:
+def messages(
+    name: str, conversation: Iterable[Message], key: str | None = None, **more: str
+) -> dict[str, str]:
     """Messages as an attribute, in the conventions' JSON, without the endpoint's `key`; nothing unless contents were
     asked for."""
     if _traces is None or not _traces.content:
         return {}
     shown = [
-        {"role": one["role"], "parts": [{"type": "text", "content": _traces.masked(one["content"], key)}], **more}
+        {
+            "role": one["role"],
+            "parts": [{"type": "text", "content": _traces.masked(one["content"], key)}],
+            **more,
+        }
         for one in conversation
     ]
     return {name: json.dumps(shown, ensure_ascii=False)}
@@ -225,7 +252,9 @@ def traced_chat(call: C) -> C:
         if _traces is None:
             return await call(self, messages, **options)
         name = model_name(self)
-        with span(f"chat {name}", {"gen_ai.request.model": name, **_about_chat(self)}, kind="CLIENT") as own:
+        with span(
+            f"chat {name}", {"gen_ai.request.model": name, **_about_chat(self)}, kind="CLIENT"
+        ) as own:
             reply = await call(self, messages, **options)
             own.set(_about_reply(reply, messages, self))
             if reply.error is not None:
@@ -247,7 +276,9 @@ def _about_chat(model: Any) -> dict[str, Any]:
     url = urlsplit(vars(model).get("base_url", ""))
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai" if url.hostname else OWN,  # the protocol; the address says whose server it is
+        "gen_ai.provider.name": "openai"
+        if url.hostname
+        else OWN,  # the protocol; the address says whose server it is
         "server.address": url.hostname,
         "server.port": (url.port or {"https": 443}.get(url.scheme, 80)) if url.hostname else None,
         f"{OWN}.account": vars(model).get("_account"),
@@ -291,7 +322,9 @@ def start_traces(trace_content: bool = False) -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError as error:
-        raise ImportError("traces need the extra otel: pip install 'agentic-prompting[otel]'") from error
+        raise ImportError(
+            "traces need the extra otel: pip install 'agentic-prompting[otel]'"
+        ) from error
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):  # no provider is set
         provider = _own_provider(TracerProvider)
@@ -319,14 +352,18 @@ def _own_provider(kind: Any) -> Any:
 
 def _exporters() -> Iterator[Any]:
     """The exporters that the environment's variables name, from the entry points of OpenTelemetry's packages."""
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
     full = {"otlp": "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"}
     names = (name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(","))
     for name in [full.get(name, name) for name in names if name != "none"]:
         found = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
         if not found:
             package = f"opentelemetry-exporter-{name.replace('_', '-')}"
-            raise ValueError(f"the environment asks for the trace exporter {name}: pip install {package}")
+            raise ValueError(
+                f"the environment asks for the trace exporter {name}: pip install {package}"
+            )
         yield found[0].load()()
 
 
@@ -342,7 +379,9 @@ class _Once(logging.Handler):
         if not self.has_logged:
             self.has_logged = True
             why = record.getMessage() if _traces is None else _traces.masked(record.getMessage())
-            logger.warning("traces do not arrive, and the run goes on without them; said once: %s", why)
+            logger.warning(
+                "traces do not arrive, and the run goes on without them; said once: %s", why
+            )
 
 
 _ONCE = _Once()

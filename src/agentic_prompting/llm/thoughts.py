@@ -21,7 +21,10 @@ _MARKS = (
 )
 _KINDS = tuple("".join(mark) for mark in _MARKS)
 _ANY_MARK = re.compile(
-    "|".join(f"{re.escape(opening)}/?{name}{re.escape(closing)}" for opening, name, closing in _MARKS), re.IGNORECASE
+    "|".join(
+        f"{re.escape(opening)}/?{name}{re.escape(closing)}" for opening, name, closing in _MARKS
+    ),
+    re.IGNORECASE,
 )
 
 
@@ -107,7 +110,9 @@ def strip_thoughts(text: str, payload: re.Pattern[str] | None = None) -> str:
 def _find_marks(text: str) -> list[_Mark]:
     marks = []
     for match in _ANY_MARK.finditer(text):
-        is_mention = text[match.start() - 1 : match.start()] == "`" == text[match.end() : match.end() + 1]
+        is_mention = (
+            text[match.start() - 1 : match.start()] == "`" == text[match.end() : match.end() + 1]
+        )
         if not is_mention:
             mark = match[0].lower()
             marks.append(_Mark(match.start(), match.end(), mark.replace("/", ""), "/" not in mark))

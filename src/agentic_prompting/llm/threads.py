@@ -70,7 +70,9 @@ class DaemonThreads(Executor):
             self._threads += 1
             self._started += 1
             self._idle += 1  # until it takes a call
-            threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True).start()
+            threading.Thread(
+                target=self._work, name=f"{self._name}_{self._started}", daemon=True
+            ).start()
 
     def _work(self) -> None:
         while True:

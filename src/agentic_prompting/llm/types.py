@@ -40,7 +40,9 @@ class LLMError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`LLMError.from_json`] gives an equal error back, without its traceback."""
-        own_kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)  # for a user's subclass
+        own_kind = next(
+            kind for kind in type(self).__mro__ if kind.__module__ == __name__
+        )  # for a user's subclass
         return {
             "kind": own_kind.__name__,
             "what": self.what,
@@ -200,8 +202,13 @@ class _TakesMessages(type(Protocol)):  # type: ignore[misc]  # typing does not e
         except (TypeError, ValueError):  # a built-in function without a signature
             return False
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = [one for one in parameters.values() if one.kind in by_place and one.default is one.empty]
-        return "messages" in parameters or len({one.name for one in given} - {"repeat", "session"}) == 1
+        given = [
+            one for one in parameters.values() if one.kind in by_place and one.default is one.empty
+        ]
+        return (
+            "messages" in parameters
+            or len({one.name for one in given} - {"repeat", "session"}) == 1
+        )
 
 
 @runtime_checkable
@@ -212,7 +219,12 @@ class ChatModel(Protocol, metaclass=_TakesMessages):
     """
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """Send a conversation and return the reply.
 

@@ -23,7 +23,13 @@ UNREPORTED_COMPLETION = 1024
 """The least that a reply without a reported count is estimated at, unless `max_tokens` is lower: its text may be short,
 but a reasoning model bills thoughts that the reply does not show."""
 
-_PROMPT_NAMES = ("prompt_tokens", "input_tokens", "prompt_token_count", "promptTokenCount", "prompt_eval_count")
+_PROMPT_NAMES = (
+    "prompt_tokens",
+    "input_tokens",
+    "prompt_token_count",
+    "promptTokenCount",
+    "prompt_eval_count",
+)
 _COMPLETION_NAMES = (
     "completion_tokens",
     "output_tokens",
@@ -51,7 +57,9 @@ class TokenCounts:
         return self.prompt is not None and self.completion is not None
 
 
-def read_token_counts(body: Mapping[str, Any], estimate_prompt: Callable[[], int] = lambda: 0) -> TokenCounts:
+def read_token_counts(
+    body: Mapping[str, Any], estimate_prompt: Callable[[], int] = lambda: 0
+) -> TokenCounts:
     """The token counts in the body of a completion.
 
     Args:
@@ -116,10 +124,11 @@ def _read_usage(usage: Mapping[str, Any], estimate_prompt: Callable[[], int]) ->
     # A missing count follows from the total. A total that is above the sum of both holds tokens that are billed as
     # output and reported elsewhere: thoughts.
     if total:
-        if prompt is None and completion is None:
-            prompt = min(estimate_prompt(), total)
-        elif prompt is None:
-            prompt = max(0, total - completion)
+        if prompt is None:
+            if completion is None:
+                prompt = min(estimate_prompt(), total)
+            else:
+                prompt = max(0, total - completion)
         completion = max(completion or 0, total - prompt)
 
     # No prompt has 0 tokens: such a count is a placeholder.
@@ -128,7 +137,11 @@ def _read_usage(usage: Mapping[str, Any], estimate_prompt: Callable[[], int]) ->
 
 def _with_hidden_reasoning(usage: Mapping[str, Any], completion: int) -> int:
     """The completion's tokens, with reasoning tokens that cannot be among them because there are more."""
-    reasoning = read_count(usage.get("thoughtsTokenCount")) or read_count(usage.get("thoughts_token_count")) or 0
+    reasoning = (
+        read_count(usage.get("thoughtsTokenCount"))
+        or read_count(usage.get("thoughts_token_count"))
+        or 0
+    )
     if reasoning:
         return completion + reasoning  # Google's form counts them separately
     for name in _REASONING_DETAILS:
@@ -152,6 +165,8 @@ def read_count(value: Any) -> int | None:
             value = float(value)
         except ValueError:
             return None
-    if not isinstance(value, (int, float)) or not 0 <= value <= MAX_COUNT:  # NaN is not between them either
+    if (
+        not isinstance(value, (int, float)) or not 0 <= value <= MAX_COUNT
+    ):  # NaN is not between them either
         return None
     return math.ceil(value)

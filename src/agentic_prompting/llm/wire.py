@@ -23,14 +23,26 @@ from .masking import mask_secrets
 from .types import BadReply, LLMError, Message, Refused, Reply, Usage
 from .usage import TokenCounts, read_token_counts
 
-_KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
+_KNOWN = {
+    "v1",
+    "v1beta",
+    "api",
+    "openai",
+    "compatible-mode",
+    "inference",
+    "chat",
+    "completions",
+    "models",
+}
 # Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _LONGEST_QUOTE = 300
 _LONGEST_REASON = 40
-_LONGEST_READ = 5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
+_LONGEST_READ = (
+    5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
+)
 
 
 class Endpoint(Protocol):
@@ -52,7 +64,9 @@ class Call:
     max_retries: int
     patience: float  # time left to wait for an endpoint that is down
     attempts: int = 0
-    usage: Usage = field(default_factory=Usage)  # of all attempts: an unusable answer is paid for too
+    usage: Usage = field(
+        default_factory=Usage
+    )  # of all attempts: an unusable answer is paid for too
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -74,7 +88,9 @@ class Completion:
     is_billed: bool = True
 
 
-def read_completion(body: bytes, model: str = "", estimate_prompt: Callable[[], int] = lambda: 0) -> Completion:
+def read_completion(
+    body: bytes, model: str = "", estimate_prompt: Callable[[], int] = lambda: 0
+) -> Completion:
     """The contents of the body of a chat completion.
 
     Args:
@@ -90,7 +106,9 @@ def read_completion(body: bytes, model: str = "", estimate_prompt: Callable[[], 
         data = json.loads(body)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         problem = BadReply(f"the endpoint's answer is not JSON: {_shown(body)}")
-        return Completion(_failed(problem), is_billed=body.lstrip().startswith(b"{"))  # a completion that was cut
+        return Completion(
+            _failed(problem), is_billed=body.lstrip().startswith(b"{")
+        )  # a completion that was cut
     if not isinstance(data, dict):
         problem = BadReply(f"the endpoint's answer is not a chat completion: {_shown(body)}")
         return Completion(_failed(problem), is_billed=False)
@@ -137,7 +155,11 @@ def _error_of_choice(
 def _text_of(content: Any) -> str:
     """The text of a message's content. Some servers send a list of parts, which may include thoughts."""
     if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
+        parts = [
+            part
+            for part in content
+            if isinstance(part, dict) and part.get("type") in ("text", "output_text")
+        ]
         content = "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
     if not isinstance(content, str):
         return ""
@@ -191,7 +213,9 @@ def shown_url(url: str) -> str:
     path = [piece for piece in parts.path.split("/") if piece]
     known = list(takewhile(_KNOWN.__contains__, reversed(path)))[::-1]
     shown = ["..."] * (len(known) < len(path)) + known
-    return "/".join([f"{parts.scheme}://" * bool(parts.scheme) + parts.netloc.rpartition("@")[2], *shown])
+    return "/".join(
+        [f"{parts.scheme}://" * bool(parts.scheme) + parts.netloc.rpartition("@")[2], *shown]
+    )
 
 
 def secrets_in(url: str) -> list[str]:
@@ -203,7 +227,12 @@ def secrets_in(url: str) -> list[str]:
     fields = parts.query.split("&")
     pieces = [*parts.path.split("/"), parts.username, parts.password, *fields]
     pieces += [one.partition("=")[2] for one in fields]
-    return [shown for piece in pieces if piece and piece not in _KNOWN for shown in (piece, unquote(piece))]
+    return [
+        shown
+        for piece in pieces
+        if piece and piece not in _KNOWN
+        for shown in (piece, unquote(piece))
+    ]
 
 
 def is_loopback(host: str) -> bool:

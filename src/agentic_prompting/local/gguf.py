@@ -38,7 +38,9 @@ def load_gguf(file: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if find_spec("gguf") is None:
-        raise ImportError("GGUF files are read by the package gguf: pip install 'agentic-prompting[real]'")
+        raise ImportError(
+            "GGUF files are read by the package gguf: pip install 'agentic-prompting[real]'"
+        )
     file = Path(file)
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist")
@@ -92,7 +94,11 @@ def as_dense_model(model: Any) -> Any:
 def has_copied_head(model: Any) -> bool:
     """Whether a model's output head is a second copy of its embeddings, quantised once more."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
+    if (
+        head is None
+        or head.weight is embedding.weight
+        or head.weight.shape != embedding.weight.shape
+    ):
         return False
     step = max(1, head.weight.shape[0] // _COMPARED_ROWS)
     with torch.no_grad():

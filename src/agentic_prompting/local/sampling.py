@@ -110,7 +110,11 @@ def _invert(scores: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
     cumulative = scores.double().softmax(-1).cumsum(-1)
     target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1).squeeze(1)
+    return (
+        torch.searchsorted(cumulative, target, right=True)
+        .clamp(max=scores.shape[-1] - 1)
+        .squeeze(1)
+    )
 
 
 class TurnEnd:
@@ -136,7 +140,9 @@ class TurnEnd:
         if end_ids is None and isinstance(model, torch.nn.Module):
             end_ids = end_of_turn_tokens(model, tokenizer)
         if not end_ids:
-            raise ValueError("no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids")
+            raise ValueError(
+                "no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids"
+            )
         self.tokenizer, self.end_ids, self.stop_texts = tokenizer, tuple(end_ids), tuple(stop_texts)
         self._may_stop = _tokens_that_may_stop(tokenizer, self.stop_texts)
         # Enough tokens for the longest stop text, even if each of its bytes is a token.
@@ -144,13 +150,17 @@ class TurnEnd:
 
     def reached(self, ids: Sequence[int]) -> bool:
         """Whether the last token of a turn ends it."""
-        return ids[-1] in self.end_ids or (ids[-1] in self._may_stop and self._at_stop_text(ids[-self._tail :]))
+        return ids[-1] in self.end_ids or (
+            ids[-1] in self._may_stop and self._at_stop_text(ids[-self._tail :])
+        )
 
     def _at_stop_text(self, tail: Sequence[int]) -> bool:
         text = self.tokenizer.decode(tail, skip_special_tokens=False)
         # The last token must complete the stop text, but may carry more after it (">\n" is one token in many
         # vocabularies).
-        before = self.tokenizer.decode(tail[:-1], skip_special_tokens=False) if len(tail) > 1 else ""
+        before = (
+            self.tokenizer.decode(tail[:-1], skip_special_tokens=False) if len(tail) > 1 else ""
+        )
         return any(text.count(stop) > before.count(stop) for stop in self.stop_texts)
 
 
@@ -161,8 +171,12 @@ def _tokens_that_may_stop(tokenizer: Any, stop_texts: Sequence[str]) -> frozense
     last_characters = {text[-1] for text in stop_texts}
     if not all(character.isascii() for character in last_characters):
         last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this alone
-    pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=False)
-    return frozenset(token for token, piece in enumerate(pieces) if any(c in piece for c in last_characters))
+    pieces = tokenizer.batch_decode(
+        [[token] for token in range(len(tokenizer))], skip_special_tokens=False
+    )
+    return frozenset(
+        token for token, piece in enumerate(pieces) if any(c in piece for c in last_characters)
+    )
 
 
 def context_length(model: PreTrainedModel) -> int | None:
@@ -183,13 +197,14 @@ def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 @contextmanager
 def in_use(model: PreTrainedModel | Lender) -> Iterator[PreTrainedModel]:
     """The model in eval mode, without gradients and without router logits; afterwards it is as it was."""
-    with nullcontext(model) if isinstance(model, torch.nn.Module) else model() as lent, torch.no_grad():
+    with (
+        nullcontext(model) if isinstance(model, torch.nn.Module) else model() as lent,
+        torch.no_grad(),
+    ):
         was_training, config = lent.training, lent.config.get_text_config()  # type: ignore[union-attr, operator]
         router_logits = getattr(config, "output_router_logits", None)
         lent.eval()
-        if (
-            router_logits
-        ):  # a mixture of experts would compute its auxiliary loss, which reads the mask as (rows, tokens)
+        if router_logits:  # a mixture of experts would compute its auxiliary loss, which reads the mask as (rows, tokens)
             config.output_router_logits = False
         try:
             yield lent
@@ -216,13 +231,19 @@ class TransformersSampler:
     ):
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end.end_ids[0]
+        self.pad_id = (
+            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end.end_ids[0]
+        )
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         width = max(len(request.context) for request in requests)
         # A row is padded with its own first token, so that a repetition penalty counts only tokens of the row.
-        ids = torch.tensor([[r.context[0]] * (width - len(r.context)) + r.context for r in requests])
-        mask = torch.tensor([[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests])
+        ids = torch.tensor(
+            [[r.context[0]] * (width - len(r.context)) + r.context for r in requests]
+        )
+        mask = torch.tensor(
+            [[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests]
+        )
         ends = _RowEnds(self.end, [request.max_new_tokens for request in requests], width)
         choice = _SeededChoice(self.sampling, requests, width)
         with in_use(self.model) as model:
@@ -264,13 +285,17 @@ class _SeededChoice(LogitsProcessor):
         self.sampling, self.prompt_length = sampling, prompt_length
         most = max(request.max_new_tokens for request in requests)
         # NumPy's generators, because one per row is cheap, and the same on every device.
-        self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
+        self.uniform = np.stack(
+            [np.random.default_rng(request.seed).random(most) for request in requests]
+        )
         self.greedy = [request.greedy for request in requests]
         self.logprobs: list[torch.Tensor] = []  # one tensor per step, one number per row
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length])
-        tokens, logprobs = self.sampling.choose(scores, drawn.to(scores.device), self.greedy, input_ids)
+        tokens, logprobs = self.sampling.choose(
+            scores, drawn.to(scores.device), self.greedy, input_ids
+        )
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
@@ -286,9 +311,13 @@ class _RowEnds(StoppingCriteria):
         )  # tokens of a finished row; 0 for a row that has not finished or met its limit
         self.ended = [False] * len(self.limits)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
+    ) -> torch.Tensor:
         for row, ids in enumerate(input_ids[:, self.prompt_length :].tolist()):
             if not self.ended[row] and self.end.reached(ids):
                 self.lengths[row] = len(ids)
-            self.ended[row] = self.ended[row] or bool(self.lengths[row]) or len(ids) >= self.limits[row]
+            self.ended[row] = (
+                self.ended[row] or bool(self.lengths[row]) or len(ids) >= self.limits[row]
+            )
         return torch.tensor(self.ended, device=input_ids.device)

@@ -30,10 +30,15 @@ class Slab(Cache):
         """Let the next pass write the tokens of rows `first`, ... at `columns` (rows x tokens), and read columns up to
         `width`."""
         self.rows = slice(first, first + len(columns))
-        self.at = torch.arange(first, first + len(columns), device=columns.device).unsqueeze(1), columns
+        self.at = (
+            torch.arange(first, first + len(columns), device=columns.device).unsqueeze(1),
+            columns,
+        )
         self.needed = rows, width
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
         if layer_idx == len(self.layers):
             self.layers.append([t.new_zeros(0, t.shape[1], 0, t.shape[3]) for t in (keys, values)])
         layer, (rows, width) = self.layers[layer_idx], self.needed
@@ -48,12 +53,17 @@ class Slab(Cache):
 
     def cut(self, row: int, length: int) -> Layers:
         """A copy of the first tokens of a row."""
-        return [(keys[row, :, :length].clone(), values[row, :, :length].clone()) for keys, values in self.layers]
+        return [
+            (keys[row, :, :length].clone(), values[row, :, :length].clone())
+            for keys, values in self.layers
+        ]
 
     def put(self, row: int, kept: Layers, rows: int, width: int) -> None:
         """Write the keys and values that `cut` returned."""
         if not self.layers:
-            self.layers = [[t.new_zeros(0, t.shape[0], 0, t.shape[2]) for t in layer] for layer in kept]
+            self.layers = [
+                [t.new_zeros(0, t.shape[0], 0, t.shape[2]) for t in layer] for layer in kept
+            ]
         for layer, blocks in zip(self.layers, kept, strict=True):
             for side, block in enumerate(blocks):
                 layer[side] = _at_least(layer[side], rows, width)
@@ -67,7 +77,9 @@ class Slab(Cache):
     def bytes(self, rows: int, width: int) -> float:
         """The memory of so many rows and columns, in bytes; 0 before the first pass."""
         per_token = sum(
-            block.shape[1] * block.shape[3] * block.element_size() for layer in self.layers for block in layer
+            block.shape[1] * block.shape[3] * block.element_size()
+            for layer in self.layers
+            for block in layer
         )
         return per_token * rows * width
 
@@ -79,7 +91,10 @@ class Slab(Cache):
 def _at_least(block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     if rows <= block.shape[0] and columns <= block.shape[2]:
         return block
-    rows, columns = max(block.shape[0], _round_up(rows, ROWS)), max(block.shape[2], _round_up(columns, COLUMNS))
+    rows, columns = (
+        max(block.shape[0], _round_up(rows, ROWS)),
+        max(block.shape[2], _round_up(columns, COLUMNS)),
+    )
     grown = block.new_zeros(rows, block.shape[1], columns, block.shape[3])
     grown[: block.shape[0], :, : block.shape[2]] = block
     return grown
@@ -106,13 +121,21 @@ def masks_of(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Any:
     full = (at <= columns.unsqueeze(-1)).unsqueeze(1)  # rows x 1 x tokens x columns
     masks = dict.fromkeys(_kinds(model), full)
     if "sliding_attention" in masks:
-        masks["sliding_attention"] = full & (at > columns.unsqueeze(-1) - config.sliding_window).unsqueeze(1)
+        masks["sliding_attention"] = full & (
+            at > columns.unsqueeze(-1) - config.sliding_window
+        ).unsqueeze(1)
     if config._attn_implementation == "eager":  # eager attention adds the mask to the scores
         masks = {
-            kind: torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+            kind: torch.zeros_like(mask, dtype=model.dtype).masked_fill(
+                ~mask, torch.finfo(model.dtype).min
+            )
             for kind, mask in masks.items()
         }
-    return masks if getattr(config, "layer_types", None) and len(masks) > 1 else next(iter(masks.values()))
+    return (
+        masks
+        if getattr(config, "layer_types", None) and len(masks) > 1
+        else next(iter(masks.values()))
+    )
 
 
 def _kinds(model: PreTrainedModel) -> set[str]:
@@ -160,8 +183,12 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return f"has {layers} layers, whose state is more than keys and values"
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "has a prompt-learning adapter, which adds tokens of its own in front of the context"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's forward hides its parameters
-    missing = {"position_ids", "past_key_values", "attention_mask"} - set(inspect.signature(base.forward).parameters)
+    base = (
+        model.get_base_model() if hasattr(model, "get_base_model") else model
+    )  # PEFT's forward hides its parameters
+    missing = {"position_ids", "past_key_values", "attention_mask"} - set(
+        inspect.signature(base.forward).parameters
+    )
     if missing:
         return f"takes no {' and no '.join(sorted(missing))}"
     return None

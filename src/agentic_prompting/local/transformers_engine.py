@@ -26,7 +26,16 @@ from transformers import PreTrainedModel
 from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
 from .drafting import Draft
 from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
-from .slab import COLUMNS, Layers, Slab, attention_with_masks, bytes_of, can_slab, check_runs, masks_of
+from .slab import (
+    COLUMNS,
+    Layers,
+    Slab,
+    attention_with_masks,
+    bytes_of,
+    can_slab,
+    check_runs,
+    masks_of,
+)
 
 _JOIN_EVERY = 4  # steps between two joins: reading a context takes about as long as a step
 # Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens the time of a pass is
@@ -67,13 +76,19 @@ class _Row:
         return self.finished or len(self.ids) >= self.limit
 
     def guess(self, most: int) -> list[int]:
-        return [] if self.draft is None else self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
+        return (
+            []
+            if self.draft is None
+            else self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
+        )
 
     def drawn(self, width: int) -> list[float]:
         """The random numbers of the next `width` tokens."""
         return [self.uniform[min(len(self.ids) + i, self.limit - 1)] for i in range(width)]
 
-    def take(self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd) -> int:
+    def take(
+        self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd
+    ) -> int:
         """Append the guesses that equal the tokens drawn at their places, and the first drawn token after them; returns
         the number of tokens appended."""
         agreed = taken = 0
@@ -141,9 +156,13 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.prefix_cache_bytes = prefix_cache_mb * 1e6
         self.rows: list[_Row] = []
         self.slab = Slab()
-        self.kept: dict[int, tuple[list[int], Layers]] = {}  # by conversation: its tokens, their keys and values
+        self.kept: dict[
+            int, tuple[list[int], Layers]
+        ] = {}  # by conversation: its tokens, their keys and values
         self.kept_bytes = 0
-        self.updates = 0  # number of weight updates, set by the trainer; a sample has it for each token
+        self.updates = (
+            0  # number of weight updates, set by the trainer; a sample has it for each token
+        )
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
         self._ended: deque[int] = deque()  # conversations that have no further turn
         self._put_back: list[_Row] = []  # rows in the middle of a turn that wait to be read again
@@ -213,10 +232,19 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """Put the cached keys and values of each row in place, read the rest of its context but the last token, check
         the drafts."""
         self._since_join = 0
-        entering = [(row, self._take_kept(row), row.draft is not None and not row.ids) for row in joining]
+        entering = [
+            (row, self._take_kept(row), row.draft is not None and not row.ids) for row in joining
+        ]
         for drafted in (False, True):
-            for resumed in (True, False):  # two passes: else a short rest is padded to the width of a whole context
-                group = [(row, kept) for row, kept, d in entering if (kept is not None, d) == (resumed, drafted)]
+            for resumed in (
+                True,
+                False,
+            ):  # two passes: else a short rest is padded to the width of a whole context
+                group = [
+                    (row, kept)
+                    for row, kept, d in entering
+                    if (kept is not None, d) == (resumed, drafted)
+                ]
                 if group:
                     self._read(group)
         drafts = sum(drafted for _, _, drafted in entering)
@@ -235,7 +263,12 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         longest = max(map(len, new))
         if longest:
             ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-            self._forward(ids, torch.tensor(known).unsqueeze(1) + torch.arange(longest), first, needs_logits=False)
+            self._forward(
+                ids,
+                torch.tensor(known).unsqueeze(1) + torch.arange(longest),
+                first,
+                needs_logits=False,
+            )
         self.stats["reused"] += sum(known)
         self.stats["read"] += sum(map(len, contexts)) - sum(known)
         self.rows += [row for row, _ in group]
@@ -252,7 +285,11 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """Cut a row out of the slab and cache it; the last row moves to its place."""
         row = self.rows[number]
         conversation = row.job.request.conversation
-        if row.done and conversation is not None and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes:
+        if (
+            row.done
+            and conversation is not None
+            and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes
+        ):
             self._take_kept(row)  # cached by another turn of it that ran at the same time
             layers = self.slab.cut(number, row.length)
             self.kept[conversation] = row.context[: row.length], layers
@@ -267,7 +304,10 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _come_back(self) -> list[_Row]:
         """The rows that were put back and fit again; at least one if the batch is empty."""
         waiting, self._put_back = [row for row in self._put_back if not row.job.cancelled], []
-        rows, width = len(self.rows), self._width() + COLUMNS  # so that it is not put back again at once
+        rows, width = (
+            len(self.rows),
+            self._width() + COLUMNS,
+        )  # so that it is not put back again at once
         for number, row in enumerate(waiting):
             width = max(width, len(row.context) + COLUMNS)
             if rows and not self._fits(rows + 1, width):
@@ -298,11 +338,16 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _decode(self, most: int, first: int = 0) -> None:
         """One pass over rows `first`, ...: sample the next token of each, and keep its right guesses, of `most`."""
         rows = self.rows[first:]
-        can_guess = self.sampling.repetition_penalty == 1.0  # with a penalty, the scores depend on the guesses
+        can_guess = (
+            self.sampling.repetition_penalty == 1.0
+        )  # with a penalty, the scores depend on the guesses
         guesses = [row.guess(most) if can_guess else [] for row in rows]
         width = max(map(len, guesses)) + 1
         ids = torch.tensor(
-            [[row.last, *guess, *[0] * (width - 1 - len(guess))] for row, guess in zip(rows, guesses, strict=True)]
+            [
+                [row.last, *guess, *[0] * (width - 1 - len(guess))]
+                for row, guess in zip(rows, guesses, strict=True)
+            ]
         )
         columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
         drawn = self._choose(rows, self._forward(ids, columns, first))
@@ -317,14 +362,20 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
                 self._leave(number)
         self.finish((row.job, row.sample()) for row in rows if row.done)
 
-    def _choose(self, rows: list[_Row], logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    def _choose(
+        self, rows: list[_Row], logits: torch.Tensor
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """A token for each place of each row, drawn with the row's own random numbers, and its log-probability."""
         width, contexts = logits.shape[1], None
         if self.sampling.repetition_penalty != 1.0:  # padded with the row's first token
             texts = [row.context for row in rows]
             longest = max(map(len, texts))
-            contexts = torch.tensor([[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device)
-        uniform = torch.tensor([number for row in rows for number in row.drawn(width)], dtype=torch.double)
+            contexts = torch.tensor(
+                [[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device
+            )
+        uniform = torch.tensor(
+            [number for row in rows for number in row.drawn(width)], dtype=torch.double
+        )
         tokens, logprobs = self.sampling.choose(
             logits.flatten(0, 1).float(),
             uniform,
@@ -332,11 +383,15 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             contexts,
         )
         both = (
-            torch.stack([tokens.double(), logprobs.double()]).unflatten(1, (len(rows), width)).tolist()
+            torch.stack([tokens.double(), logprobs.double()])
+            .unflatten(1, (len(rows), width))
+            .tolist()
         )  # one transfer
         return [[int(token) for token in row] for row in both[0]], both[1]
 
-    def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, needs_logits: bool = True) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, columns: torch.Tensor, first: int, needs_logits: bool = True
+    ) -> torch.Tensor:
         """Run the model on tokens of rows `first`, ... at their columns, and return the logits of all these tokens.
 
         The head gets all tokens (0), or none (an empty index). Any other number would give it a slice that is not

@@ -182,7 +182,9 @@ def count_steps(args: Mapping[str, Any], rows: int | None, rollouts: int) -> int
     if max_steps > 0:
         return max_steps
     if rows is None:
-        raise ValueError("the number of steps is not known: set max_steps, or pass the dataset's number of rows")
+        raise ValueError(
+            "the number of steps is not known: set max_steps, or pass the dataset's number of rows"
+        )
     rollouts_per_row = int(args.get("num_generations", 8)) * int(args.get("prompts_per_step", 1))
     passes = float(args.get("num_train_epochs", 1)) * int(args.get("num_iterations", 1))
     return max(1, math.ceil(rows * rollouts_per_row * passes / rollouts))
@@ -273,7 +275,9 @@ def estimate_cost(
     # Notes.
     step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
     if step_seconds is not None:
-        notes.append(f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch and GPUs")
+        notes.append(
+            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch and GPUs"
+        )
     if "prompts_per_step" in args and args.get("mode") != "rl":
         notes.append("the calls of the reference LLM are not included")
     notes += budget_warnings(args, schedule.steps, {"budget_usd": usd, "budget_tokens": tokens})
@@ -293,7 +297,9 @@ def estimate_cost(
     )
 
 
-def seconds_per_token(schedule: Schedule, assumptions: Assumptions, parameters: int, kv_bytes: int) -> float:
+def seconds_per_token(
+    schedule: Schedule, assumptions: Assumptions, parameters: int, kv_bytes: int
+) -> float:
     """Return the seconds of a decoding step.
 
     It reads the weights in bf16, and the keys and values of all rows.
@@ -319,7 +325,9 @@ def operations_per_token(args: Mapping[str, Any], parameters: int, trained: int 
     return parameters * operations
 
 
-def hidden_share(assumptions: Assumptions, token_seconds: float, update_seconds: float, has_server: bool) -> float:
+def hidden_share(
+    assumptions: Assumptions, token_seconds: float, update_seconds: float, has_server: bool
+) -> float:
     """Return the share of the sampling time that no step waits for with `async_lead: 1`.
 
     It is measured on a virtual clock with a smaller batch.
@@ -340,7 +348,9 @@ def hidden_share(assumptions: Assumptions, token_seconds: float, update_seconds:
     return min(1.0, (on_policy_seconds - lead_seconds) / (on_policy_seconds - pace.update))
 
 
-def budget_warnings(args: Mapping[str, Any], steps: int, needed: Mapping[str, float | None]) -> list[str]:
+def budget_warnings(
+    args: Mapping[str, Any], steps: int, needed: Mapping[str, float | None]
+) -> list[str]:
     """Return a warning for each budget that ends before the last step, or cannot be checked."""
     warnings = []
     for option, amount in needed.items():
@@ -351,7 +361,9 @@ def budget_warnings(args: Mapping[str, Any], steps: int, needed: Mapping[str, fl
             warnings.append(f"warning: {option} cannot be checked: the price is not known")
         elif amount > limit:
             last_step = int(steps * limit / amount)
-            warnings.append(f"warning: {option}: {limit:g} ends after about step {last_step:,} of {steps:,}")
+            warnings.append(
+                f"warning: {option}: {limit:g} ends after about step {last_step:,} of {steps:,}"
+            )
     return warnings
 
 
@@ -402,7 +414,9 @@ class PilotFigures:
                 question = record.get("id", record.get("question", record.get("step")))
                 groups.setdefault(f"{record.get('environment')} {question}", []).append(record)
         if not groups:
-            raise ValueError(f"{folder} holds no finished rollouts: pass the folder of a training run")
+            raise ValueError(
+                f"{folder} holds no finished rollouts: pass the folder of a training run"
+            )
 
         means = {}
         intervals = {}
@@ -425,7 +439,9 @@ class PilotFigures:
         return cls(means, intervals, f"{rollout_count} rollouts of {len(groups)} question{plural}")
 
 
-def interval_over_questions(values_by_question: list[list[float]], mean: float) -> tuple[float, float]:
+def interval_over_questions(
+    values_by_question: list[list[float]], mean: float
+) -> tuple[float, float]:
     """Return the bootstrap interval of a mean over rollouts, resampling whole questions."""
     mean_count = sum(len(values) for values in values_by_question) / len(values_by_question)
     contributions = []

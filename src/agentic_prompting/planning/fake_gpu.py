@@ -94,7 +94,9 @@ def as_on_a_gpu(is_padded: bool, head: bool = True) -> Iterator[None]:
             path.
     """
 
-    def can_ignore_mask(padding_mask: object, q_length: int, kv_length: int, *args: object, **kwargs: Any) -> bool:
+    def can_ignore_mask(
+        padding_mask: object, q_length: int, kv_length: int, *args: object, **kwargs: Any
+    ) -> bool:
         window = kwargs.get("local_attention_size")
         fits_window = window is None or kv_length < window
         return not is_padded and fits_window and q_length in (1, kv_length)

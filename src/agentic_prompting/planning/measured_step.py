@@ -369,7 +369,9 @@ def scored_positions_counter(job: TrainingJob) -> Any:
     return count_selected
 
 
-def build_trainer(job: TrainingJob, args: MultiTurnGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> MeasuredTrainer:
+def build_trainer(
+    job: TrainingJob, args: MultiTurnGRPOConfig, tokenizer: PreTrainedTokenizerBase
+) -> MeasuredTrainer:
     """Return the trainer around a model without weights, whose rollouts are made up."""
 
     def zero_rewards(completions: Sequence[Any], **columns: Any) -> list[float]:
@@ -412,7 +414,9 @@ def process_group(job: TrainingJob) -> Iterator[None]:
     from torch.distributed.fsdp._fully_shard import _fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def gather_copies(objects: list[object], local: object, *args: object, **kwargs: object) -> None:
+    def gather_copies(
+        objects: list[object], local: object, *args: object, **kwargs: object
+    ) -> None:
         objects[:] = [local] * len(objects)
 
     variables = environment_variables(fsdp2_environment(job.processes))

@@ -53,7 +53,9 @@ class MemoryCounter(TorchDispatchMode):
         parts (`dict[str, int]`): The current bytes by part.
     """
 
-    def __init__(self, count_selected: Callable[[torch.Tensor], int] = torch.numel, block: int = 512):
+    def __init__(
+        self, count_selected: Callable[[torch.Tensor], int] = torch.numel, block: int = 512
+    ):
         super().__init__()
         self.count_selected = count_selected
         self.block = block

@@ -260,7 +260,9 @@ class Planner:
         job = self.job
         other_batch = replace(job, rows=1 if job.rows > 1 else 2)
         half_context = replace(job, context=job.context // 2)
-        results = processes.measure({"configured": job, "other batch": other_batch, "half context": half_context})
+        results = processes.measure(
+            {"configured": job, "other batch": other_batch, "half context": half_context}
+        )
         step = None
         cause = f"there was no result in {processes.max_wait:.0f} s"
         if "configured" in results:
@@ -330,7 +332,9 @@ class Planner:
         mode = self.values.get("vllm_mode", "colocate")
         return bool(self.values.get("use_vllm")) and mode == "colocate"
 
-    def largest_size(self, moments: Moments, other_moments: Moments, size: int, other_size: int) -> int:
+    def largest_size(
+        self, moments: Moments, other_moments: Moments, size: int, other_size: int
+    ) -> int:
         """Return the largest size at which every moment of the update fits, 0 if none does.
 
         Memory is taken as a straight line through two measured sizes. Sampling is left out: the
@@ -420,7 +424,9 @@ class Planner:
             "not measured on a GPU"
         ]
         if self.layout.uses_zero:
-            notes.append("ZeRO's shards and buckets are estimated by DeepSpeed's partition rule and defaults")
+            notes.append(
+                "ZeRO's shards and buckets are estimated by DeepSpeed's partition rule and defaults"
+            )
         elif self.layout.gpus > 1 and self.layout.sharding == "ddp":
             notes.append("DDP's buckets are estimated as the size of the gradients")
         if self.values.get("use_vllm"):

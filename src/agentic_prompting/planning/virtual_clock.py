@@ -217,7 +217,9 @@ class VirtualRun:
     token_ages: list[float]
 
 
-def play_steps(folder: Path, pace: Pace, speed: float, has_own_devices: bool, lead: int, steps: int) -> VirtualRun:
+def play_steps(
+    folder: Path, pace: Pace, speed: float, has_own_devices: bool, lead: int, steps: int
+) -> VirtualRun:
     """Run steps of [`Ahead`] on a virtual clock, with its log in `folder`."""
     loop = VirtualLoop()
     chat_format = ChatFormat(world_tokenizer(), TagGrammar())

@@ -107,8 +107,12 @@ class Advice:
             )
 
     def _warn_of_short_failures(self) -> None:
-        failed_lengths = [rollout.sampled_tokens for rollout in self._rollouts if rollout.has_raised]
-        other_lengths = [rollout.sampled_tokens for rollout in self._rollouts if not rollout.has_raised]
+        failed_lengths = [
+            rollout.sampled_tokens for rollout in self._rollouts if rollout.has_raised
+        ]
+        other_lengths = [
+            rollout.sampled_tokens for rollout in self._rollouts if not rollout.has_raised
+        ]
         if min(len(failed_lengths), len(other_lengths)) < _MIN_ROLLOUTS_OF_KIND:
             return
         failed_median = median(failed_lengths)
@@ -143,7 +147,9 @@ def find_changed_message(calls: Sequence[Call]) -> str:
 
             # Compare the histories.
             changed_positions = []
-            for position, (expected_key, key) in enumerate(zip(expected_keys, histories[index], strict=False)):
+            for position, (expected_key, key) in enumerate(
+                zip(expected_keys, histories[index], strict=False)
+            ):
                 if expected_key != key:
                     changed_positions.append(position)
             if not changed_positions:

@@ -25,11 +25,37 @@ from pathlib import Path
 from . import seccomp
 
 UNPRIVILEGED_USER = 65534  # "nobody": runs the commands of a trainer that runs as root
-SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix/store", "/gnu/store")
+SYSTEM_PATHS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/nix/store",
+    "/gnu/store",
+)
 
 # The parts of an installation below the folder that holds its `bin`.
-_PARTS_OF_PROGRAMS = ("bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec", "versions", "pyvenv.cfg")
-_PARTS_OF_DATA = ("include", "share", "etc", "ssl")  # not of a home folder, where these hold a person's files
+_PARTS_OF_PROGRAMS = (
+    "bin",
+    "sbin",
+    "shims",
+    "lib",
+    "lib32",
+    "lib64",
+    "libexec",
+    "versions",
+    "pyvenv.cfg",
+)
+_PARTS_OF_DATA = (
+    "include",
+    "share",
+    "etc",
+    "ssl",
+)  # not of a home folder, where these hold a person's files
 _KERNEL_SETTINGS = ("/proc/sys", "/proc/pressure")  # not for the command, whoever may write them
 _SHARED_MEMORY_BYTES = 2**26  # /dev/shm, as in Docker
 _MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its interpreter
@@ -82,7 +108,14 @@ class Sandbox:
             "--unshare-pid",  # ends everything inside: a change of user clears the signal for the parent's death
             "--die-with-parent",
             *self._show_files(),
-            *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"),  # for the inner one, which replaces both
+            *(
+                "--bind",
+                "/proc",
+                "/proc",
+                "--dev-bind",
+                "/dev",
+                "/dev",
+            ),  # for the inner one, which replaces both
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
         ]
@@ -98,7 +131,13 @@ class Sandbox:
 
     def _confine(self, filter_descriptor: int) -> list[str]:
         """Options for everything but the files."""
-        arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+        arguments = [
+            "--unshare-all",
+            "--unshare-user",
+            "--disable-userns",
+            "--die-with-parent",
+            "--new-session",
+        ]
         if self.network or self.names_listener:
             arguments += ["--share-net"]
         arguments += ["--seccomp", str(filter_descriptor)]
@@ -131,7 +170,11 @@ class Sandbox:
             elif option == "--tmpfs" and is_visible:
                 arguments += ["--ro-bind", os.devnull, path]
         settings = os.path.realpath("/etc/resolv.conf")
-        if self.name_server is not None and settings.startswith("/etc/") and os.path.exists(settings):
+        if (
+            self.name_server is not None
+            and settings.startswith("/etc/")
+            and os.path.exists(settings)
+        ):
             arguments += ["--ro-bind", str(self.name_server), settings]
         for path in hidden_folders:
             arguments += ["--remount-ro", path]
@@ -148,7 +191,9 @@ class Sandbox:
         for hidden in map(os.path.realpath, self.hides):
             for path, real_path in real_paths.items():
                 if Path(hidden).is_relative_to(real_path):
-                    options[os.path.normpath(os.path.join(path, os.path.relpath(hidden, real_path)))] = "--tmpfs"
+                    options[
+                        os.path.normpath(os.path.join(path, os.path.relpath(hidden, real_path)))
+                    ] = "--tmpfs"
         options = {path: option for path, option in options.items() if os.path.exists(path)}
         return {**options, "/tmp": "--bind"}
 
@@ -182,7 +227,11 @@ def paths_of(command: Sequence[str]) -> set[str]:
     Args:
         command (`Sequence[str]`): As its user wrote it. Filled with a row, it could name any path.
     """
-    paths = {word for word in command if os.path.isabs(word) and os.path.exists(word) and _may_be_shown(word)}
+    paths = {
+        word
+        for word in command
+        if os.path.isabs(word) and os.path.exists(word) and _may_be_shown(word)
+    }
     for program in (sys.executable, shutil.which(command[0])):
         if program is not None:
             paths.update(_paths_of_program(os.path.abspath(program)))
@@ -195,7 +244,12 @@ def paths_of(command: Sequence[str]) -> set[str]:
 
 def _may_be_shown(path: str) -> bool:
     """Whether a path is of the disk: not everything, and no folder that the sandbox has itself."""
-    return os.path.normpath(path) != "/" and Path(path).parts[1] not in ("proc", "dev", "sys", "run")
+    return os.path.normpath(path) != "/" and Path(path).parts[1] not in (
+        "proc",
+        "dev",
+        "sys",
+        "run",
+    )
 
 
 def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:
@@ -222,7 +276,11 @@ def _interpreter_of(program: str) -> str | None:
         return None
     if not line.startswith("#!"):
         return None
-    words = [word for word in line.removeprefix("#!").split() if not word.startswith("-") and "=" not in word]
+    words = [
+        word
+        for word in line.removeprefix("#!").split()
+        if not word.startswith("-") and "=" not in word
+    ]
     if len(words) > 1 and words[0].endswith("/env"):
         return shutil.which(words[1])
     return words[0] if words and os.path.isabs(words[0]) else None

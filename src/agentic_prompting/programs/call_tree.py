@@ -235,7 +235,9 @@ class CallTree:
             call.parent.children.remove(call)
         return True
 
-    def assign_roles(self, policy_name: str, is_trained: Callable[[Call], bool] | None = None) -> None:
+    def assign_roles(
+        self, policy_name: str, is_trained: Callable[[Call], bool] | None = None
+    ) -> None:
         """Decide which calls are the agent's, and which are in the loss.
 
         A call is auxiliary in two cases. Its request names another model than the policy, while
@@ -328,7 +330,9 @@ class MalformedArguments:
 # ---- fingerprints ----
 
 
-def conversation_keys(tools: Sequence[Mapping[str, Any]], messages: Sequence[ChatMessage]) -> Iterator[bytes]:
+def conversation_keys(
+    tools: Sequence[Mapping[str, Any]], messages: Sequence[ChatMessage]
+) -> Iterator[bytes]:
     """Yield the fingerprint of a conversation up to each of its messages."""
     key = tools_key(tools)
     for message in messages:
@@ -342,7 +346,9 @@ def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
         content = f"{message.role}\0{message.text.strip()}"
     elif message.tool_calls:
         # Without the text: some clients drop it if there are tool calls.
-        tool_calls = [[call.name, normalize_arguments(call.arguments)] for call in message.tool_calls]
+        tool_calls = [
+            [call.name, normalize_arguments(call.arguments)] for call in message.tool_calls
+        ]
         content = json.dumps(tool_calls)
     else:
         content = normalize_text(message.text)

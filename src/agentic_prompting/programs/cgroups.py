@@ -57,7 +57,9 @@ class ControlGroup:
     def was_out_of_memory(self) -> bool:
         """Whether the kernel has ended a process of the group because of its limit."""
         with contextlib.suppress(OSError):
-            events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
+            events = dict(
+                line.split() for line in (self.folder / "memory.events").read_text().splitlines()
+            )
             return events.get("oom_kill", "0") != "0"
         return False
 
@@ -79,7 +81,9 @@ def _parent_group(pid: int) -> Path | None:
     """A group in which this process may create others with a limit of memory: its own, or the one around it."""
     own = None
     with contextlib.suppress(OSError):  # there is no /proc outside of Linux
-        own = _own_group(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+        own = _own_group(
+            Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
+        )
     if own is None:
         return None
     for folder in (own, own.parent):
@@ -91,7 +95,9 @@ def _parent_group(pid: int) -> Path | None:
             _remove_left_groups(folder)
             trial = folder / f"{_NAME}-{pid}-trial"
             trial.mkdir()
-            is_usable = os.access(trial / "memory.max", os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+            is_usable = os.access(trial / "memory.max", os.W_OK) and os.access(
+                folder / "cgroup.procs", os.W_OK
+            )
             trial.rmdir()
             if is_usable:
                 return folder

@@ -73,7 +73,13 @@ class ChatCompletions(Dialect):
         head = _write_head(completion, "chat.completion.chunk")
 
         def chunk(delta: dict[str, Any], **choice_fields: Any) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **choice_fields}
+            choice = {
+                "index": 0,
+                "delta": delta,
+                "logprobs": None,
+                "finish_reason": None,
+                **choice_fields,
+            }
             return format_event({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
@@ -87,9 +93,16 @@ class ChatCompletions(Dialect):
                 yield chunk({"content": piece}, logprobs=_write_logprobs(completion))
         if completion.tool_calls:
             tool_calls = [_write_tool_call(call) for call in completion.tool_calls]
-            yield chunk({"tool_calls": [{"index": index, **call} for index, call in enumerate(tool_calls)]})
+            yield chunk(
+                {"tool_calls": [{"index": index, **call} for index, call in enumerate(tool_calls)]}
+            )
 
-        last_choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": completion.finish_reason}
+        last_choice = {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+        }
         yield format_event({**head, "choices": [last_choice], **completion.extra_fields})
         if request.stream_usage:
             yield format_event({**head, "choices": [], "usage": _write_usage(completion)})

@@ -49,9 +49,13 @@ async def run_command(
         [`OverLimit`]: It used more than its place allows.
         [`ServerFailed`]: It could not be started.
     """
-    place.row.write_text(json.dumps(row, default=str, ensure_ascii=False), encoding="utf-8", errors="replace")
+    place.row.write_text(
+        json.dumps(row, default=str, ensure_ascii=False), encoding="utf-8", errors="replace"
+    )
     values = {**row, **address}
-    values |= {name: place.path_for_command(getattr(place, name)) for name in ("row", "home", "work")}
+    values |= {
+        name: place.path_for_command(getattr(place, name)) for name in ("row", "home", "work")
+    }
     if harness is not None:
         values["task"] = fill(harness.task, **values)
         _write_settings(harness, place.home, values, system)
@@ -102,7 +106,11 @@ def read_output(line: str) -> str | dict[str, Any]:
         fields |= {"answer": answer or ""}
         fields.pop("reward", None)
         # JSON can hold half a surrogate pair, which no tokenizer and no file takes.
-        text = json.dumps(fields, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = (
+            json.dumps(fields, ensure_ascii=False)
+            .encode("utf-16", "surrogatepass")
+            .decode("utf-16", "replace")
+        )
         returned: dict[str, Any] = json.loads(text)
         return returned
     except (ValueError, RecursionError):
@@ -141,7 +149,9 @@ def _environment(harness: Harness | None, values: Mapping[str, Any]) -> dict[str
     return {name: str(values[value]) for name, value in vendors.items()}
 
 
-def _write_settings(harness: Harness, home: Path, values: Mapping[str, Any], system: str | None) -> None:
+def _write_settings(
+    harness: Harness, home: Path, values: Mapping[str, Any], system: str | None
+) -> None:
     files = {name: fill(text, **values) for name, text in harness.files.items()}
     if system and harness.prompt_file:
         files[harness.prompt_file] = system
@@ -166,7 +176,9 @@ def _last_line(file: BinaryIO) -> str:
     text = _tail(file, _LONGEST_ANSWER).rstrip()
     _, newline, line = text.replace("\r", "\n").rpartition("\n")
     if not newline and os.fstat(file.fileno()).st_size > _LONGEST_ANSWER:
-        raise OverLimit(f"the last line of the command's output has more than {_LONGEST_ANSWER} bytes")
+        raise OverLimit(
+            f"the last line of the command's output has more than {_LONGEST_ANSWER} bytes"
+        )
     return line.strip()
 
 

@@ -56,7 +56,9 @@ class RolloutNetwork:
         if len(self.transports) < MAX_CONNECTIONS:
             return True
         if not self._has_warned:
-            logger.warning("a rollout has %d open connections: further ones are refused", MAX_CONNECTIONS)
+            logger.warning(
+                "a rollout has %d open connections: further ones are refused", MAX_CONNECTIONS
+            )
             self._has_warned = True
         return False
 

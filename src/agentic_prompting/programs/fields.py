@@ -59,7 +59,9 @@ def parse_json(body: bytes) -> Any:
         [`Refusal`]: It is not JSON, or has too many objects and lists: a million take a second.
     """
     if body.count(b"[") + body.count(b"{") > MAX_JSON_VALUES:
-        raise Refusal(400, f"The body may have at most {MAX_JSON_VALUES} objects and lists.", "too_many_items")
+        raise Refusal(
+            400, f"The body may have at most {MAX_JSON_VALUES} objects and lists.", "too_many_items"
+        )
     try:
         return json.loads(body.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
@@ -151,7 +153,11 @@ def _read_sampling_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 def read_messages(body: Any, name: str) -> list[dict[str, Any]]:
     """The list of messages in a field. Refuses anything else."""
     messages = as_dict(body).get(name)
-    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(item, dict) for item in messages)
+    ):
         raise Refusal(400, f"`{name}` must be a list of messages.", "invalid_value", name)
     check_count(messages, MAX_MESSAGES, name)
     return messages
@@ -182,11 +188,17 @@ def read_text(content: Any) -> str:
     if isinstance(content, dict):
         content = [content]
     if not isinstance(content, list):
-        raise Refusal(400, f"`content` must be a text or a list of parts, not {quote(content)}.", "invalid_value")
+        raise Refusal(
+            400,
+            f"`content` must be a text or a list of parts, not {quote(content)}.",
+            "invalid_value",
+        )
     texts = []
     for part in content:
         if not isinstance(part, dict):
-            raise Refusal(400, f"A part of a message is not an object: {quote(part)}.", "invalid_value")
+            raise Refusal(
+                400, f"A part of a message is not an object: {quote(part)}.", "invalid_value"
+            )
         part_type = part.get("type") or "text"
         if part_type not in _TEXT_PARTS:
             message = f"A message contains {quote(part_type)}: the policy reads only text."

@@ -29,7 +29,9 @@ from ..llm import ServerFailed
 
 logger = logging.getLogger(__name__)
 
-MAX_DEPTH = 100  # folders within each other; node_modules, the deepest that agents use, have about 20
+MAX_DEPTH = (
+    100  # folders within each other; node_modules, the deepest that agents use, have about 20
+)
 _MAX_PATH = 3000  # bytes; Linux takes 4,095
 _SECONDS_TO_REMOVE = 10.0
 
@@ -50,7 +52,9 @@ def _own_folder(pid: int) -> Path:
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
     start = os.open(base, os.O_RDONLY)
     try:
-        fcntl.flock(start, fcntl.LOCK_EX)  # one start at a time, so that a folder without a lock was left
+        fcntl.flock(
+            start, fcntl.LOCK_EX
+        )  # one start at a time, so that a folder without a lock was left
         for other in base.iterdir():
             _remove_if_left(other)
         own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
@@ -185,7 +189,9 @@ def give_to(user: int, folder: Path) -> None:
 def _run(tool: str, *arguments: str | Path) -> bool:
     """Whether a command of the system succeeds. Its last argument is a path."""
     *options, path = map(str, arguments)
-    ended = subprocess.run([tool, *options, "--", path], stdin=subprocess.DEVNULL, capture_output=True)
+    ended = subprocess.run(
+        [tool, *options, "--", path], stdin=subprocess.DEVNULL, capture_output=True
+    )
     return ended.returncode == 0
 
 
@@ -227,7 +233,9 @@ def source_path(files: Any, source: str | None) -> Path | None:
 def _path_in_source(files: Any, source: str | None) -> Path:
     shown = repr(files)[:80]
     if not isinstance(files, str | Path):
-        raise ServerFailed(f"the row's files are neither texts by path nor the path of a folder or git bundle: {shown}")
+        raise ServerFailed(
+            f"the row's files are neither texts by path nor the path of a folder or git bundle: {shown}"
+        )
     if source is None:
         raise ServerFailed(
             f"the row's files are a path, {shown}: say with Workspace(source=FOLDER) in which folder such paths lie"
@@ -235,7 +243,9 @@ def _path_in_source(files: Any, source: str | None) -> Path:
     top = Path(source).expanduser().resolve()
     path = Path(top, Path(files).expanduser()).resolve()
     if not path.is_relative_to(top):
-        raise ServerFailed(f"the row's files are a path outside of the workspace's source {top}: {shown}")
+        raise ServerFailed(
+            f"the row's files are a path outside of the workspace's source {top}: {shown}"
+        )
     if not path.exists():
         raise ServerFailed(f"the row's files are a path that does not exist: {path}")
     return path
@@ -256,7 +266,9 @@ def _copy_files(folder: Path, path: Path) -> None:
         command = ["git", "clone", "--quiet", "--", str(path), str(folder)]
         cloned = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if cloned.returncode:
-            raise ServerFailed(f"the row's git bundle {path} cannot be cloned: {cloned.stderr.strip()[-200:]}")
+            raise ServerFailed(
+                f"the row's git bundle {path} cannot be cloned: {cloned.stderr.strip()[-200:]}"
+            )
 
 
 def _copy_file(file: Path, top: Path, folder: Path) -> None:

@@ -165,14 +165,18 @@ class Gateway:
             for dialect in DIALECTS:
                 app.router.add_post(prefix + dialect.path, self._handler(dialect, self._answer))
                 if dialect.count_path:
-                    app.router.add_post(prefix + dialect.count_path, self._handler(dialect, self._count_tokens))
+                    app.router.add_post(
+                        prefix + dialect.count_path, self._handler(dialect, self._count_tokens)
+                    )
             app.router.add_get(f"{prefix}/models", self._list_models)
         app.router.add_route("*", "/{unknown:.*}", self._refuse_path)
         return app
 
     # ---- requests ----
 
-    def _handler(self, dialect: Dialect, answer: _Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _handler(
+        self, dialect: Dialect, answer: _Answer
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """A handler that sends refusals in the form of a dialect."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -205,7 +209,9 @@ class Gateway:
         """
         key = _find_key(request)
         if key in self._end_reasons:
-            message = f"This rollout is over ({self._end_reasons[key]}): no call is answered any more."
+            message = (
+                f"This rollout is over ({self._end_reasons[key]}): no call is answered any more."
+            )
             raise Refusal(400, message, "rollout_ended")
 
         # A rollout with its own network uses its key there, and no other rollout's key.
@@ -230,7 +236,9 @@ class Gateway:
             model = {"id": name, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
             models.append({**model, "type": "model", "display_name": name})
             google_models.append({"name": f"models/{name}", "displayName": name})
-        return web.json_response({"object": "list", "data": models, "has_more": False, "models": google_models})
+        return web.json_response(
+            {"object": "list", "data": models, "has_more": False, "models": google_models}
+        )
 
     async def _refuse_path(self, request: web.Request) -> web.Response:
         # Count the request if its path has a key.
@@ -243,20 +251,28 @@ class Gateway:
                 return web.json_response(refusal.body, status=refusal.status)
 
         path = re.sub(r"^/[\w-]{43}(?=/)", "", request.path)  # without the key
-        served_paths = ", ".join(f"/v1{dialect.path}" for dialect in (ChatCompletions, Responses, Messages))
+        served_paths = ", ".join(
+            f"/v1{dialect.path}" for dialect in (ChatCompletions, Responses, Messages)
+        )
         message = (
             f"{request.method} {path} is not served here. POST {served_paths} and Google's "
             "models/...:generateContent are; base_url ends with /v1 already."
         )
         return web.json_response(error_body(404, message, "not_found"), status=404)
 
-    async def _count_tokens(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
+    async def _count_tokens(
+        self, request: web.Request, dialect: Dialect, session: Session
+    ) -> web.StreamResponse:
         async with _wait_if_large(request, session):
             with self._refuse_malformed():
-                tokens = await session.count_tokens(await self._read_request(request, dialect, session))
+                tokens = await session.count_tokens(
+                    await self._read_request(request, dialect, session)
+                )
         return web.json_response(dialect.write_token_count(tokens))
 
-    async def _answer(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, dialect: Dialect, session: Session
+    ) -> web.StreamResponse:
         # Accept the call, or refuse it before anything is sent.
         session.check_calls_left()
         call: Call | None = None
@@ -279,7 +295,9 @@ class Gateway:
                 return web.Response()  # goes nowhere
             raise
 
-    async def _read_request(self, request: web.Request, dialect: Dialect, session: Session) -> CompletionRequest:
+    async def _read_request(
+        self, request: web.Request, dialect: Dialect, session: Session
+    ) -> CompletionRequest:
         """Read a request. One that cannot be read counts as a call.
 
         Raises:
@@ -312,7 +330,9 @@ class Gateway:
             raise self._too_large()
 
     def _too_large(self) -> Refusal:
-        message = f"The request is too large: its body may have at most {self.max_body_bytes} bytes."
+        message = (
+            f"The request is too large: its body may have at most {self.max_body_bytes} bytes."
+        )
         return Refusal(413, message, "request_too_large")
 
 

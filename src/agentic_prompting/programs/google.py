@@ -21,7 +21,12 @@ from .protocol import (
 )
 
 _HOSTED_TOOLS = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
-_ERROR_STATUSES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
+_ERROR_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+}
 _ROLES: dict[str, Role] = {"user": "user", "model": "assistant", "function": "user"}
 _SAMPLING_SETTINGS = {
     "temperature": "temperature",
@@ -190,7 +195,9 @@ def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
         if "functionCall" in part:
             call = part["functionCall"]
             arguments = fields.arguments_text(call.get("args"))
-            builder.tool_calls.append(ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments))
+            builder.tool_calls.append(
+                ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments)
+            )
             builder.handle = builder.handle or signature
         elif "functionResponse" in part:
             if builder.has_text:
@@ -217,7 +224,9 @@ def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
     for part in parts:
         other_fields = part.keys() - {"text", "thought", "thoughtSignature"}
         if other_fields:
-            message = f"A message contains {fields.quote(min(other_fields))}: the policy reads only text."
+            message = (
+                f"A message contains {fields.quote(min(other_fields))}: the policy reads only text."
+            )
             raise Refusal(400, message, "invalid_value", "contents")
     return "".join(str(part.get("text") or "") for part in parts)
 
@@ -241,7 +250,9 @@ def _read_result(result: Mapping[str, Any]) -> str:
 
 
 def _build_tool(declaration: Mapping[str, Any]) -> dict[str, Any]:
-    schema = declaration.get("parametersJsonSchema") or _lower_case_types(declaration.get("parameters"))
+    schema = declaration.get("parametersJsonSchema") or _lower_case_types(
+        declaration.get("parameters")
+    )
     return fields.build_tool({**declaration, "parameters": schema})
 
 

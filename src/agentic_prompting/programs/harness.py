@@ -81,7 +81,9 @@ class Harness:
         found = shutil.which(self.command[0])
         if found is None:
             how = f": {self.package}" if self.package else ""
-            raise NotInstalled(f"there is no program {self.command[0]!r} in PATH: install {self.name}{how}")
+            raise NotInstalled(
+                f"there is no program {self.command[0]!r} in PATH: install {self.name}{how}"
+            )
         installed = _version_of(Path(found).resolve(), self.package)
         if self.version and installed not in ("", self.version):
             logger.warning(
@@ -98,7 +100,9 @@ class Harness:
             text = file.read_text(encoding="utf-8")
             value = _value_at(keys, json.loads(text))
             if isinstance(value, int | float):  # as it is written: 12.50 is another text than 12.5
-                value = _value_at(keys, json.loads(text, parse_float=str, parse_int=str, parse_constant=str))
+                value = _value_at(
+                    keys, json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
+                )
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
         answer = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -142,8 +146,12 @@ def harness(name: str, dialect: str = "", task: str = "{question}", **changes: A
     ```
     """
     if name not in HARNESSES:
-        raise ValueError(f"there are settings for {', '.join(HARNESSES)}; for {name!r} make a Harness")
-    return replace(HARNESSES[name], dialect=dialect or HARNESSES[name].dialect, task=task, **changes)
+        raise ValueError(
+            f"there are settings for {', '.join(HARNESSES)}; for {name!r} make a Harness"
+        )
+    return replace(
+        HARNESSES[name], dialect=dialect or HARNESSES[name].dialect, task=task, **changes
+    )
 
 
 _CODEX = """\

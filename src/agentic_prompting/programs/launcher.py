@@ -59,7 +59,7 @@ def main() -> None:
 
 def read_plan(channel: socket.socket) -> dict[str, Any]:
     """The plan that the trainer sends."""
-    parts = []
+    parts: list[bytes] = []
     while not parts or not parts[-1].endswith(b"\n"):
         part = channel.recv(65536)
         if not part:
@@ -84,7 +84,9 @@ def listen_for_names(command: list[str]) -> NoReturn:
     names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     names.bind(("127.0.0.1", 53))
     os.dup2(names.fileno(), NAMES_DESCRIPTOR)
-    call_prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)  # the command does not get the capability for this port
+    call_prctl(
+        PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
+    )  # the command does not get the capability for this port
     os.execvp(command[0], command)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 _HEADER = 12  # bytes of a query before its question
-_NO_SUCH_NAME = bytes.fromhex("8183 0001 0000 0000 0000")  # a reply to one question, without an answer
+_NO_SUCH_NAME = bytes.fromhex(
+    "8183 0001 0000 0000 0000"
+)  # a reply to one question, without an answer
 
 
 class Lookups(asyncio.DatagramProtocol):

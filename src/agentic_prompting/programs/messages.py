@@ -31,7 +31,9 @@ class Messages(Dialect):
         for name in ("container", "mcp_servers", "context_management"):
             fields.check_supported(not body.get(name), name)
         fields.check_reply_format(body.get("output_format"), "output_format")
-        fields.check_reply_format(as_dict(body.get("output_config")).get("format"), "output_config.format")
+        fields.check_reply_format(
+            as_dict(body.get("output_config")).get("format"), "output_config.format"
+        )
 
         messages: list[ChatMessage] = []
         if body.get("system"):
@@ -39,7 +41,9 @@ class Messages(Dialect):
         for message_body in message_bodies:
             messages += _read_message(message_body)
         if messages[-1].role == "assistant":
-            message = "The last message is the assistant's: continuing a given text is not supported."
+            message = (
+                "The last message is the assistant's: continuing a given text is not supported."
+            )
             raise Refusal(400, message, "unsupported_value", "messages")
 
         tools: list[dict[str, Any]] = []
@@ -68,12 +72,16 @@ class Messages(Dialect):
     def write_body(self, completion: Completion) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
         if completion.thought:
-            blocks.append({"type": "thinking", "thinking": completion.thought, "signature": completion.id})
+            blocks.append(
+                {"type": "thinking", "thinking": completion.thought, "signature": completion.id}
+            )
         if completion.text:
             blocks.append({"type": "text", "text": completion.text})
         for call in completion.tool_calls:
             arguments = fields.arguments_object(call.arguments)
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+            blocks.append(
+                {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+            )
         return {
             "id": f"msg_{completion.id}",
             "type": "message",
@@ -173,7 +181,9 @@ def _read_blocks(content: Any) -> Sequence[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise Refusal(400, f"`content` must be a text or a list of blocks, not {fields.quote(content)}.")
+        raise Refusal(
+            400, f"`content` must be a text or a list of blocks, not {fields.quote(content)}."
+        )
     return content
 
 

@@ -28,7 +28,17 @@ from typing import Any
 from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut, fill
 from ..llm.guard import call_guarded, call_guarded_on, failure_of, text_of
 from ..llm.loop import on_background_thread, start
-from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
+from ..rollout import (
+    ChatFormat,
+    Environment,
+    FreeText,
+    Limits,
+    Observation,
+    Policy,
+    Rollout,
+    TextFormat,
+    Turn,
+)
 from .advice import Advice, find_changed_message
 from .call_tree import Call
 from .command import run_command
@@ -50,7 +60,9 @@ TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 
 _STOP_SECONDS = 2.0
 _GRACE_SECONDS = 10.0  # for a command to end, after it has heard that its rollout is over
-_DEFAULT_WINDOW = 131_072  # the context of a harness, in tokens, if neither model nor settings limit it
+_DEFAULT_WINDOW = (
+    131_072  # the context of a harness, in tokens, if neither model nor settings limit it
+)
 _LONGEST_REPORT = 800  # characters
 
 
@@ -141,13 +153,21 @@ class Program(Environment):
         if callable(agent):
             _check_signature(agent)
             if workspace or reward:
-                raise ValueError("workspace and reward are for a command: a function returns its reward itself")
+                raise ValueError(
+                    "workspace and reward are for a command: a function returns its reward itself"
+                )
         elif workers:
-            raise ValueError("workers are for a function: a command has its own process in each rollout")
+            raise ValueError(
+                "workers are for a function: a command has its own process in each rollout"
+            )
         if min(max_calls, max_sequences, timeout, max_body_bytes) <= 0 or max_llm_calls < 0:
-            raise ValueError("max_calls, max_sequences, timeout and max_body_bytes must be positive")
+            raise ValueError(
+                "max_calls, max_sequences, timeout and max_body_bytes must be positive"
+            )
         if self.model in (llms or {}):
-            raise ValueError(f"{self.model!r} is the policy's own name: give the large LLM another one")
+            raise ValueError(
+                f"{self.model!r} is the policy's own name: give the large LLM another one"
+            )
 
         # The agent: a function, or a command in a workspace.
         self.harness = agent if isinstance(agent, Harness) else None
@@ -168,7 +188,9 @@ class Program(Environment):
         self.max_sequences = max_sequences
         self.timeout = timeout
         self.mistakes = tuple(mistakes)
-        self._mistake_types = tuple(mistake for mistake in self.mistakes if isinstance(mistake, type))
+        self._mistake_types = tuple(
+            mistake for mistake in self.mistakes if isinstance(mistake, type)
+        )
 
         # Models, and the address at which they are called.
         self.models = dict(llms or {})
@@ -260,9 +282,15 @@ class Program(Environment):
         rollout_place: Place | None = None
         try:
             if self.workspace is not None:
-                rollout_place = await asyncio.to_thread(self.workspace.open, rollout.row, self.private_paths)
+                rollout_place = await asyncio.to_thread(
+                    self.workspace.open, rollout.row, self.private_paths
+                )
             await self._play(rollout, policy, chat_format, limits, rollout_place)
-            if rollout_place is not None and self._reward_function is not None and rollout.error is None:
+            if (
+                rollout_place is not None
+                and self._reward_function is not None
+                and rollout.error is None
+            ):
                 await self._add_reward(rollout, rollout_place, self._reward_function)
             return rollout
         except (ServerFailed, Misconfigured) as error:
@@ -270,10 +298,17 @@ class Program(Environment):
             return rollout.fail(Observation(error=error))
         finally:
             if rollout_place is not None:
-                await asyncio.shield(asyncio.to_thread(rollout_place.close, rollout.error is not None))
+                await asyncio.shield(
+                    asyncio.to_thread(rollout_place.close, rollout.error is not None)
+                )
 
     async def _play(
-        self, rollout: Rollout, policy: Policy, chat_format: ChatFormat, limits: Limits, rollout_place: Place | None
+        self,
+        rollout: Rollout,
+        policy: Policy,
+        chat_format: ChatFormat,
+        limits: Limits,
+        rollout_place: Place | None,
     ) -> None:
         """Run the program, and write its calls and its answer into the rollout."""
         # Open a session: the address at which the policy answers this run.
@@ -298,7 +333,9 @@ class Program(Environment):
         if rollout_place is None:
             run = self._run_function(rollout.row, base_url, key, system_prompt)
         else:
-            run = self._run_command(rollout.row, base_url, key, limits, rollout_place, system_prompt)
+            run = self._run_command(
+                rollout.row, base_url, key, limits, rollout_place, system_prompt
+            )
         task = asyncio.ensure_future(self._convert_errors(run))
         returned: dict[str, Any] | None = None
         error: LLMError | None = None
@@ -314,7 +351,9 @@ class Program(Environment):
             if rollout_place is not None:  # until its processes have ended
                 await asyncio.wait({task})
         if error is None and not session.tree.calls:
-            error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
+            error = ServerFailed(
+                "the program made no call that was answered: does it use the base_url that it got?"
+            )
 
         # Write the rollout. In a thread, because a program can send many megabytes.
         await asyncio.to_thread(self._write_rollout, rollout, session, returned, error)
@@ -376,7 +415,13 @@ class Program(Environment):
 
         try:
             output = await run_command(
-                self.agent, shown_row, address, rollout_place, self.harness, system_prompt, serve_network
+                self.agent,
+                shown_row,
+                address,
+                rollout_place,
+                self.harness,
+                system_prompt,
+                serve_network,
             )
         finally:
             if network is not None:
@@ -415,7 +460,9 @@ class Program(Environment):
         except Exception as error:
             raise raised_by(error, self._mistake_types) from None
 
-    async def _wait_for(self, task: asyncio.Future[dict[str, Any] | None], session: Session) -> dict[str, Any] | None:
+    async def _wait_for(
+        self, task: asyncio.Future[dict[str, Any] | None], session: Session
+    ) -> dict[str, Any] | None:
         """What the program returns; `None` if its session ends before it does.
 
         Raises:
@@ -423,7 +470,9 @@ class Program(Environment):
             `Exception`: Whatever the policy raises.
         """
         pending: set[asyncio.Future[Any]] = {task, session.end}
-        done, _ = await asyncio.wait(pending, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            pending, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         if session.end in done:
             session.end.result()  # raises the error with which the session has ended, if any
         if not done:
@@ -442,7 +491,9 @@ class Program(Environment):
             return True
         if not isinstance(failure, ProgramFailed):
             return False
-        is_mistake = failure.is_mistake or (failure.code is not None and failure.code in self.mistakes)
+        is_mistake = failure.is_mistake or (
+            failure.code is not None and failure.code in self.mistakes
+        )
         return is_mistake or session.limit_reached is not None or self._gave_up(failure, session)
 
     def _gave_up(self, failure: ProgramFailed, session: Session) -> bool:
@@ -456,7 +507,11 @@ class Program(Environment):
     # ---- after an episode ----
 
     def _write_rollout(
-        self, rollout: Rollout, session: Session, returned: dict[str, Any] | None, error: LLMError | None
+        self,
+        rollout: Rollout,
+        session: Session,
+        returned: dict[str, Any] | None,
+        error: LLMError | None,
     ) -> None:
         """Write the calls of a session and the outcome into its rollout."""
         # Token sequences. The first one is the rollout's own.
@@ -476,9 +531,12 @@ class Program(Environment):
         calls: list[Call] = []
         for _, sequence_calls in sequences:
             calls += sequence_calls
-        rollout.turns = [Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls]
+        rollout.turns = [
+            Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls
+        ]
         rollout.observations = [
-            Observation(_shown_text(call.new_messages), replies=call.llm_replies) for call in calls[1:]
+            Observation(_shown_text(call.new_messages), replies=call.llm_replies)
+            for call in calls[1:]
         ]
 
         rollout.counts = {
@@ -517,7 +575,9 @@ class Program(Environment):
             has_raised=isinstance(error, ProgramFailed),
         )
 
-    async def _compare_record(self, rollout: Rollout, session: Session, rollout_place: Place) -> None:
+    async def _compare_record(
+        self, rollout: Rollout, session: Session, rollout_place: Place
+    ) -> None:
         """Compare the calls with the harness's own record of them, if it keeps one."""
         if self.harness is None or not self.harness.trace:
             return
@@ -527,15 +587,22 @@ class Program(Environment):
         rollout.counts["program/witness_differences"] = len(reports)
         if reports:
             report = "; ".join(reports)[:_LONGEST_REPORT]
-            self._advice.warn_once("witness", f"{self.harness.name} has recorded other calls than we have: {report}")
+            self._advice.warn_once(
+                "witness", f"{self.harness.name} has recorded other calls than we have: {report}"
+            )
 
-    async def _add_reward(self, rollout: Rollout, rollout_place: Place, reward_function: Callable[..., Any]) -> None:
+    async def _add_reward(
+        self, rollout: Rollout, rollout_place: Place, reward_function: Callable[..., Any]
+    ) -> None:
         await asyncio.to_thread(rollout_place.add_tests, rollout.row)
         try:
             reward = await call_guarded(reward_function, rollout, rollout_place.work)
         except Exception as error:
             raise failure_of(ServerFailed, "the reward function", error) from error
-        rollout.returned = {**(rollout.returned or {}), "reward": _read_reward(reward, "the reward function")}
+        rollout.returned = {
+            **(rollout.returned or {}),
+            "reward": _read_reward(reward, "the reward function"),
+        }
 
 
 # ---- arguments of a program ----
@@ -543,7 +610,10 @@ class Program(Environment):
 
 def is_agent(value: Any) -> bool:
     """Whether it is a function of `(row, base_url, api_key)`."""
-    return inspect.isfunction(value) and {"base_url", "api_key"} <= inspect.signature(value).parameters.keys()
+    return (
+        inspect.isfunction(value)
+        and {"base_url", "api_key"} <= inspect.signature(value).parameters.keys()
+    )
 
 
 def _check_signature(agent: Callable[..., Any]) -> None:
@@ -565,7 +635,9 @@ def _split_command(agent: Sequence[str] | str | Harness) -> list[str]:
         agent = agent.command
     parts = shlex.split(agent) if isinstance(agent, str) else list(agent)
     if not parts or not all(isinstance(part, str) for part in parts):
-        raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
+        raise TypeError(
+            "agent must be a function of (row, base_url, api_key), or a command: a list of texts"
+        )
     return parts
 
 
@@ -608,7 +680,9 @@ def _read_returned(value: Any) -> dict[str, Any] | None:
         return dict(value) if has_answer else None
     if isinstance(value, int | float):
         return {"answer": str(value), "reward": _read_reward(value, "the program")}
-    raise ServerFailed(f"the program returned {type(value).__name__}: return a text, a number, a dict or None")
+    raise ServerFailed(
+        f"the program returned {type(value).__name__}: return a text, a number, a dict or None"
+    )
 
 
 def _read_reward(reward: Any, source: str) -> float:
@@ -641,5 +715,7 @@ def _program_threads(pid: int) -> ThreadPoolExecutor:
 def _program_loop(pid: int) -> asyncio.AbstractEventLoop:
     """The loop of `async` programs. A program that blocks it holds up other programs, but not the gateway."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="agentic-prompting-programs", daemon=True).start()
+    threading.Thread(
+        target=loop.run_forever, name="agentic-prompting-programs", daemon=True
+    ).start()
     return loop

@@ -37,7 +37,9 @@ class Refusal(Exception):
         param (`str`, *optional*): The field of the request that is wrong.
     """
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
@@ -45,7 +47,9 @@ class Refusal(Exception):
         self.body = error_body(status, message, code, param)
 
 
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+def error_body(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
     """An error in OpenAI's format."""
     if status == 401:
         error_type = "authentication_error"

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..llm import Misconfigured
-from ..rollout import ChatFormat, FunctionCall, PlainText, find_tool_problem, load_json, read_call, split_turn
+from ..rollout import (
+    ChatFormat,
+    FunctionCall,
+    PlainText,
+    find_tool_problem,
+    load_json,
+    read_call,
+    split_turn,
+)
 from .protocol import ChatMessage, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)
@@ -26,7 +34,11 @@ _WORD = "QWORDQ"
 _PROBE = ToolCall("call_0", "probe", json.dumps({"word": _WORD}))
 _PROBE_TOOL = {
     "type": "function",
-    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "probe",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 
 
@@ -45,11 +57,17 @@ class Renderer:
         self._text = PlainText(form.tokenizer, keep_ordinary=True)
         self._ends = [self._tokenizer.decode([token]) for token in sorted(form.end_of_turn_ids)]
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
-        self._seams: dict[Any, bool] = {}  # by kind: whether the template writes it as in the whole conversation
+        self._seams: dict[
+            Any, bool
+        ] = {}  # by kind: whether the template writes it as in the whole conversation
         self._needs_tools: dict[Any, bool] = {}
-        self._takes_text: bool | None = None  # whether arguments may be a text; unknown until it matters
+        self._takes_text: bool | None = (
+            None  # whether arguments may be a text; unknown until it matters
+        )
         self._warned: set[str] = set()
-        self._closing = ""  # the placeholder conversation without calls and tools, which most calls need
+        self._closing = (
+            ""  # the placeholder conversation without calls and tools, which most calls need
+        )
         # Whether the template opens the thought itself, as those of thinking models do.
         begun = self._text.render([{"role": "user", "content": _USER}], **form.chat_template_kwargs)
         self.turn_prefix = "<think>\n" if begun.rstrip().endswith("<think>") else ""
@@ -120,7 +138,9 @@ class Renderer:
             closing = closing.removeprefix(next(filter(closing.startswith, self._ends), ""))
         return self._ids(closing + behind)
 
-    def _seam(self, reply: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]) -> tuple[str, str] | None:
+    def _seam(
+        self, reply: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]
+    ) -> tuple[str, str] | None:
         """What the template writes to end the reply, and what behind it; `None` if it changes the reply.
 
         Raises:
@@ -133,22 +153,30 @@ class Renderer:
         if reply.tool_calls or tools:
             before = self._render(base, tools, generation_prompt=False)
         else:
-            before = self._closing = self._closing or self._render(base, (), generation_prompt=False)
+            before = self._closing = self._closing or self._render(
+                base, (), generation_prompt=False
+            )
         after = self._render([*base, *_folded(new, leads=False)], tools)
-        if _AGENT in before and _AGENT in after:  # thoughts in front of the last turn alone make no difference
+        if (
+            _AGENT in before and _AGENT in after
+        ):  # thoughts in front of the last turn alone make no difference
             before, after = before.rpartition(_AGENT)[2], after.partition(_AGENT)[2]
         end = max((before.rfind(text) for text in self._ends), default=-1)
         if not after.startswith(before):
             return None
         return (before[end:] if end >= 0 else ""), after[len(before) :]
 
-    def _seam_without_tools(self, reply: ChatMessage, new: Sequence[ChatMessage]) -> tuple[str, str] | None:
+    def _seam_without_tools(
+        self, reply: ChatMessage, new: Sequence[ChatMessage]
+    ) -> tuple[str, str] | None:
         try:
             return self._seam(reply, new, ())
         except Refusal:
             return None
 
-    def _render(self, entries: Sequence[ChatMessage], tools: Sequence[Any], generation_prompt: bool = True) -> str:
+    def _render(
+        self, entries: Sequence[ChatMessage], tools: Sequence[Any], generation_prompt: bool = True
+    ) -> str:
         messages = self._text.marked(self._to_messages(entries))
         options = {**self.form.chat_template_kwargs, **({"tools": list(tools)} if tools else {})}
         try:
@@ -164,7 +192,11 @@ class Renderer:
         """Render one message of each kind and look for it."""
         calls = (_PROBE,) if with_tools else ()
         probe = [*[ChatMessage("system", _SYSTEM)] * with_system, ChatMessage("user", _USER)]
-        probe += [ChatMessage("assistant", tool_calls=calls), ChatMessage("tool", _RESULT)] if calls else []
+        probe += (
+            [ChatMessage("assistant", tool_calls=calls), ChatMessage("tool", _RESULT)]
+            if calls
+            else []
+        )
         probe += [ChatMessage("assistant", _AGENT), ChatMessage("user", _MORE)]
         try:
             rendered = self._render(probe, [_PROBE_TOOL] if calls else ())
@@ -174,10 +206,14 @@ class Renderer:
         parts |= {_SYSTEM: "system messages"} if with_system else {}
         parts |= {_WORD: "tool calls", _RESULT: "results of tools"} if calls else {}
         if missing := [what for word, what in parts.items() if word not in rendered]:
-            return Misconfigured(f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen")
+            return Misconfigured(
+                f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen"
+            )
         problem = find_tool_problem(self._render_messages, _read_calls) if with_tools else ""
         if problem:
-            return Misconfigured(f"{problem}: give the agent no tools, or use a model of another family")
+            return Misconfigured(
+                f"{problem}: give the agent no tools, or use a model of another family"
+            )
         return None
 
     def _render_messages(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
@@ -188,7 +224,9 @@ class Renderer:
         """The messages as chat templates take them. Results belong to calls by their place, as ids may have been
         dropped; the ids shown are numbers, so that rollouts of a group read the same tokens."""
         messages: list[dict[str, Any]] = []
-        pending_results: list[tuple[str, str]] = []  # id and name of the calls whose results come next
+        pending_results: list[
+            tuple[str, str]
+        ] = []  # id and name of the calls whose results come next
         number = 0
         for entry in entries:
             message: dict[str, Any] = {"role": entry.role, "content": entry.text}
@@ -202,7 +240,9 @@ class Renderer:
                     number += 1
                     pending_results.append((id, call.name))
                     function = {"name": call.name, "arguments": self._to_arguments(call.arguments)}
-                    message["tool_calls"].append({"id": id, "type": "function", "function": function})
+                    message["tool_calls"].append(
+                        {"id": id, "type": "function", "function": function}
+                    )
             if entry.role == "tool" and pending_results:
                 message["tool_call_id"], message["name"] = pending_results.pop(0)
             messages.append(message)
@@ -224,7 +264,10 @@ class Renderer:
         """Whether the template shows arguments that are a text. Qwen3.5's can only render objects."""
         function = {"name": "probe", "arguments": _WORD}
         call = {"id": "call_0", "type": "function", "function": function}
-        messages = [{"role": "user", "content": _USER}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages = [
+            {"role": "user", "content": _USER},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         try:
             return _WORD in self._render_messages(messages, [_PROBE_TOOL])
         except Exception:  # a template raises errors of its own
@@ -247,7 +290,9 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
     thought = turn.thought or ""
     calls = [read_call(call.body, tools) for call in turn.calls]
     if not calls or not all(call.name for call in calls):
-        return ChatMessage("assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought)
+        return ChatMessage(
+            "assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought
+        )
     text_before_calls = turn.visible[: turn.calls[0].start].strip()
     tool_calls = tuple(_to_tool_call(call, call.name in custom) for call in calls)
     return ChatMessage("assistant", text_before_calls, thought, tool_calls)

@@ -32,7 +32,9 @@ class Responses(Dialect):
     def read_request(self, body: Any, path: str = "") -> CompletionRequest:
         items = as_dict(body).get("input")
         if not isinstance(items, str | list) or not items:
-            raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
+            raise Refusal(
+                400, "`input` must be a text or a list of items.", "invalid_value", "input"
+            )
         for name in _STATEFUL_FIELDS:
             fields.check_supported(not body.get(name), name)
         fields.check_reply_format(as_dict(body.get("text")).get("format"), "text.format")
@@ -60,7 +62,11 @@ class Responses(Dialect):
 
     def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
         items = _write_items(completion)
-        started_response = {**_write_response(completion, []), "status": "in_progress", "usage": None}
+        started_response = {
+            **_write_response(completion, []),
+            "status": "in_progress",
+            "usage": None,
+        }
         finished_response = _write_response(completion, items)
 
         events: list[tuple[str, dict[str, Any]]] = [
@@ -103,7 +109,11 @@ class _Tools:
             if tool_type == "function":
                 self.functions.append(fields.build_tool(tool))
             elif tool_type == "custom":
-                schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+                schema = {
+                    "type": "object",
+                    "properties": {"input": {"type": "string"}},
+                    "required": ["input"],
+                }
                 self.functions.append(fields.build_tool({**tool, "parameters": schema}))
                 self.custom_names.add(tool["name"])
             elif tool_type == "namespace":
@@ -216,7 +226,12 @@ def _write_items(completion: Completion) -> list[dict[str, Any]]:
 
 def _write_message(completion: Completion) -> dict[str, Any]:
     logprobs = [fields.logprob_item(token, logprob) for token, logprob in completion.logprobs or ()]
-    part = {"type": "output_text", "text": completion.text or "", "annotations": [], "logprobs": logprobs}
+    part = {
+        "type": "output_text",
+        "text": completion.text or "",
+        "annotations": [],
+        "logprobs": logprobs,
+    }
     return {
         "type": "message",
         "id": f"msg_{completion.id}",
@@ -248,10 +263,16 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if item["type"] == "message":
         part = item["content"][0]
         location = {**item_id, "content_index": 0}
-        yield "response.output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
+        yield (
+            "response.output_item.added",
+            {"item": {**item, "status": "in_progress", "content": []}},
+        )
         yield "response.content_part.added", {**location, "part": {**part, "text": ""}}
         logprobs = part["logprobs"]
-        yield "response.output_text.delta", {**location, "delta": part["text"], "logprobs": logprobs}
+        yield (
+            "response.output_text.delta",
+            {**location, "delta": part["text"], "logprobs": logprobs},
+        )
         yield "response.output_text.done", {**location, "text": part["text"], "logprobs": logprobs}
         yield "response.content_part.done", {**location, "part": part}
     elif item["type"] == "reasoning":
@@ -267,7 +288,10 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         field_name = "input" if is_custom else "arguments"
         event_type = "custom_tool_call_input" if is_custom else "function_call_arguments"
         text = item[field_name]
-        yield "response.output_item.added", {"item": {**item, "status": "in_progress", field_name: ""}}
+        yield (
+            "response.output_item.added",
+            {"item": {**item, "status": "in_progress", field_name: ""}},
+        )
         yield f"response.{event_type}.delta", {**item_id, "delta": text}
         yield f"response.{event_type}.done", {**item_id, field_name: text, "name": item["name"]}
     yield "response.output_item.done", {"item": item}

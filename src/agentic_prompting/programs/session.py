@@ -21,7 +21,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..llm import ChatModel, Message, Reply, as_chat
-from ..rollout import ChatFormat, Limits, Policy, Rollout, Sample, SampleRequest, Status, rollout_seed, sample_turn
+from ..rollout import (
+    ChatFormat,
+    Limits,
+    Policy,
+    Rollout,
+    Sample,
+    SampleRequest,
+    Status,
+    rollout_seed,
+    sample_turn,
+)
 from .call_tree import Call, CallTree, MalformedArguments, conversation_keys, share_messages
 from .protocol import ChatMessage, Completion, CompletionRequest, Refusal
 from .rendering import Renderer, read_turn
@@ -381,8 +391,12 @@ class Session:
             self.fail(problem)
             self._refuse_if_ended()
 
-        has_system = has_system_prompt or any(message.role == "system" for message in request.messages)
-        has_results = any(message.tool_calls or message.role == "tool" for message in request.messages)
+        has_system = has_system_prompt or any(
+            message.role == "system" for message in request.messages
+        )
+        has_results = any(
+            message.tool_calls or message.role == "tool" for message in request.messages
+        )
         problem = self.renderer.problem(bool(request.tools) or has_results, has_system)
         if problem is not None:
             self.renderer.warn_of(problem)
@@ -465,7 +479,9 @@ class Session:
         whole_ids = await self._render_whole(messages, request)
         return Call(request, number, new_messages=messages, new_ids=whole_ids, key=keys[-1])
 
-    async def _render_whole(self, messages: Sequence[ChatMessage], request: CompletionRequest) -> list[int]:
+    async def _render_whole(
+        self, messages: Sequence[ChatMessage], request: CompletionRequest
+    ) -> list[int]:
         """The ids of a whole conversation."""
         render = partial(self.renderer.whole_ids, messages, request.tools)
         return await _render(render, messages)
@@ -569,7 +585,9 @@ def context_exceeded_message(length: int, max_length: int) -> str:
     )
 
 
-def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -> tuple[Sample, str]:
+def cut_at_stop(
+    sample: Sample, stops: Sequence[str], chat_format: ChatFormat
+) -> tuple[Sample, str]:
     """Cut a sample after the first stop text.
 
     Returns:

@@ -21,8 +21,19 @@ from .protocol import ChatMessage, Refusal, ToolCall
 
 _Key = tuple[Any, ...]
 # What an agent can make of a record: another shape than any harness writes.
-_SPOILT = (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Refusal)
-_MOST_STEPS = 10**7  # of sqlite's machine: a second or so. An agent can write a view without an end.
+_SPOILT = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    Refusal,
+)
+_MOST_STEPS = (
+    10**7
+)  # of sqlite's machine: a second or so. An agent can write a view without an end.
 _MOST_FILES = 1000
 _MOST_ENTRIES = 10**5  # that are looked at for files
 _MOST_DIFFERENCES = 1000
@@ -78,7 +89,9 @@ def turns_in(files: Iterable[Path]) -> list[ChatMessage]:
             for number, record in enumerate(_records(file)):
                 for i, turn in enumerate(_turns_of(record)):
                     # A record that is written again, when its calls have results, has the id of the first.
-                    turns[file, record.get("id") if record.get("type") == "gemini" else number, i] = turn
+                    turns[
+                        file, record.get("id") if record.get("type") == "gemini" else number, i
+                    ] = turn
     return [turn for turn in turns.values() if turn.text or turn.tool_calls]
 
 
@@ -113,7 +126,9 @@ def _in_database(file: Path) -> list[dict[str, Any]]:
             if part.get("tool") == "invalid":
                 part, given = {"type": "tool", "tool": given.get("tool")}, {}
             is_call = part.get("type") == "tool"
-            records[name]["parts"].append({"name": part["tool"], "args": given} if is_call else part)
+            records[name]["parts"].append(
+                {"name": part["tool"], "args": given} if is_call else part
+            )
     return list(records.values())
 
 
@@ -123,7 +138,10 @@ def _turns_of(record: dict[str, Any]) -> Iterator[ChatMessage]:
         yield _turn([{"text": read_text(record.get("content"))}, *(record.get("toolCalls") or ())])
     elif isinstance(said.get("output"), list):  # a response, as a whole
         yield _turn([part for item in said["output"] for part in _parts_of(item)])
-    elif said.get("role") in ("assistant", "model") or said.get("type") in ("function_call", "custom_tool_call"):
+    elif said.get("role") in ("assistant", "model") or said.get("type") in (
+        "function_call",
+        "custom_tool_call",
+    ):
         yield _turn(_parts_of(said))
 
 
@@ -141,9 +159,15 @@ def _turn(parts: Sequence[Any]) -> ChatMessage:
     for part in map(as_dict, parts):
         call = as_dict(part.get("functionCall") or part)
         if "name" in call:
-            given = next((call[name] for name in ("arguments", "args", "input") if name in call), None)
+            given = next(
+                (call[name] for name in ("arguments", "args", "input") if name in call), None
+            )
             custom = call.get("type") == "custom_tool_call"
-            calls.append(ToolCall("", str(call["name"]), arguments_text({"input": given} if custom else given)))
+            calls.append(
+                ToolCall(
+                    "", str(call["name"]), arguments_text({"input": given} if custom else given)
+                )
+            )
         elif not part.get("thought") and part.get("type") not in ("thinking", "reasoning"):
             text += str(part.get("text") or "")
     return ChatMessage("assistant", text, tool_calls=tuple(calls))
@@ -168,11 +192,15 @@ def differences(calls: Sequence[Call], turns: Sequence[ChatMessage]) -> list[str
             continue
         # Broken arguments: compared by name alone.
         only_ours[key] = 0
-        other = next((other for other in theirs_by_name.get(key[0], ()) if only_theirs[other]), None)
+        other = next(
+            (other for other in theirs_by_name.get(key[0], ()) if only_theirs[other]), None
+        )
         if other is not None:
             only_theirs[other] -= 1
     in_words = [f"only we have {key!r}" for key in only_ours.elements()]
-    in_words += [f"only the harness has {key!r}" for key in islice(only_theirs.elements(), _MOST_DIFFERENCES)]
+    in_words += [
+        f"only the harness has {key!r}" for key in islice(only_theirs.elements(), _MOST_DIFFERENCES)
+    ]
     return in_words
 
 

@@ -64,17 +64,25 @@ class Workers:
         `TypeError`: The agent cannot be imported by another process.
     """
 
-    def __init__(self, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...], count: int):
+    def __init__(
+        self, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...], count: int
+    ):
         try:
             self._pickled_agent = pickle.dumps((agent, mistakes))
         except Exception as error:
-            raise TypeError(f"an agent for workers must be a function at the top of a module: {error}") from None
+            raise TypeError(
+                f"an agent for workers must be a function at the top of a module: {error}"
+            ) from None
         if b"__main__" in self._pickled_agent:
-            raise TypeError("workers import the agent: put it into a module of its own, beside the script")
+            raise TypeError(
+                "workers import the agent: put it into a module of its own, beside the script"
+            )
         self._count = count
         self._workers: list[_WorkerProcess] = []
 
-    async def run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
+    async def run(
+        self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]
+    ) -> Any:
         """Run the agent in the worker with the fewest episodes, and return its value.
 
         Raises:
@@ -112,7 +120,9 @@ class _WorkerProcess:
         with worker_pipe:
             descriptor = worker_pipe.fileno()
             command = [sys.executable, "-c", _COMMAND, str(descriptor), json.dumps(sys.path)]
-            self.process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL
+            )
         self._pipe.send_bytes(pickled_agent)
         threading.Thread(target=self._listen, name="agentic-prompting-worker", daemon=True).start()
 
@@ -160,7 +170,9 @@ class _WorkerProcess:
             pending.set_result(outcome)
 
     def _fail_all(self, code: int) -> None:
-        failure = WorkerFailure(f"the worker of the program has ended with {code}{self._end_reason}")
+        failure = WorkerFailure(
+            f"the worker of the program has ended with {code}{self._end_reason}"
+        )
         for number in list(self.pending):
             self._receive(number, failure)
 
@@ -185,7 +197,9 @@ def main(descriptor: int) -> None:
     asyncio.run(_serve(pipe, agent, mistakes))
 
 
-async def _serve(pipe: Connection, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...]) -> None:
+async def _serve(
+    pipe: Connection, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...]
+) -> None:
     loop = asyncio.get_running_loop()
     threads = ThreadPoolExecutor(THREADS)
     episodes: dict[int, asyncio.Task[None]] = {}

@@ -59,7 +59,10 @@ _PORT = 8000  # of the gateway, in a network of the rollout's own
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TERM")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_SOURCES = ("/usr/src", "/usr/local/src")  # no programs; container images often keep the user's project there
+_SOURCES = (
+    "/usr/src",
+    "/usr/local/src",
+)  # no programs; container images often keep the user's project there
 _BYTES_OF_ENTRY = 256  # of the disk, for the name and the data about an empty file
 _MEMORY_HEADROOM = 2**30  # over `max_memory`, for what one process asks for at once
 _SECONDS_TO_END = 10.0
@@ -117,7 +120,15 @@ class Workspace:
     max_processes: int = 256
     shows: Sequence[str] = ()
     hides: Sequence[str] = field(
-        default=("~/.ssh", "~/.aws", "~/.gnupg", "~/.netrc", "~/.docker", "~/.kaggle", "~/.cache/huggingface")
+        default=(
+            "~/.ssh",
+            "~/.aws",
+            "~/.gnupg",
+            "~/.netrc",
+            "~/.docker",
+            "~/.kaggle",
+            "~/.cache/huggingface",
+        )
     )
     environment: Mapping[str, str] = field(default_factory=dict)
     isolation: Literal["bwrap", "none"] = "bwrap"
@@ -190,7 +201,9 @@ class Place:
         self._lookups: asyncio.BaseTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._handshake: asyncio.Future[bool] | None = None
-        self._first_process: int | None = None  # a descriptor of the namespace's first process: all end with it
+        self._first_process: int | None = (
+            None  # a descriptor of the namespace's first process: all end with it
+        )
         self._group: ControlGroup | None = None
 
     # --- what the command sees ------------------------------------------------------------------------------------
@@ -210,10 +223,14 @@ class Place:
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """The command's environment: none of this process's secrets."""
-        inherited = {name: os.environ[name] for name in (*_INHERITED, *_CERTIFICATES) if name in os.environ}
+        inherited = {
+            name: os.environ[name] for name in (*_INHERITED, *_CERTIFICATES) if name in os.environ
+        }
         if self.workspace.network:
             proxies = {name: os.environ[name] for name in _PROXIES if name in os.environ}
-            inherited |= {name: proxy for name, proxy in proxies.items() if "@" not in proxy}  # no passwords
+            inherited |= {
+                name: proxy for name, proxy in proxies.items() if "@" not in proxy
+            }  # no passwords
         folders = {"HOME": self.home, "TMPDIR": self.root / "tmp", "PWD": self.work}
         shown = {name: str(self.path_for_command(path)) for name, path in folders.items()}
         return {**inherited, **shown, **self.workspace.environment, **more}
@@ -266,7 +283,9 @@ class Place:
             theirs.close()
             for descriptor in inherited[1:]:
                 os.close(descriptor)
-        self._handshake = asyncio.ensure_future(asyncio.to_thread(self._shake_hands, ours, self._plan(command)))
+        self._handshake = asyncio.ensure_future(
+            asyncio.to_thread(self._shake_hands, ours, self._plan(command))
+        )
         has_started = await asyncio.shield(self._handshake)
         if self._names is not None and self.workspace.on_lookup is not None:
             make, loop = partial(Lookups, self.workspace.on_lookup), asyncio.get_running_loop()
@@ -287,7 +306,12 @@ class Place:
         workspace = self.workspace
         certificates = [os.environ[name] for name in _CERTIFICATES if name in os.environ]
         shows = [*needed_paths, *certificates, *map(os.path.expanduser, workspace.shows)]
-        hides = [*_SOURCES, *map(os.path.expanduser, workspace.hides), *self.private_paths, str(_base())]
+        hides = [
+            *_SOURCES,
+            *map(os.path.expanduser, workspace.hides),
+            *self.private_paths,
+            str(_base()),
+        ]
         lists_names = self.has_own_network and workspace.on_lookup is not None
         return Sandbox(
             tmp=self.root / "tmp",
@@ -374,7 +398,9 @@ class Place:
 
     async def _end_processes(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
-            if self._first_process is not None:  # the kernel then kills all others, and is waited for
+            if (
+                self._first_process is not None
+            ):  # the kernel then kills all others, and is waited for
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
             else:
@@ -398,7 +424,9 @@ class Place:
             if self._group.was_out_of_memory():
                 self.violation = f"the command had more memory than its workspace allows ({self.workspace.max_memory})"
             self._group.close()
-        self.violation = self.violation or _violation(_used(None, self.root, self.workspace.max_files), self.workspace)
+        self.violation = self.violation or _violation(
+            _used(None, self.root, self.workspace.max_files), self.workspace
+        )
         self.tidy()
 
     def tidy(self) -> None:
@@ -431,7 +459,10 @@ class Place:
                 tidy(self.root / "tmp")
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(self.root, kept)
-            except (OSError, RecursionError) as error:  # on another disk: no room, or a folder still to be removed
+            except (
+                OSError,
+                RecursionError,
+            ) as error:  # on another disk: no room, or a folder still to be removed
                 logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
         if self.root.exists():
             remove(self.root)
@@ -518,7 +549,9 @@ def _used(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
     for entry in walk(folder):
         with contextlib.suppress(OSError):
             disk += max(entry.stat(follow_symlinks=False).st_blocks * 512, _BYTES_OF_ENTRY)
-            has_deep_folders |= entry.is_dir(follow_symlinks=False) and is_too_deep(entry.path, folder)
+            has_deep_folders |= entry.is_dir(follow_symlinks=False) and is_too_deep(
+                entry.path, folder
+            )
         files += 1
         if files > max_files or has_deep_folders:
             break

@@ -3,7 +3,16 @@
 from .loop import Judge, LabelVerifier, RefineSettings, Verifier, refine
 from .refiner import ProRefiner, RefinedChat
 from .templates import DEFAULT_PROMPT, START_PROMPTS, RolePrompts, read_improved_prompt
-from .types import Failure, Query, RefinementResult, RefinementStep, RoleUsage, describe, prompt_diff, summarize
+from .types import (
+    Failure,
+    Query,
+    RefinementResult,
+    RefinementStep,
+    RoleUsage,
+    describe,
+    prompt_diff,
+    summarize,
+)
 
 __all__ = [
     "DEFAULT_PROMPT",

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from ..llm import BadReply, ChatModel, LLMError, Message, Reply, as_chat, fill, spans, strip_thoughts
+from ..llm import (
+    BadReply,
+    ChatModel,
+    LLMError,
+    Message,
+    Reply,
+    as_chat,
+    fill,
+    spans,
+    strip_thoughts,
+)
 from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
@@ -34,7 +44,10 @@ from .types import (
 # The paper decodes greedily; 2,048 tokens is the released code's limit for the other roles' replies.
 GREEDY: dict[str, dict[str, Any]] = {
     "task": {"temperature": 0},
-    **{role: {"temperature": 0, "max_tokens": 2048} for role in ("feedback", "optimizer", "verifier")},
+    **{
+        role: {"temperature": 0, "max_tokens": 2048}
+        for role in ("feedback", "optimizer", "verifier")
+    },
 }
 
 History = Literal[True, False, "task", "all"]
@@ -100,13 +113,19 @@ class RefineSettings:
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.history not in _REMEMBERING:
-            raise ValueError(f"history must be one of True, False, 'task', 'all', got {self.history!r}")
+            raise ValueError(
+                f"history must be one of True, False, 'task', 'all', got {self.history!r}"
+            )
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}")
         if unknown := set(self.sampling or ()) - set(GREEDY):
-            raise ValueError(f"sampling is given by role ({', '.join(GREEDY)}); unknown: {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"sampling is given by role ({', '.join(GREEDY)}); unknown: {', '.join(sorted(unknown))}"
+            )
         if "max_tokens" in (self.sampling or {}).get("task", {}):
-            raise ValueError("the task model's max_tokens follow from tokens_per_step and final_max_tokens")
+            raise ValueError(
+                "the task model's max_tokens follow from tokens_per_step and final_max_tokens"
+            )
 
     def sampling_of(self, role: str) -> dict[str, Any]:
         """The sampling options of a role's calls. A `None` of the user removes a default, for models that refuse it."""
@@ -150,13 +169,20 @@ async def refine(
     models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
     with spans.workflow("refinement") as own:
         result = await _refined(query, prompt, models, settings)
-        own.set({f"{spans.OWN}.stop_reason": result.stop_reason, f"{spans.OWN}.steps": len(result.steps)})
+        own.set(
+            {
+                f"{spans.OWN}.stop_reason": result.stop_reason,
+                f"{spans.OWN}.steps": len(result.steps),
+            }
+        )
         if result.error is not None:
             own.fail(result.error.kind)
     return result
 
 
-async def _refined(query: Query, prompt: str, models: Mapping[str, Any], settings: RefineSettings) -> RefinementResult:
+async def _refined(
+    query: Query, prompt: str, models: Mapping[str, Any], settings: RefineSettings
+) -> RefinementResult:
     started = time.perf_counter()
     result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
     roles = _Roles(models, query, settings, result)
@@ -164,7 +190,9 @@ async def _refined(query: Query, prompt: str, models: Mapping[str, Any], setting
     if models["verifier"] is not None:
         await roles.verify()
     for i in range(1, settings.max_steps + 1):
-        if roles.ended:  # the first answer is right, the last output complete, or too much has failed
+        if (
+            roles.ended
+        ):  # the first answer is right, the last output complete, or too much has failed
             break
         with roles.step(i) as step:
             step.output, step.complete, step.tokens = await roles.task(step.prompt, i)
@@ -184,11 +212,19 @@ class _NoReply(Exception):
 class _Roles:
     """The models in their roles for one query: sends the messages of each role and records the replies in `result`."""
 
-    def __init__(self, models: Mapping[str, Any], query: Query, settings: RefineSettings, result: RefinementResult):
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        query: Query,
+        settings: RefineSettings,
+        result: RefinementResult,
+    ):
         self.models, self.query, self.settings, self.result = models, query, settings, result
         self.session = query.digest(result.initial_prompt)[:32]
         self.number = 0  # of the step, as in `Failure`
-        self.known: dict[str, tuple[int, Reply]] = {}  # per prompt the task model's longest output and its limit
+        self.known: dict[
+            str, tuple[int, Reply]
+        ] = {}  # per prompt the task model's longest output and its limit
         self.past: dict[str, list[Message]] = {role: [] for role in _REMEMBERING[settings.history]}
         self.rank = -1  # of the answer: see `keep`
 
@@ -235,7 +271,9 @@ class _Roles:
     async def task(self, prompt: str, i: int) -> tuple[str, bool, int]:
         """o_i: at most i·k tokens (or i sentences); whether it ends where the model ended it; its tokens."""
         settings = self.settings
-        limit = i * settings.tokens_per_step if settings.unit == "tokens" else settings.final_max_tokens
+        limit = (
+            i * settings.tokens_per_step if settings.unit == "tokens" else settings.final_max_tokens
+        )
         reply = await self._write(prompt, limit)
         output = first_units(reply.text, i, settings.unit)
         complete = _ended(reply) and len(output) == len(reply.text)
@@ -248,13 +286,22 @@ class _Roles:
         reply = await self._ask("feedback", query=self.query.shown, output=output, state=state)
         remarks = strip_thoughts(reply)
         if not remarks and reply.strip():
-            self._failed(Failure("feedback", self.number, BadReply.__name__, "the reply ended inside of its thought"))
+            self._failed(
+                Failure(
+                    "feedback",
+                    self.number,
+                    BadReply.__name__,
+                    "the reply ended inside of its thought",
+                )
+            )
             raise _NoReply("feedback")
         return remarks
 
     async def optimizer(self, prompt: str, feedback: str) -> tuple[str, str | None]:
         """The next p*, and the reason if the reply has no new prompt."""
-        improved, problem = read_improved_prompt(await self._ask("optimizer", prompt=prompt, feedback=feedback))
+        improved, problem = read_improved_prompt(
+            await self._ask("optimizer", prompt=prompt, feedback=feedback)
+        )
         return prompt if improved is None or improved == prompt.strip() else improved, problem
 
     async def judge(self, answer: str) -> Verdict:
@@ -262,14 +309,18 @@ class _Roles:
         verifier = self.models["verifier"]
         try:
             if isinstance(verifier, ChatModel):
-                verdict = read_verdict(await self._ask("verifier", query=self.query.shown, output=answer))
+                verdict = read_verdict(
+                    await self._ask("verifier", query=self.query.shown, output=answer)
+                )
             else:
                 verdict = await _judged(verifier, self.query, answer)
         except _NoReply:
             return "none"
         except Exception as error:  # the verifier is the user's code
             raised = error.original if isinstance(error, Escaped) else error
-            self._failed(Failure("verifier", self.number, type(raised).__name__, text_of(raised, 300)))
+            self._failed(
+                Failure("verifier", self.number, type(raised).__name__, text_of(raised, 300))
+            )
             return "none"
         return "none" if verdict is None else "right" if verdict else "wrong"
 
@@ -295,10 +346,22 @@ class _Roles:
         past = self.past.get("task", []) if self.number > 0 else []
         limit, known = self.known.get(prompt, (0, Reply()))
         greedy = self.settings.sampling_of("task").get("temperature") == 0
-        if greedy and not past and (limit == max_tokens or (0 < limit < max_tokens and _ended(known))):
+        if (
+            greedy
+            and not past
+            and (limit == max_tokens or (0 < limit < max_tokens and _ended(known)))
+        ):
             return known
-        question: Message = {"role": "user", "content": fill(self.settings.prompts.task, query=self.query.text)}
-        messages: list[Message] = [{"role": "system", "content": prompt}, *self.query.context, *past, question]
+        question: Message = {
+            "role": "user",
+            "content": fill(self.settings.prompts.task, query=self.query.text),
+        }
+        messages: list[Message] = [
+            {"role": "system", "content": prompt},
+            *self.query.context,
+            *past,
+            question,
+        ]
         reply = await self._call("task", messages, max_tokens=max_tokens)
         if max_tokens > limit and not past:
             self.known[prompt] = (max_tokens, reply)
@@ -314,7 +377,9 @@ class _Roles:
     async def _call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
         """Raises `_NoReply` if the call failed."""
         sampling, session = {**self.settings.sampling_of(role), **limit}, f"{self.session}:{role}"
-        reply = await as_chat(self.models[role])(messages, repeat=self.query.repeat, session=session, **sampling)
+        reply = await as_chat(self.models[role])(
+            messages, repeat=self.query.repeat, session=session, **sampling
+        )
         usage = self.result.usage
         usage[role] = usage.get(role, RoleUsage()) + RoleUsage.of(reply)
         if (error := reply.error) is not None:
@@ -361,7 +426,9 @@ class LabelVerifier:
 
     def __init__(self, score: Callable[[str, Sequence[str]], float], threshold: float = 1.0):
         if not callable(score):
-            raise ValueError(f"score must be a function of an answer and the accepted answers, got {score!r}")
+            raise ValueError(
+                f"score must be a function of an answer and the accepted answers, got {score!r}"
+            )
         self.score, self.threshold = score, threshold
 
     def __call__(self, query: Query, answer: str) -> bool:

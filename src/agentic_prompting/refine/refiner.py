@@ -69,8 +69,12 @@ class ProRefiner(RefineSettings):
                 as_chat(model)
             except TypeError as error:
                 raise TypeError(f"the {role} model: {error}") from None
-        if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
-            raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
+        if self.verifier is not None and not (
+            isinstance(self.verifier, ChatModel) or callable(self.verifier)
+        ):
+            raise TypeError(
+                f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}"
+            )
 
     @classmethod
     def from_paper(
@@ -95,12 +99,16 @@ class ProRefiner(RefineSettings):
             `ValueError`: If the setting is not known, or `score` is missing or not used.
         """
         if setting not in get_args(PaperSetting):
-            raise ValueError(f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}")
+            raise ValueError(
+                f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}"
+            )
         verifier: Verifier | None = critic if setting == "verifier" else None
         if setting == "optimal_verifier":
             verifier = LabelVerifier(score)  # type: ignore[arg-type]  # None is refused there
         elif score is not None:
-            raise ValueError(f"score is for the optimal verifier; {setting!r} does not look at answers")
+            raise ValueError(
+                f"score is for the optimal verifier; {setting!r} does not look at answers"
+            )
         return cls(task, critic, critic, verifier, **options)
 
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
@@ -112,7 +120,9 @@ class ProRefiner(RefineSettings):
         self._warn_of_missing_tags([result])
         return result
 
-    def arefine(self, prompt: str, query: Query | str | Mapping[str, Any]) -> Coroutine[Any, Any, RefinementResult]:
+    def arefine(
+        self, prompt: str, query: Query | str | Mapping[str, Any]
+    ) -> Coroutine[Any, Any, RefinementResult]:
         """The coroutine of [`ProRefiner.refine`]: [`refine`] with the models and settings of this refiner."""
         return refine(query, prompt, **self.models, settings=self)
 
@@ -174,13 +184,22 @@ class ProRefiner(RefineSettings):
         return asked
 
     def _refine_asked(
-        self, prompt: str, asked: Sequence[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
+        self,
+        prompt: str,
+        asked: Sequence[Query],
+        max_in_flight: int,
+        file: ResultsFile | None,
+        progress: bool,
     ) -> list[RefinementResult]:
         done, keys = {} if file is None else file.done, list(_keys(prompt, asked))
-        results = {i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done}
+        results = {
+            i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done
+        }
         left = [i for i in range(len(asked)) if i not in results]
         fatal: list[Failure] = []
-        works = (self.arefine(prompt, asked[i]) for i in left if not fatal)  # taken as others finish
+        works = (
+            self.arefine(prompt, asked[i]) for i in left if not fatal
+        )  # taken as others finish
         bars = progress_of(len(asked), "refined", done=len(results), shown=progress)
         with bars as bar, closing(in_parallel(works, max_in_flight)) as finished:
             for position, result in finished:
@@ -195,13 +214,18 @@ class ProRefiner(RefineSettings):
         if fatal:
             logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
         for i in set(left) - set(results):
-            results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
+            results[i] = RefinementResult(
+                asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0]
+            )
         return [results[i] for i in range(len(asked))]
 
     def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
         """One line for all replies of the optimizer without a new prompt, which changed nothing."""
         steps = [
-            step for result in results for step in result.steps if step.feedback and step.problem != "optimizer failed"
+            step
+            for result in results
+            for step in result.steps
+            if step.feedback and step.problem != "optimizer failed"
         ]
         missing = Counter(step.problem for step in steps if step.problem)
         if missing:
@@ -209,7 +233,11 @@ class ProRefiner(RefineSettings):
                 "%d of %d replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags (%s): the prompt "
                 "stayed as it was: take a model that follows its instructions (prompts.optimizer_role), or more "
                 "max_tokens for it",
-                *(missing.total(), len(steps), ", ".join(f"{n} {why}" for why, n in missing.items())),
+                *(
+                    missing.total(),
+                    len(steps),
+                    ", ".join(f"{n} {why}" for why, n in missing.items()),
+                ),
             )
 
     def digest(self) -> str:
@@ -222,7 +250,13 @@ class ProRefiner(RefineSettings):
 
     def charge_to(self, budget: Budget, account: str = "") -> None:
         """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
-        charge(budget, **{f"{account}/{role}" if account else role: model for role, model in self.models.items()})
+        charge(
+            budget,
+            **{
+                f"{account}/{role}" if account else role: model
+                for role, model in self.models.items()
+            },
+        )
 
     def check(self) -> None:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
@@ -251,7 +285,9 @@ class ResultsFile:
         self.done: dict[str, RefinementResult] = {}
         for number, record in enumerate(self._records, start=1):
             if not {"key", "settings", "error"} <= set(record):
-                raise ValueError(f"line {number} of {path} is no refinement result: give another file as output")
+                raise ValueError(
+                    f"line {number} of {path} is no refinement result: give another file as output"
+                )
             if record["settings"] != settings:
                 raise ValueError(
                     f"{path} holds results of other settings or models: give another file as output, or go on with "
@@ -262,7 +298,9 @@ class ResultsFile:
                 self.done.setdefault(record["key"], result)
         self._records.keep(lambda record: record["error"] is None)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).open("ab").close()  # where it cannot be written, that is known before the first call
+        Path(path).open(
+            "ab"
+        ).close()  # where it cannot be written, that is known before the first call
 
     def add(self, key: str, result: RefinementResult) -> None:
         """Write one result; with the operating system when this returns."""
@@ -281,7 +319,11 @@ def _name_of(model: Any) -> str:
     """The name of a model: that of its endpoint, the path of a local model, or the name of the function or class."""
     named = getattr(model, "model", None)
     loaded_from = getattr(getattr(named, "config", None), "name_or_path", None)
-    own = repr(model) if isinstance(model, LabelVerifier) else getattr(model, "__qualname__", type(model).__name__)
+    own = (
+        repr(model)
+        if isinstance(model, LabelVerifier)
+        else getattr(model, "__qualname__", type(model).__name__)
+    )
     return next((name for name in (named, loaded_from) if isinstance(name, str) and name), str(own))
 
 
@@ -302,11 +344,18 @@ class RefinedChat:
     def __init__(self, refiner: ProRefiner, prompt: str = DEFAULT_PROMPT):
         check_prompt(prompt)
         if getattr(refiner.verifier, "needs_answers", False):
-            raise ValueError(f"{refiner.verifier!r} compares with accepted answers, which a conversation does not have")
+            raise ValueError(
+                f"{refiner.verifier!r} compares with accepted answers, which a conversation does not have"
+            )
         self.refiner, self.prompt = refiner, prompt
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the task model."""
         own, limit = self.refiner.sampling or {}, sampling.pop("max_tokens", None)
@@ -318,7 +367,9 @@ class RefinedChat:
                 sampling={**own, "task": {**own.get("task", {}), **sampling}},
             )
         except (ValueError, KeyError, TypeError) as error:
-            return Reply(error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0))
+            return Reply(
+                error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0)
+            )
         return as_reply(await refiner.arefine(prompt, query))
 
     def check(self) -> None:
@@ -338,7 +389,9 @@ class RefinedChat:
         said = [message for message in messages if message["role"] != "system"]
         if not said or said[-1]["role"] != "user" or not said[-1]["content"].strip():
             raise ValueError("it must end with a user message that is not empty")
-        system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+        system = "\n\n".join(
+            message["content"] for message in messages if message["role"] == "system"
+        )
         query = Query(said[-1]["content"], context=tuple(said[:-1]), repeat=repeat)
         return system if system.strip() else self.prompt, query
 
@@ -353,7 +406,9 @@ def as_reply(result: RefinementResult) -> Reply:
     usage = Usage(*(sum(getattr(role, one.name) for role in roles) for one in fields(Usage)))
     cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
     saved = Usage(cost_usd=sum(role.worth_usd for role in roles) - usage.cost_usd)
-    reply = Reply(usage=usage, saved=saved, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
+    reply = Reply(
+        usage=usage, saved=saved, cached=cached, attempts=0 if cached else 1, seconds=result.seconds
+    )
     if result.error is not None and (result.error.fatal or not result.finish_reason):
         return replace(reply, error=result.error.as_error())
     if not result.answer.strip():

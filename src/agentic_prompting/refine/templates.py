@@ -74,15 +74,21 @@ Question:
 Prediction:
 {output}"""
 
-DEFAULT_PROMPT = "Answer the question. Think step by step and check each step before you go on to the next."
+DEFAULT_PROMPT = (
+    "Answer the question. Think step by step and check each step before you go on to the next."
+)
 
 _LAST_LINE = " Reason step by step. Then write a last line of the form 'Answer: {}."
-_NUMBER = "You are asked a mathematical question." + _LAST_LINE.format("N', where N is the number, in digits")
+_NUMBER = "You are asked a mathematical question." + _LAST_LINE.format(
+    "N', where N is the number, in digits"
+)
 
 START_PROMPTS = {
     "bbh_object_counting": _NUMBER.replace("a mathematical question", "to count things"),
     "bbh_word_sorting": "You are asked to sort words."
-    + _LAST_LINE.format("WORDS', where WORDS are all the words in order, with one space between them"),
+    + _LAST_LINE.format(
+        "WORDS', where WORDS are all the words in order, with one space between them"
+    ),
     "gsm8k_dspy": _NUMBER,
     "svamp": _NUMBER,
     "aqua": "You are asked a mathematical question with five options."
@@ -120,9 +126,15 @@ class RolePrompts:
         needed = {"task": ["query"], "optimizer": ["prompt", "feedback"]}
         needed |= {"feedback": ["query", "output"], "verifier": ["query", "output"]}
         for name, variables in needed.items():
-            missing = [f"{{{variable}}}" for variable in variables if f"{{{variable}}}" not in getattr(self, name)]
+            missing = [
+                f"{{{variable}}}"
+                for variable in variables
+                if f"{{{variable}}}" not in getattr(self, name)
+            ]
             if missing:
-                raise ValueError(f"the {name} template has no {' and no '.join(missing)}: {getattr(self, name)[:80]!r}")
+                raise ValueError(
+                    f"the {name} template has no {' and no '.join(missing)}: {getattr(self, name)[:80]!r}"
+                )
 
     def role(self, name: str) -> str:
         """The system message of a role other than `task`."""

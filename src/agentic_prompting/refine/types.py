@@ -63,19 +63,25 @@ def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query
         return query
     row = {"question": query} if isinstance(query, str) else query
     if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
-        raise ValueError(f"query {number} must be a text or a row with a text `question`, got {query!r:.200}")
+        raise ValueError(
+            f"query {number} must be a text or a row with a text `question`, got {query!r:.200}"
+        )
     if not row["question"].strip():
         raise ValueError(f"query {number} is empty: there is nothing to answer")
     answers = row.get("answers") or ()
     if isinstance(answers, str) or not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"`answers` of query {number} must be a list of texts, got {answers!r:.200}")
+        raise ValueError(
+            f"`answers` of query {number} must be a list of texts, got {answers!r:.200}"
+        )
     return Query(row["question"], str(row.get("id", number)), tuple(answers))
 
 
 def check_prompt(prompt: str) -> None:
     """Raises `ValueError` if there is no prompt to refine."""
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError("the prompt is empty: there is nothing to refine; DEFAULT_PROMPT is one to begin with")
+        raise ValueError(
+            "the prompt is empty: there is nothing to refine; DEFAULT_PROMPT is one to begin with"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,21 @@ class Failure:
     where: str = ""
 
     def __str__(self) -> str:
-        when = {0: "before the first step", -1: "at the final answer"}.get(self.step, f"in step {self.step}")
-        return f"{self.role} model {when}: {self.kind}: {self.message}" + (f" ({self.where})" if self.where else "")
+        when = {0: "before the first step", -1: "at the final answer"}.get(
+            self.step, f"in step {self.step}"
+        )
+        return f"{self.role} model {when}: {self.kind}: {self.message}" + (
+            f" ({self.where})" if self.where else ""
+        )
 
     def as_error(self) -> LLMError:
         """The same as an [`LLMError`], for a [`Reply`]."""
         known = getattr(llm_errors, self.kind, None)
-        kind = known if isinstance(known, type) and issubclass(known, LLMError) else llm_errors.ServerFailed
+        kind = (
+            known
+            if isinstance(known, type) and issubclass(known, LLMError)
+            else llm_errors.ServerFailed
+        )
         return kind(str(replace(self, where="")), self.where)
 
 
@@ -204,7 +218,9 @@ class RefinementResult:
     @property
     def kept(self) -> int:
         """Steps whose optimizer reply could not be used: no tag, an unclosed one, an empty prompt."""
-        return sum(step.problem is not None and not step.problem.endswith("failed") for step in self.steps)
+        return sum(
+            step.problem is not None and not step.problem.endswith("failed") for step in self.steps
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; [`RefinementResult.from_dict`] reads it."""
@@ -218,7 +234,9 @@ class RefinementResult:
             `ValueError`: If it was written by a newer version, or is none.
         """
         if not isinstance(saved, Mapping) or saved.get("format", 0) > _FORMAT:
-            raise ValueError("not a refinement result that this version can read; upgrade agentic-prompting")
+            raise ValueError(
+                "not a refinement result that this version can read; upgrade agentic-prompting"
+            )
         values = {one.name: saved[one.name] for one in fields(cls) if one.name in saved}
         try:
             values["steps"] = tuple(RefinementStep(**step) for step in values["steps"])
@@ -263,8 +281,12 @@ _PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 
 def prompt_diff(old: str, new: str) -> str:
     """What changed between two prompts, a sentence a line: `- ` before what is gone, `+ ` before what is new."""
-    before, after = ([piece for piece in _PIECE_ENDS.split(text) if piece.strip()] for text in (old, new))
-    return "\n".join(line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?"))
+    before, after = (
+        [piece for piece in _PIECE_ENDS.split(text) if piece.strip()] for text in (old, new)
+    )
+    return "\n".join(
+        line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?")
+    )
 
 
 def describe(result: RefinementResult, width: int = 300) -> str:
@@ -303,7 +325,10 @@ def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tupl
             for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
                 yield ("-" if line[0] == "-" else "+" if line[0] == "+" else ""), f"  {line}"
     changed = sum(step.new_prompt != step.prompt for step in result.steps)
-    yield "", f"\nEnded: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
+    yield (
+        "",
+        f"\nEnded: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times",
+    )
     if result.error is not None:
         yield "", f"Error: {result.error}"
     yield "#", "\nAnswer:"

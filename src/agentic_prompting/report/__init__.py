@@ -5,4 +5,12 @@ from .page import watch_report, write_report
 from .plots import plot_reward
 from .summary import RunSummary, history_of
 
-__all__ = ["RunSummary", "history_of", "plot_lineage", "plot_reward", "read_lineage", "watch_report", "write_report"]
+__all__ = [
+    "RunSummary",
+    "history_of",
+    "plot_lineage",
+    "plot_reward",
+    "read_lineage",
+    "watch_report",
+    "write_report",
+]

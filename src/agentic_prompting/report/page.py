@@ -23,13 +23,28 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..evaluation import Evaluation, compare_runs, compare_systems, differences_table, repeats_table, results_table
+from ..evaluation import (
+    Evaluation,
+    compare_runs,
+    compare_systems,
+    differences_table,
+    repeats_table,
+    results_table,
+)
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import LINES, Node
 from ..records import Record, atomic_write
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
-from .summary import RunSummary, cost_points, exact_match_of_record, first_scores, groups_of, reward_parts, total_reward
+from .summary import (
+    RunSummary,
+    cost_points,
+    exact_match_of_record,
+    first_scores,
+    groups_of,
+    reward_parts,
+    total_reward,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +59,23 @@ TRAJECTORIES, STORIES, REFINEMENTS, ANSWERS = 200, 20, 50, 200
 _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
-_SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "answers", "main")
+_SCRIPTS = (
+    "base",
+    "charts",
+    "browser",
+    "trajectories",
+    "stories",
+    "tree",
+    "refinements",
+    "answers",
+    "main",
+)
 # With the blanks behind them, so that unchanged blanks part no changes; a line's end is none: the last line has none.
 _WORDS = re.compile(r"\w+[^\S\n]*|[^\w\s][^\S\n]*|\s+")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
-_MOST_WORDS = 3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
+_MOST_WORDS = (
+    3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
+)
 
 
 def write_report(
@@ -124,8 +151,18 @@ def watch_report(
     problem = ""
     with suppress(KeyboardInterrupt):
         while True:
-            looked = [folder, folder / "rollouts", folder / "evaluation", *folder.glob("checkpoint-*")]
-            files = [path for place in looked for path in place.glob("*") if path.is_file() and path != page]
+            looked = [
+                folder,
+                folder / "rollouts",
+                folder / "evaluation",
+                *folder.glob("checkpoint-*"),
+            ]
+            files = [
+                path
+                for place in looked
+                for path in place.glob("*")
+                if path.is_file() and path != page
+            ]
             there = {(str(path), *_state(path)) for path in files}
             if there != seen:
                 seen, before, problem = there, problem, _problem_of(write, problem)
@@ -141,7 +178,10 @@ def _problem_of(write: Callable[[], Any], before: str) -> str:
         write()
     except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
         return before
-    except (ValueError, OSError) as error:  # a damaged file, a full disk: the next attempt may succeed
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # a damaged file, a full disk: the next attempt may succeed
         return str(error)
     return ""
 
@@ -160,8 +200,12 @@ def render_page(title: str, blocks: Iterable[Block]) -> str:
     from jinja2 import Environment, FileSystemLoader
 
     style = (_PAGE / "page.css").read_text(encoding="utf-8")
-    script = '"use strict";\n' + "\n".join((_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
+    script = '"use strict";\n' + "\n".join(
+        (_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS
+    )
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
+    )
     page = Environment(loader=FileSystemLoader(_PAGE), autoescape=True).get_template("page.html")
     packed = ((name, pack(data)) for name, data in blocks)
     return page.render(title=title, policy=policy, style=style, script=script, blocks=packed)
@@ -178,7 +222,9 @@ def pack(data: Any) -> str:
     survive, as JSON's escapes.
     """
     # The same data gives the same page: no time stamp.
-    return base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)).decode()
+    return base64.b64encode(
+        gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)
+    ).decode()
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -186,13 +232,25 @@ def pack(data: Any) -> str:
 
 def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> Iterator[Block]:
     """The data of a run's page, in the order of its sections."""
-    about = {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    about = {
+        "name": run.name,
+        "folder": run.folder,
+        "sandbox": run.sandbox,
+        "heldOut": run.held_out,
+    }
     about |= {"rollouts": len(run.rollouts)}
     yield "run", {**about, "watch": watch}
     if any(run.history.values()):
-        panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
+        panels = [
+            panel._asdict()
+            for panel in PANELS
+            if any(panel in panels_in(log) for log in run.history.values())
+        ]
         panels[1:1] = _own_panels(run)
-        yield "history", {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}
+        yield (
+            "history",
+            {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]},
+        )
     if run.lineage:
         yield from _lineage(run.lineage)
     if run.rollouts:
@@ -207,12 +265,17 @@ def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> It
 def _own_panels(run: RunSummary) -> list[dict[str, Any]]:
     """Panels whose lines depend on the run: reward and exact match of several environments, and pass@k."""
     found = dict.fromkeys(key for log in run.history.values() for entry in log for key in entry)
-    titles = {"reward in ": "mean reward by environment", "exact_match in ": "exact match by environment"}
+    titles = {
+        "reward in ": "mean reward by environment",
+        "exact_match in ": "exact match by environment",
+    }
     panels = []
     for prefix, title in {**titles, "pass@": "pass@k: a right answer among k"}.items():
         keys = {key: key.removeprefix(prefix) for key in sorted(found) if key.startswith(prefix)}
         if prefix == "pass@":
-            keys = {key: f"k = {k}" for key, k in sorted(keys.items(), key=lambda pair: int(pair[1]))}
+            keys = {
+                key: f"k = {k}" for key, k in sorted(keys.items(), key=lambda pair: int(pair[1]))
+            }
         panels += [{"name": title.replace(" ", "_"), "title": title, "keys": keys}] if keys else []
     return panels
 
@@ -237,7 +300,9 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             if any(value for *_, value in points):
                 title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
                 panels.append({"name": panel.name, "title": of_mode + title, "keys": keys})
-    evaluations = [(name, run.evaluation) for name, run in zip(names, runs, strict=True) if run.evaluation]
+    evaluations = [
+        (name, run.evaluation) for name, run in zip(names, runs, strict=True) if run.evaluation
+    ]
     differences = [
         row
         for (first, one), (second, other) in combinations(evaluations, 2)
@@ -254,7 +319,9 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             "entries": [{"step": step, **entries[step]} for step in sorted(entries)],
             "dashes": [dashes for _, dashes in LINES],
             "heldOut": held_out,
-            "intervals": _intervals([(f"{name}: ", evaluation) for name, evaluation in evaluations]),
+            "intervals": _intervals(
+                [(f"{name}: ", evaluation) for name, evaluation in evaluations]
+            ),
             "differences": differences,
         },
     )
@@ -280,7 +347,12 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     """Tables as they are printed, every pair of systems tested, and each answer."""
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     pairs = set(combinations(systems, 2))
-    compared = [one for name in systems for one in compare_systems(evaluation, name) if (name, one.first) in pairs]
+    compared = [
+        one
+        for name in systems
+        for one in compare_systems(evaluation, name)
+        if (name, one.first) in pairs
+    ]
     records = evaluation.records
     columns: dict[str, Any] = {
         name: [record[name] for record in records] for name in ("system", "task", "run", "place")
@@ -289,25 +361,55 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     columns["match"] = first_scores(evaluation)
     tables = {"results": results_table(evaluation), "repeats": repeats_table(evaluation)}
     tables["differences"] = differences_table(compared)
-    yield "evaluation", {**tables, "intervals": _intervals([("", evaluation)]), "chunk": ANSWERS, "columns": columns}
-    names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
-    kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]
+    yield (
+        "evaluation",
+        {
+            **tables,
+            "intervals": _intervals([("", evaluation)]),
+            "chunk": ANSWERS,
+            "columns": columns,
+        },
+    )
+    names = (
+        "question",
+        "answers",
+        "answer",
+        "whole",
+        "error",
+        "calls",
+        "tokens",
+        "cost_usd",
+        "seconds",
+    )
+    kept = [
+        {name: record[name] for name in names if record.get(name) is not None} for record in records
+    ]
     yield from _chunks("answers", kept, ANSWERS)
 
 
 def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
     """For each task and its first metric, where that is a share, the systems with mean and interval."""
     figures: dict[tuple[str, str], list[tuple[str, float, float, float]]] = defaultdict(list)
-    for before, result in ((before, result) for before, evaluation in evaluations for result in evaluation.results):
+    for before, result in (
+        (before, result) for before, evaluation in evaluations for result in evaluation.results
+    ):
         metric, found = next(iter(result.estimates.items()))
         if found and 0 <= found.low <= found.high <= 1:
-            figures[result.task, metric].append((before + result.system, found.mean, found.low, found.high))
-    return [{"task": task, "metric": metric, "systems": systems} for (task, metric), systems in figures.items()]
+            figures[result.task, metric].append(
+                (before + result.system, found.mean, found.low, found.high)
+            )
+    return [
+        {"task": task, "metric": metric, "systems": systems}
+        for (task, metric), systems in figures.items()
+    ]
 
 
 def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
     """`items` in blocks of `size` each, `<name>-0`, `<name>-1`, ..."""
-    return ((f"{name}-{start // size}", items[start : start + size]) for start in range(0, len(items), size))
+    return (
+        (f"{name}-{start // size}", items[start : start + size])
+        for start in range(0, len(items), size)
+    )
 
 
 def sample_evenly(records: Sequence[T], most: int) -> list[T]:
@@ -342,7 +444,17 @@ def _trajectories(all_records: Sequence[Record], most: int) -> Iterator[Block]:
 
 def _trajectory(record: Record) -> dict[str, Any]:
     """What one opened trajectory shows, the reward in its parts included."""
-    names = ("question", "answers", "answer", "error", "turns", "observations", "tokens", "cost_usd", "run")
+    names = (
+        "question",
+        "answers",
+        "answer",
+        "error",
+        "turns",
+        "observations",
+        "tokens",
+        "cost_usd",
+        "run",
+    )
     kept = {name: record[name] for name in names if record.get(name) is not None}
     # A browser's numbers end at 2**53, seeds do not.
     return {**kept, "seed": str(record.get("seed", "")), "parts": reward_parts(record)}
@@ -351,10 +463,20 @@ def _trajectory(record: Record) -> dict[str, Any]:
 def _lineage(lineage: Lineage) -> Iterator[Block]:
     """One entry per prompt, with the diff to each of its parents. What led to it is in chunks."""
     texts = [node.member.prompt.text for node in lineage.nodes]
-    refused = [[one[name] for name in ("step", "operator", "reason", "parents")] for one in lineage.refused]
+    refused = [
+        [one[name] for name in ("step", "operator", "reason", "parents")] for one in lineage.refused
+    ]
     told = any(node.story for node in lineage.nodes) or bool(lineage.refused)
     nodes = [_prompt(node, texts) for node in lineage.nodes]
-    yield "lineage", {"nodes": nodes, "window": lineage.window, "chunk": STORIES if told else None, "refused": refused}
+    yield (
+        "lineage",
+        {
+            "nodes": nodes,
+            "window": lineage.window,
+            "chunk": STORIES if told else None,
+            "refused": refused,
+        },
+    )
     if told:
         yield from _chunks("stories", [node.story for node in lineage.nodes], STORIES)
 
@@ -385,7 +507,9 @@ def _refinements(results: Sequence[RefinementResult]) -> Iterator[Block]:
         "stop": [result.stop_reason for result in results],
         "verdict": [result.verdict for result in results],
         "steps": [len(result.steps) for result in results],
-        "changed": [sum(step.new_prompt != step.prompt for step in result.steps) for result in results],
+        "changed": [
+            sum(step.new_prompt != step.prompt for step in result.steps) for result in results
+        ],
     }
     yield "refinements", {"chunk": REFINEMENTS, "columns": columns}
     yield from _chunks("refinements", [_refinement(result) for result in results], REFINEMENTS)
@@ -394,7 +518,11 @@ def _refinements(results: Sequence[RefinementResult]) -> Iterator[Block]:
 def _refinement(result: RefinementResult) -> dict[str, Any]:
     steps = [
         {name: getattr(step, name) for name in ("output", "complete", "feedback", "problem")}
-        | {"diff": word_diff(step.prompt, step.new_prompt) if step.new_prompt != step.prompt else None}
+        | {
+            "diff": word_diff(step.prompt, step.new_prompt)
+            if step.new_prompt != step.prompt
+            else None
+        }
         for step in result.steps
     ]
     return {
@@ -428,6 +556,8 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, start, end, new_start, new_end in matcher.get_opcodes():
         gone, new = "".join(before[start:end]), "".join(after[new_start:new_end])
-        pieces: list[tuple[Change, str]] = [("=", gone)] if kind == "equal" else [("-", gone), ("+", new)]
+        pieces: list[tuple[Change, str]] = (
+            [("=", gone)] if kind == "equal" else [("-", gone), ("+", new)]
+        )
         changes += [piece for piece in pieces if piece[1]]
     return changes

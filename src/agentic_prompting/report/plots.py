@@ -31,14 +31,22 @@ PANELS = (
     Panel("reward", "mean reward", {"reward": "reward"}),
     Panel("exact_match", "exact match", {"exact_match": "exact match of training rollouts"}),
     Panel("turns", "turns", {"rollout/turns": "turns per rollout"}),
-    Panel("outcomes", "share of rollouts", {f"rollout/{status}": status.replace("_", " ") for status in STATUSES}),
+    Panel(
+        "outcomes",
+        "share of rollouts",
+        {f"rollout/{status}": status.replace("_", " ") for status in STATUSES},
+    ),
     Panel("cost", "cost (US dollars)", {"environment/cost_usd": "spent on the large LLM"}),
     Panel("loss", "loss", {"loss": "loss"}),
     Panel("kl", "KL divergence", {"kl": "from the reference policy, nats a token"}),
     Panel("grad_norm", "gradient norm", {"grad_norm": "before clipping"}),
     Panel("entropy", "entropy", {"entropy": "of the policy, nats a token"}),
     Panel("learning_rate", "learning rate", {"learning_rate": "learning rate"}),
-    Panel("token_age", "age of tokens (updates)", {"async/token_age": "mean", "async/token_age_max": "of the oldest"}),
+    Panel(
+        "token_age",
+        "age of tokens (updates)",
+        {"async/token_age": "mean", "async/token_age_max": "of the oldest"},
+    ),
 )
 """What is drawn, top to bottom. The page draws the same ones. The first five are of the rollouts, the others of the
 trainer's log."""
@@ -49,7 +57,11 @@ OPTIMISATION = tuple(key for panel in PANELS[5:] for key in panel.keys)
 
 def panels_in(log: Log) -> list[Panel]:
     """The panels that this log has something for."""
-    return [panel for panel in PANELS if any(entry.get(key) is not None for key in panel.keys for entry in log)]
+    return [
+        panel
+        for panel in PANELS
+        if any(entry.get(key) is not None for key in panel.keys for entry in log)
+    ]
 
 
 def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
@@ -64,7 +76,11 @@ def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
         `ImportError`: If matplotlib is missing.
     """
     # In the trainer's log the cost is that of one step, which is no curve to look at.
-    panels = [panel for panel in panels_in(log_history) if panel.name in ("reward", "exact_match", "turns", "outcomes")]
+    panels = [
+        panel
+        for panel in panels_in(log_history)
+        if panel.name in ("reward", "exact_match", "turns", "outcomes")
+    ]
     if panels:
         _draw(log_history, panels, path, title)
 
@@ -85,7 +101,13 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
         for (key, label), (colour, dashes) in zip(panel.keys.items(), LINES, strict=False):
             points = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), label=label, linewidth=1.6, color=colour, dashes=dashes)
+                axis.plot(
+                    *zip(*points, strict=True),
+                    label=label,
+                    linewidth=1.6,
+                    color=colour,
+                    dashes=dashes,
+                )
         axis.set_ylabel(panel.title)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -101,7 +123,10 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
 
 
 def accuracy_of(
-    results: Sequence[RefinementResult], rows: Sequence[Mapping[str, Any]], score: Scorer, threshold: float = 1.0
+    results: Sequence[RefinementResult],
+    rows: Sequence[Mapping[str, Any]],
+    score: Scorer,
+    threshold: float = 1.0,
 ) -> Estimate:
     """Share of right answers with its 95 % Wilson interval. Failed queries are left out.
 
@@ -114,7 +139,9 @@ def accuracy_of(
     Raises:
         `ValueError`: If every query failed.
     """
-    answered = [(result, row) for result, row in zip(results, rows, strict=True) if result.error is None]
+    answered = [
+        (result, row) for result, row in zip(results, rows, strict=True) if result.error is None
+    ]
     right = sum(score(result.answer, row["answers"]) >= threshold for result, row in answered)
     return wilson_interval(right, len(answered))
 
@@ -125,11 +152,18 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]])
     Args:
         accuracy (`Mapping`): By data set, method and task model, in the order to be shown.
     """
-    models = list(dict.fromkeys(model for methods in accuracy.values() for row in methods.values() for model in row))
+    models = list(
+        dict.fromkeys(
+            model for methods in accuracy.values() for row in methods.values() for model in row
+        )
+    )
     lines = [f"| data set | method | {' | '.join(models)} |", "|---" * (2 + len(models)) + "|"]
     for name, methods in accuracy.items():
         for method, row in methods.items():
-            cells = [f"{e.mean:.3f} [{e.low:.3f}, {e.high:.3f}]" if (e := row.get(model)) else "–" for model in models]
+            cells = [
+                f"{e.mean:.3f} [{e.low:.3f}, {e.high:.3f}]" if (e := row.get(model)) else "–"
+                for model in models
+            ]
             lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -140,7 +174,9 @@ def iterations_of(results: Sequence[RefinementResult]) -> Estimate:
 
 
 def plot_iterations(
-    results: Mapping[str, Mapping[str, Sequence[RefinementResult]]], path: str | Path, title: str = ""
+    results: Mapping[str, Mapping[str, Sequence[RefinementResult]]],
+    path: str | Path,
+    title: str = "",
 ) -> None:
     """Draw the mean number of refinement iterations, as in the paper's Figure 4.
 
@@ -156,11 +192,18 @@ def plot_iterations(
     figure = figure_class()(figsize=(1.5 + 2.2 * len(results), 3.2), layout="constrained")
     axis, width = figure.subplots(), 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
-        found = {i: iterations_of(by[method]) for i, by in enumerate(results.values()) if by.get(method)}
+        found = {
+            i: iterations_of(by[method]) for i, by in enumerate(results.values()) if by.get(method)
+        }
         places = [i + (number - (len(methods) - 1) / 2) * width for i in found]
         ends = [[e.mean - e.low for e in found.values()], [e.high - e.mean for e in found.values()]]
-        look: dict[str, Any] = {"color": LINES[number % len(LINES)][0], "error_kw": {"linewidth": 1}}
-        bars = axis.bar(places, [e.mean for e in found.values()], 0.92 * width, yerr=ends, label=method, **look)
+        look: dict[str, Any] = {
+            "color": LINES[number % len(LINES)][0],
+            "error_kw": {"linewidth": 1},
+        }
+        bars = axis.bar(
+            places, [e.mean for e in found.values()], 0.92 * width, yerr=ends, label=method, **look
+        )
         axis.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
     axis.set_xticks(range(len(results)), list(results))
     axis.set(ylabel="mean refinement iterations", axisbelow=True)

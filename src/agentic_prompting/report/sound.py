@@ -49,13 +49,17 @@ def _object(fields: Mapping[str, Check], needed: Iterable[str] = ()) -> Check:
     return lambda value: isinstance(value, dict) and _first_wrong(value, fields, needed) is None
 
 
-def _first_wrong(record: Mapping[str, Any], fields: Mapping[str, Check], needed: Iterable[str]) -> str | None:
+def _first_wrong(
+    record: Mapping[str, Any], fields: Mapping[str, Check], needed: Iterable[str]
+) -> str | None:
     missing = (name for name in needed if name not in record)
     return next((name for name in (*missing, *fields) if not fields[name](record.get(name))), None)
 
 
 _TURN = _object({"text": is_text, "kind": _maybe(is_text), "problem": _maybe(is_text)}, ("text",))
-_OBSERVATION = _object({"text": _maybe(is_text), "error": _maybe(is_text), "seconds": _maybe(is_number)})
+_OBSERVATION = _object(
+    {"text": _maybe(is_text), "error": _maybe(is_text), "seconds": _maybe(is_number)}
+)
 _COUNTS = {"agent": _maybe(is_number), "observation": _maybe(is_number)}
 ROLLOUT: dict[str, Check] = {
     "step": is_step,
@@ -69,7 +73,9 @@ ROLLOUT: dict[str, Check] = {
     "answer": _maybe(is_text),
     "error": _maybe(_object({"kind": _maybe(is_text), "what": _maybe(is_text)})),
     "reward": _maybe(is_number),
-    "rewards": _maybe(lambda value: isinstance(value, dict) and all(map(_maybe(is_number), value.values()))),
+    "rewards": _maybe(
+        lambda value: isinstance(value, dict) and all(map(_maybe(is_number), value.values()))
+    ),
     "cost_usd": _maybe(is_number),
     "worth_usd": _maybe(is_number),
     "system_prompt": _maybe(is_step),
@@ -94,7 +100,9 @@ REFINEMENT: dict[str, Check] = {
     **dict.fromkeys(("query", "initial_prompt", "prompt", "answer", "stop_reason"), is_text),
     **dict.fromkeys(("initial_answer", "verdict"), _maybe(is_text)),
     "format": _maybe(is_number),
-    "steps": _list_of(_object({**_PROMPTS, **dict.fromkeys(("output", "feedback", "problem"), _maybe(is_text))})),
+    "steps": _list_of(
+        _object({**_PROMPTS, **dict.fromkeys(("output", "feedback", "problem"), _maybe(is_text))})
+    ),
 }
 """The fields of a refinement result that are shown."""
 
@@ -103,7 +111,10 @@ def read_sound_answers(path: Path) -> list[Record]:
     """The answers of an evaluation in a file; none if it is a file of another kind."""
     if not any({"system", "task", "run", "place"} <= set(record) for record in _objects(path)):
         return []
-    last = {(one["system"], one["task"], one["run"], one["place"]): one for one in sound_objects(path, ANSWER)}
+    last = {
+        (one["system"], one["task"], one["run"], one["place"]): one
+        for one in sound_objects(path, ANSWER)
+    }
     return list(last.values())  # of a question that was asked again the last one
 
 
@@ -138,8 +149,13 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
     """The objects of a file of JSON lines whose `fields` are right; none where there is no file."""
     if not path.is_file():
         return iter(())
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last end of a line is still being written
-    numbered = ((path, number, line.decode("utf-8", "replace")) for number, line in enumerate(lines, start=1))
+    lines = path.read_bytes().split(b"\n")[
+        :-1
+    ]  # what follows the last end of a line is still being written
+    numbered = (
+        (path, number, line.decode("utf-8", "replace"))
+        for number, line in enumerate(lines, start=1)
+    )
     return _sound(numbered, fields)
 
 
@@ -155,8 +171,14 @@ def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) 
         except (ValueError, RecursionError) as error:
             wrong = str(error) or type(error).__name__
         if wrong is None:
-            yield {name: value for name, value in record.items() if value is not None or name not in _HAVE_DEFAULTS}
+            yield {
+                name: value
+                for name, value in record.items()
+                if value is not None or name not in _HAVE_DEFAULTS
+            }
         else:
             left_out.setdefault(path, []).append(f"line {number}: {wrong}")
     for path, what in left_out.items():
-        logger.warning("%s: left out %d of its lines, which are no records; %s", path, len(what), what[0])
+        logger.warning(
+            "%s: left out %d of its lines, which are no records; %s", path, len(what), what[0]
+        )

@@ -25,7 +25,14 @@ from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
 from ..rollout import STATUSES
 from .plots import OPTIMISATION
-from .sound import LOG_ENTRY, is_number, read_sound_answers, read_sound_refinements, read_sound_rollouts, sound_objects
+from .sound import (
+    LOG_ENTRY,
+    is_number,
+    read_sound_answers,
+    read_sound_refinements,
+    read_sound_rollouts,
+    sound_objects,
+)
 
 POPULATION, STATE, LOG = "population.json", "trainer_state.json", "rollouts/log.jsonl"
 _CLOSE = 1e-5  # rewards are recorded with six digits
@@ -89,12 +96,19 @@ class RunSummary:
         run = Path(run)
         if run.is_file():
             lineage = read_lineage(run) if run.suffix == ".json" else None
-            found = cls(run.resolve().stem, str(run), lineage=lineage, refinements=read_sound_refinements(run))
+            found = cls(
+                run.resolve().stem,
+                str(run),
+                lineage=lineage,
+                refinements=read_sound_refinements(run),
+            )
         else:
             records = current_records(read_sound_rollouts(run / "rollouts")) if run.is_dir() else []
             history = {mode: history_of(records, mode) for mode in ("train", "eval")}
             written = _json(run / "summary.json")
-            files = [path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)]
+            files = [
+                path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)
+            ]
             found = cls(
                 run.resolve().name,
                 str(run),
@@ -156,9 +170,15 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
     scores: dict[int, float | None] = {}
     for result in evaluation.results:
         of_both = (result.system, result.task)
-        own = {i: one for i, one in enumerate(evaluation.records) if (one["system"], one["task"]) == of_both}
+        own = {
+            i: one
+            for i, one in enumerate(evaluation.records)
+            if (one["system"], one["task"]) == of_both
+        }
         first = next(iter(result.values))
-        scores |= zip(own, score_records(list(own.values()), find_metrics([first]))[first], strict=True)
+        scores |= zip(
+            own, score_records(list(own.values()), find_metrics([first]))[first], strict=True
+        )
     return [scores[i] for i in range(len(evaluation.records))]
 
 
@@ -180,7 +200,12 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
             answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
             before = f"{name}: " if len(runs) > 1 else ""
             scored = [
-                (before + record["system"], (record["task"], record["place"]), _worth(record), score)
+                (
+                    before + record["system"],
+                    (record["task"], record["place"]),
+                    _worth(record),
+                    score,
+                )
                 for record, score in answers
             ]
         else:
@@ -204,7 +229,9 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         CostPoint(
             *(name, usd, score.mean, score.low, score.high),
             front=not any(
-                dollars <= usd and other.mean >= score.mean and (dollars, other.mean) != (usd, score.mean)
+                dollars <= usd
+                and other.mean >= score.mean
+                and (dollars, other.mean) != (usd, score.mean)
                 for _, dollars, other in points
             ),
         )
@@ -224,7 +251,10 @@ def _optimisation(run: Path) -> list[dict[str, float]]:
     log: Iterable[Record] = current_records(sound_objects(run / LOG, LOG_ENTRY))
     log = log or max(states, key=_steps_of).get("log_history") or []
     log = [one for one in log if isinstance(one, dict)] if isinstance(log, list) else []
-    entries = ({name: one[name] for name in ("step", *OPTIMISATION) if is_number(one.get(name))} for one in log)
+    entries = (
+        {name: one[name] for name in ("step", *OPTIMISATION) if is_number(one.get(name))}
+        for one in log
+    )
     return [entry for entry in entries if len(entry) > 1 and "step" in entry]
 
 
@@ -238,8 +268,15 @@ def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:
     table: Any = summary.get("exact_match")
     if not isinstance(table, dict):
         whens = [when for when in ("before", "after") if f"exact_match_{when}" in summary]
-        table = {when: [summary[f"exact_match_{when}"], *(summary.get(f"interval_{when}") or ())] for when in whens}
-    return [HeldOut(name, *row) for name, row in table.items() if len(row) == 3 and all(map(is_number, row))]
+        table = {
+            when: [summary[f"exact_match_{when}"], *(summary.get(f"interval_{when}") or ())]
+            for when in whens
+        }
+    return [
+        HeldOut(name, *row)
+        for name, row in table.items()
+        if len(row) == 3 and all(map(is_number, row))
+    ]
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -268,7 +305,9 @@ def current_records(records: Iterable[Record]) -> list[Record]:
 
     def is_current(record: Record) -> bool:
         run, step = record.get("run", 0), record["step"]
-        return step < ends[run] or (record.get("mode") == "eval" and 0 < step == ends[run] and evaluated[step] == run)
+        return step < ends[run] or (
+            record.get("mode") == "eval" and 0 < step == ends[run] and evaluated[step] == run
+        )
 
     return list(filter(is_current, kept))
 
@@ -293,7 +332,9 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
     totals = [total_reward(record) for record in records]
     for key, total in zip(keys, totals, strict=True):
         rewards[key] += [total] if total is not None else []
-    spread = {key: (fmean(of), stdev(of) if len(of) > 1 else 0.0) for key, of in rewards.items() if of}
+    spread = {
+        key: (fmean(of), stdev(of) if len(of) > 1 else 0.0) for key, of in rewards.items() if of
+    }
     advantages = [
         None if total is None else (total - spread[key][0]) / (spread[key][1] + 1e-4)
         for key, total in zip(keys, totals, strict=True)
@@ -319,12 +360,19 @@ def reward_parts(record: Record) -> list[tuple[str, float | None]]:
     parts: list[tuple[str, float | None]] = []
     for name, value in rewards.items():
         parts.append((name, value))
-        parts += _prompt_r1_parts(record, value) if name == "prompt_r1_reward" and value is not None else []
+        parts += (
+            _prompt_r1_parts(record, value)
+            if name == "prompt_r1_reward" and value is not None
+            else []
+        )
     if "reward" in record and list(rewards.values()) != [record["reward"]]:
         parts.append(("total, as weighted in training", total_reward(record)))
     matched = exact_match_of_record(record)
     if matched is not None:
-        parts += [("exact match", matched), ("token F1", token_f1(record.get("answer") or "", record["answers"]))]
+        parts += [
+            ("exact match", matched),
+            ("token F1", token_f1(record.get("answer") or "", record["answers"])),
+        ]
     return parts
 
 
@@ -336,7 +384,10 @@ def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float |
         score = prompt_r1_score(texts, record["answers"], gate=gate)
         if abs(score.total - recorded) < _CLOSE:
             passed = score.answer if score.total >= 0 else 0.0
-            return [("· format (−1 + R_fmt)", score.total - passed), ("· answer, where the format is whole", passed)]
+            return [
+                ("· format (−1 + R_fmt)", score.total - passed),
+                ("· answer, where the format is whole", passed),
+            ]
     return []
 
 
@@ -360,11 +411,17 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     history, spent = [], 0.0
     for step, found in sorted(steps.items()):
         spent += sum(record.get("cost_usd") or 0.0 for record in found)
-        entry = {"step": step, "rollout/turns": sum(len(record["turns"]) for record in found) / len(found)}
+        entry = {
+            "step": step,
+            "rollout/turns": sum(len(record["turns"]) for record in found) / len(found),
+        }
         if spent:  # without a price, or a cost, there is no curve
             entry["environment/cost_usd"] = spent
         for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
-            for key, own in {name: found, **{f"{name} in {one}": of for one, of in _by_environment(found)}}.items():
+            for key, own in {
+                name: found,
+                **{f"{name} in {one}": of for one, of in _by_environment(found)},
+            }.items():
                 if values := [value for value in map(score, own) if value is not None]:
                     entry[key] = sum(values) / len(values)
         statuses = [record["status"] for record in found]
@@ -380,6 +437,11 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
 
 def _by_environment(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
     """The records of each environment by its name; empty if they name fewer than two."""
-    names = sorted({name for record in records if isinstance(name := record.get("environment"), str)})
+    names = sorted(
+        {name for record in records if isinstance(name := record.get("environment"), str)}
+    )
     several = names if len(names) > 1 else []
-    return [(name, [record for record in records if record.get("environment") == name]) for name in several]
+    return [
+        (name, [record for record in records if record.get("environment") == name])
+        for name in several
+    ]

@@ -21,7 +21,11 @@ from .reasoning import (
 
 
 def _search_problem(answer: str) -> str:
-    return "" if normalize_answer(answer) else "search_reward asks for an answer, and it is empty when normalised"
+    return (
+        ""
+        if normalize_answer(answer)
+        else "search_reward asks for an answer, and it is empty when normalised"
+    )
 
 
 _PROBLEMS: tuple[tuple[Any, Callable[[str], str]], ...] = (
@@ -60,7 +64,9 @@ def check_answers(rule: Any, answers: Sequence[Any]) -> None:
     for answer in accepted_answers(answers):
         problem_text = find_problem(answer)
         if problem_text:
-            raise ValueError(f"no reply can match the accepted answer {answer[:80]!r}: {problem_text}")
+            raise ValueError(
+                f"no reply can match the accepted answer {answer[:80]!r}: {problem_text}"
+            )
 
 
 def check_answers_of_rows(rule: Any, rows: Any, column: str = "answers") -> None:

@@ -16,13 +16,17 @@ from ..llm.numbers import is_missing, is_number, number_text
 # "Answer:", "**Final Answer**:", "answer :". The repeats are bounded, so that each match takes constant time.
 ANSWER_MARK = re.compile(r"answer[ \t*_`]{0,20}[:：]", re.IGNORECASE)
 # A heading without a colon: "### Final answer", "**Answer**".
-_HEADING = re.compile(r"[ \t]{0,9}(?:#{1,6}|\*\*|__)[ \t*_]{0,9}(?:the )?(?:final )?answer[ \t*_]{0,9}", re.IGNORECASE)
+_HEADING = re.compile(
+    r"[ \t]{0,9}(?:#{1,6}|\*\*|__)[ \t*_]{0,9}(?:the )?(?:final )?answer[ \t*_]{0,9}", re.IGNORECASE
+)
 _OPENING_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSING_TAG = re.compile(r"</answer>", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{")
 # A line that only begins or ends a block: of code, of mathematics, or a rule.
 _BLOCK_MARK = re.compile(r"`{3,}\w*|\${1,2}|\\[\[\]()]|-{3,}|>")
-_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname)\s{0,9}\{")
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname)\s{0,9}\{"
+)
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"), ("__", "__"))
 _MAX_LAYERS = 8  # of marks around an answer
 
@@ -107,7 +111,9 @@ def answer_text(value: Any) -> str:
         return str(value)
     if not is_number(value) or is_missing(value):
         kind = type(value).__name__
-        raise ValueError(f"an accepted answer must be a text or a number, got {kind}: {value!r:.80}")
+        raise ValueError(
+            f"an accepted answer must be a text or a number, got {kind}: {value!r:.80}"
+        )
     return number_text(value)
 
 
@@ -155,7 +161,11 @@ def _up_to_closing_brace(text: str) -> str:
 def _unwrap_pair(text: str) -> str:
     for opening, closing in _PAIRS:
         inner = text[len(opening) : -len(closing)]
-        is_wrapped = len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
+        is_wrapped = (
+            len(text) > len(opening) + len(closing)
+            and text.startswith(opening)
+            and text.endswith(closing)
+        )
         if is_wrapped and opening not in inner and closing not in inner:
             return inner
     return text

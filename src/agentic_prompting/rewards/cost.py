@@ -30,7 +30,9 @@ class CostReward:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf or self.unit not in ("usd", "calls"):
-            raise ValueError(f"a cost has a finite weight of at least 0 and a unit, usd or calls: {self}")
+            raise ValueError(
+                f"a cost has a finite weight of at least 0 and a unit, usd or calls: {self}"
+            )
 
     @property
     def __name__(self) -> str:

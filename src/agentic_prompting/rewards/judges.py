@@ -14,7 +14,18 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from ..llm import BadReply, Budget, ChatModel, LLMError, Message, as_chat, charge, fill, gather, strip_thoughts
+from ..llm import (
+    BadReply,
+    Budget,
+    ChatModel,
+    LLMError,
+    Message,
+    as_chat,
+    charge,
+    fill,
+    gather,
+    strip_thoughts,
+)
 from ..llm.numbers import value_text
 from ..rollout import Rollout, rollout_seed
 from .qa import scorable
@@ -79,9 +90,15 @@ class Judge:
         """The judge's score for each name, from 0 to 1; the error if the call failed, or if [`ATTEMPTS`] replies were
         not what was asked for. Each attempt is another `repeat`, so a [`ReplayCache`] returns the same ones again."""
         form = {"name": "scores", "strict": True, "schema": score_schema(names)}
-        sampling = {"response_format": {"type": "json_schema", "json_schema": form}, **self.sampling}
+        sampling = {
+            "response_format": {"type": "json_schema", "json_schema": form},
+            **self.sampling,
+        }
         sampling = {name: value for name, value in sampling.items() if value is not None}
-        messages: list[Message] = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": request}]
+        messages: list[Message] = [
+            {"role": "system", "content": JUDGE_SYSTEM},
+            {"role": "user", "content": request},
+        ]
         for attempt in range(ATTEMPTS):
             reply = await as_chat(self.chat)(messages, repeat=attempt, **sampling)
             if reply.error is not None:  # the client has retried
@@ -108,7 +125,9 @@ class RubricJudge(Judge):
 
     __name__ = "rubric_judge"
 
-    def __init__(self, chat: ChatModel, rubric: Rubric, max_characters: int = 20_000, **sampling: Any):
+    def __init__(
+        self, chat: ChatModel, rubric: Rubric, max_characters: int = 20_000, **sampling: Any
+    ):
         super().__init__(chat, **sampling)
         self.weights, self.criteria = _criteria(rubric)
         self.max_characters = _checked_length(max_characters)
@@ -137,7 +156,9 @@ class RubricJudge(Judge):
         if isinstance(scores, LLMError):
             _fail(scores, rollout)
             return None
-        return sum(self.weights[name] * score for name, score in scores.items()) / sum(self.weights.values())
+        return sum(self.weights[name] * score for name, score in scores.items()) / sum(
+            self.weights.values()
+        )
 
 
 class GroupJudge(Judge):
@@ -190,9 +211,15 @@ class GroupJudge(Judge):
         """
         groups: dict[Any, list[Rollout]] = {}
         for one in rollout:
-            groups.setdefault(_task(one) if one.group is None else (one.batch, one.group), []).append(one)
+            groups.setdefault(
+                _task(one) if one.group is None else (one.batch, one.group), []
+            ).append(one)
         self.check_group(min(map(len, groups.values()), default=2))
-        compared = [judged for group in groups.values() if len(judged := [one for one in group if scorable(one)]) > 1]
+        compared = [
+            judged
+            for group in groups.values()
+            if len(judged := [one for one in group if scorable(one)]) > 1
+        ]
         found: dict[int, float | None] = {}
         for group, scores in zip(compared, await gather(map(self._places, compared)), strict=True):
             found |= {id(one): score for one, score in zip(group, scores, strict=True)}
@@ -223,13 +250,26 @@ class GroupJudge(Judge):
         low, high = min(means), max(means)
         return [0.5 if high == low else (mean - low) / (high - low) for mean in means]
 
-    async def _pass(self, group: Sequence[Rollout], order: Sequence[int]) -> dict[int, float] | LLMError:
+    async def _pass(
+        self, group: Sequence[Rollout], order: Sequence[int]
+    ) -> dict[int, float] | LLMError:
         """The scores by place in the group, with the rollouts shown in this order."""
         names = {f"rollout_{number}": place for number, place in enumerate(order, start=1)}
-        shown = "\n\n".join(show_rollout(group[place], name, self.max_characters) for name, place in names.items())
-        values = {"task": _task(group[0]), "rollouts": shown, "names": ", ".join(names), "criteria": self.criteria}
+        shown = "\n\n".join(
+            show_rollout(group[place], name, self.max_characters) for name, place in names.items()
+        )
+        values = {
+            "task": _task(group[0]),
+            "rollouts": shown,
+            "names": ", ".join(names),
+            "criteria": self.criteria,
+        }
         scores = await self.scores(fill(GROUP_TEMPLATE, **values), list(names))
-        return scores if isinstance(scores, LLMError) else {names[name]: score for name, score in scores.items()}
+        return (
+            scores
+            if isinstance(scores, LLMError)
+            else {names[name]: score for name, score in scores.items()}
+        )
 
 
 def _fail(error: LLMError, *rollouts: Rollout) -> None:
@@ -261,7 +301,10 @@ def show_rollout(rollout: Rollout, name: str, max_characters: int) -> str:
         if not is_marked and start + len(text) > cut[0]:
             parts, is_marked = [*parts, None], True
         parts += [tail] if tail else []
-        lines += [f'<left_out characters="{left_out}"/>' if p is None else f"<{tag}>{_plain(p)}</{tag}>" for p in parts]
+        lines += [
+            f'<left_out characters="{left_out}"/>' if p is None else f"<{tag}>{_plain(p)}</{tag}>"
+            for p in parts
+        ]
         start += len(text)
     return "\n".join([f"<{name}>", *lines, f"</{name}>"])
 
@@ -271,7 +314,12 @@ def score_schema(names: Sequence[str]) -> dict[str, Any]:
 
     def record(**properties: Any) -> dict[str, Any]:
         needed = list(properties)
-        return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": needed,
+            "additionalProperties": False,
+        }
 
     number = {"type": "number", "minimum": 0, "maximum": HIGHEST}
     return record(reason={"type": "string"}, scores=record(**dict.fromkeys(names, number)))
@@ -287,7 +335,9 @@ def read_scores(text: str, names: Sequence[str]) -> dict[str, float] | None:
         found = {name: float(scores[name]) for name in names}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
-    return {name: one / HIGHEST for name, one in found.items()} if _in_range(found.values()) else None
+    return (
+        {name: one / HIGHEST for name, one in found.items()} if _in_range(found.values()) else None
+    )
 
 
 def _without_fence(text: str) -> str:
@@ -310,7 +360,9 @@ def _criteria(rubric: Rubric) -> tuple[dict[str, float], str]:
         )
     both = {name: (one, 1.0) if isinstance(one, str) else one for name, one in rubric.items()}
     if wrong := [name for name, (_, weight) in both.items() if not 0 < weight < float("inf")]:
-        raise ValueError(f"the weight of a criterion must be above 0; it is not for {', '.join(wrong)}")
+        raise ValueError(
+            f"the weight of a criterion must be above 0; it is not for {', '.join(wrong)}"
+        )
     lines = [f"- {name} (weight {weight:g}): {text}" for name, (text, weight) in both.items()]
     return {name: weight for name, (_, weight) in both.items()}, "\n".join(lines)
 
@@ -325,7 +377,9 @@ def _task(rollout: Rollout) -> str:
     """The question of a rollout, and its accepted answers where the row has some."""
     row = rollout.row
     prompt = row.get("question", row.get("prompt", ""))
-    question = prompt if isinstance(prompt, str) else "\n".join(str(one["content"]) for one in prompt)
+    question = (
+        prompt if isinstance(prompt, str) else "\n".join(str(one["content"]) for one in prompt)
+    )
     accepted = row.get("answers")
     answers = "\nor: ".join(map(value_text, () if accepted is None else accepted))
     known = f"\n<accepted_answers>{_plain(answers)}</accepted_answers>" if answers else ""

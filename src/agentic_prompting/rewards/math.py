@@ -35,13 +35,17 @@ _MAX_ANSWER_LENGTH = 1_000  # math-verify's regular expressions take quadratic t
 _LEADING_CURRENCY = re.compile(r"(?:(?:US)?\\\$|US\$|[€£¥₹₽₩]|(?:USD|EUR|GBP)\b)\s?(?=[-+.\d\\(])")
 _TRAILING_CURRENCY = re.compile(r"(?<=\d)\s?(?:[€£¥₹₽₩]|(?:USD|EUR|GBP)\b)")
 _DEGREES = re.compile(r"\s?(?:°|\^\s?\\circ|\^\s?\{\s?\\circ\s?\}|\\degrees?)\s?$")
-_WITH_EXPONENT = re.compile(r"(?<![\w.\\])(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})[eE][-+]?\d{1,3}(?![\w.])")
+_WITH_EXPONENT = re.compile(
+    r"(?<![\w.\\])(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})[eE][-+]?\d{1,3}(?![\w.])"
+)
 # "The final answer is", "Answer:", "the answer to this is:". The repeat is bounded.
 _PHRASE = re.compile(r"answer(?:[ \t*_`]{0,20}[:：]|[^\n.:]{0,100}?\sis\b:?)", re.IGNORECASE)
 _JOINING_WORDS = frozenset(("or", "and", "to", "through", "vs"))
 _LEADING_WORDS = re.compile(r"(?:[A-Za-z]+[,:]?\s+)++")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
-_MULTIPLIERS = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen", "squared", "cubed"))
+_MULTIPLIERS = frozenset(
+    ("hundred", "thousand", "million", "billion", "trillion", "dozen", "squared", "cubed")
+)
 _NEGATIONS = frozenset(("not", "isn't", "never", "neither", "nor"))
 
 
@@ -76,7 +80,9 @@ def math_reward(
             rewards.append(_grade(_find_final_answer(_text(completion)), accepted))
     else:
         for episode, accepted in zip(rollout, answers, strict=True):
-            rewards.append(_grade(_final_answer_of(episode), accepted) if scorable(episode) else None)
+            rewards.append(
+                _grade(_final_answer_of(episode), accepted) if scorable(episode) else None
+            )
     return rewards
 
 
@@ -95,7 +101,9 @@ def math_match(prediction: str, answers: Sequence[str]) -> float | None:
     return _grade(strip_thoughts(prediction), answers)
 
 
-def math_equal(text: str, answer: str, timeout_seconds: int | None = TIMEOUT_SECONDS) -> bool | None:
+def math_equal(
+    text: str, answer: str, timeout_seconds: int | None = TIMEOUT_SECONDS
+) -> bool | None:
     """Whether the final answer in `text` equals `answer`; `None` if the comparison fails.
 
     Args:
@@ -122,7 +130,9 @@ def math_problem(answer: str) -> str:
 
 
 def _grade(answer: str | None, accepted: Sequence[str]) -> float | None:
-    verdicts = [_compare(answer or "", gold, TIMEOUT_SECONDS) for gold in accepted_answers(accepted)]
+    verdicts = [
+        _compare(answer or "", gold, TIMEOUT_SECONDS) for gold in accepted_answers(accepted)
+    ]
     if True in verdicts:
         return 1.0
     return None if None in verdicts else 0.0
@@ -183,14 +193,20 @@ def _plain_text(answer: str) -> str | None:
         return behind_words if "$" in behind_words else f"${behind_words}$"
 
     # The last number.
-    numbers = [place for place, token in enumerate(tokens) if any(character.isdigit() for character in token)]
+    numbers = [
+        place
+        for place, token in enumerate(tokens)
+        if any(character.isdigit() for character in token)
+    ]
     if not numbers:
         return None
     last = numbers[-1]
     if not _MULTIPLIERS.isdisjoint(lowered[last + 1 :]):
         return None
     before = tokens[last - 1] if last else ""
-    is_joined = before.lower() in _JOINING_WORDS or (before.endswith((",", ";")) and last - 1 in numbers)
+    is_joined = before.lower() in _JOINING_WORDS or (
+        before.endswith((",", ";")) and last - 1 in numbers
+    )
     return None if is_joined and len(numbers) > 1 else answer
 
 
@@ -212,7 +228,10 @@ def _compare(answer: str, gold: str, timeout_seconds: int | None) -> bool | None
         else:
             verdict = _grader().compare(accepted, given, plain, timeout_seconds)
         return True if accepted == given else verdict
-    except (Exception, _timeout_exception()) as error:  # sympy fails in many ways on what models write
+    except (
+        Exception,
+        _timeout_exception(),
+    ) as error:  # sympy fails in many ways on what models write
         logger.warning("math-verify gave up on %r: %r", answer[-80:], error)
         return None
 
@@ -224,7 +243,9 @@ class _Grader:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def compare(self, gold: str, answer: str, plain: str | None, timeout_seconds: int | None) -> bool | None:
+    def compare(
+        self, gold: str, answer: str, plain: str | None, timeout_seconds: int | None
+    ) -> bool | None:
         """See `math_grading.compare`.
 
         Raises:

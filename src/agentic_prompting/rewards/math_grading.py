@@ -16,11 +16,15 @@ from typing import Any
 
 _MEMORY_BYTES = 4 * 1024**3
 _MAX_DECIMALS = 300
-_FLOAT_DECIMALS = 6  # math-verify's: floats are rounded to so many decimals before they are compared
+_FLOAT_DECIMALS = (
+    6  # math-verify's: floats are rounded to so many decimals before they are compared
+)
 _DIGITS = 15  # math-verify's, for other expressions
 
 
-def compare(gold: str, answer: str, plain: str | None, timeout_seconds: int | None = None) -> bool | None:
+def compare(
+    gold: str, answer: str, plain: str | None, timeout_seconds: int | None = None
+) -> bool | None:
     """Whether an answer equals the accepted one.
 
     Args:
@@ -61,7 +65,9 @@ def _compare(gold: str, answer: str, plain: str | None) -> bool | None:
     if _is_equal(accepted, from_text):
         return True
     bare_gold = parse(gold, [ExprExtractionConfig()], **unlimited) if _has_words(gold) else []
-    return _is_equal(bare_gold, parse(f"\\boxed{{{answer}}}", targets, **unlimited)) and not _has_words(answer)
+    return _is_equal(
+        bare_gold, parse(f"\\boxed{{{answer}}}", targets, **unlimited)
+    ) and not _has_words(answer)
 
 
 def _delimited(gold: str) -> str:
@@ -130,7 +136,9 @@ def serve() -> None:
         if hasattr(signal, "alarm"):  # ends this process, also in the middle of a computation
             signal.alarm(request["seconds"])
         try:
-            reply: dict[str, Any] = {"equal": compare(request["gold"], request["answer"], request["plain"])}
+            reply: dict[str, Any] = {
+                "equal": compare(request["gold"], request["answer"], request["plain"])
+            }
         except Exception as error:  # sympy fails in many ways on what models write
             reply = {"error": f"{type(error).__name__}: {error}"[:300]}
         if hasattr(signal, "alarm"):

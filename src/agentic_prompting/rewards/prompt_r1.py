@@ -74,8 +74,13 @@ class PromptR1Reward:
         if self.gate not in _GATES:
             raise ValueError(f"gate must be one of {', '.join(_GATES)}, got {self.gate!r}")
         coefficients = (self.alpha, self.beta, self.gamma, self.delta)
-        if not all(0 <= coefficient < math.inf for coefficient in coefficients) or not 0 < self.k < math.inf:
-            raise ValueError(f"the reward's coefficients must not be negative, k positive and all finite, got {self}")
+        if (
+            not all(0 <= coefficient < math.inf for coefficient in coefficients)
+            or not 0 < self.k < math.inf
+        ):
+            raise ValueError(
+                f"the reward's coefficients must not be negative, k positive and all finite, got {self}"
+            )
 
     @property
     def __name__(self) -> str:
@@ -86,7 +91,9 @@ class PromptR1Reward:
         """Score one trajectory of parsed turns; see [`prompt_r1_score`] for the same from text."""
         form = self._format(turns)
         answer = turns[-1].answer if turns else None
-        correct = token_f1(answer or "", answers) * (answer is not None)  # raises for a row without golds in any case
+        correct = token_f1(answer or "", answers) * (
+            answer is not None
+        )  # raises for a row without golds in any case
         return PromptR1Score(form - self.k + (correct if form == self.k else 0.0), form, correct)
 
     def _format(self, turns: Sequence[Turn]) -> float:
@@ -127,16 +134,22 @@ class PromptR1Reward:
             `ValueError`: If a row has no accepted answer.
         """
         scores = self.scores(rollout, answers)
-        log_metric: Callable[[str, float], None] = kwargs.get("log_metric", lambda name, value: None)
+        log_metric: Callable[[str, float], None] = kwargs.get(
+            "log_metric", lambda name, value: None
+        )
         for one, accepted, score in zip(rollout, answers, scores, strict=True):
             if score is not None:  # one value each: TRL averages them over all processes
-                log_metric("exact_match", 0.0 if one.answer is None else exact_match(one.answer, accepted))
+                log_metric(
+                    "exact_match", 0.0 if one.answer is None else exact_match(one.answer, accepted)
+                )
                 log_metric("f1", score.answer)
                 log_metric("format_reward", score.format)
                 log_metric("answer_reward", max(score.total, 0.0))
         return [None if score is None else score.total for score in scores]
 
-    def scores(self, rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]) -> list[PromptR1Score | None]:
+    def scores(
+        self, rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]
+    ) -> list[PromptR1Score | None]:
         """Like a call, with the parts of each reward kept, for logs."""
         return [
             self.score(self._turns(one), accepted) if scorable(one) else None
@@ -144,11 +157,19 @@ class PromptR1Reward:
         ]
 
     def _turns(self, rollout: Rollout) -> list[Turn]:
-        return rollout.turns if self.grammar is None else [parse_turn(text, self.grammar) for text in rollout.texts]
+        return (
+            rollout.turns
+            if self.grammar is None
+            else [parse_turn(text, self.grammar) for text in rollout.texts]
+        )
 
 
 def prompt_r1_score(
-    turns: Sequence[str], answers: Sequence[str], *, grammar: TagGrammar = TagGrammar(), **coefficients: Any
+    turns: Sequence[str],
+    answers: Sequence[str],
+    *,
+    grammar: TagGrammar = TagGrammar(),
+    **coefficients: Any,
 ) -> PromptR1Score:
     """Prompt-R1's reward (eq 10-13) of one trajectory given as text.
 
@@ -176,7 +197,9 @@ def prompt_r1_score(
         ... )
         PromptR1Score(total=1.0, format=1.0, answer=1.0)
     """
-    return PromptR1Reward(**coefficients).score([parse_turn(text, grammar) for text in turns], answers)
+    return PromptR1Reward(**coefficients).score(
+        [parse_turn(text, grammar) for text in turns], answers
+    )
 
 
 prompt_r1_reward = PromptR1Reward()

@@ -134,9 +134,13 @@ def search_reward(
         `list[float | None]`: In [-0.1, 1]; `None` for a rollout that failed through no fault of the agent.
     """
     # A gold that is empty after normalisation is not matched by an empty answer: the recipe asks for one.
-    correct = rewards_of(lambda answer, accepted: exact_match(answer, accepted) if answer else 0.0, rollout, answers)
+    correct = rewards_of(
+        lambda answer, accepted: exact_match(answer, accepted) if answer else 0.0, rollout, answers
+    )
     form = [0.0 if one.answer is None else 0.1 * (one.turns[-1].well_formed - 1) for one in rollout]
-    return [None if score is None else score + bonus for score, bonus in zip(correct, form, strict=True)]
+    return [
+        None if score is None else score + bonus for score, bonus in zip(correct, form, strict=True)
+    ]
 
 
 def scorable(rollout: Rollout) -> bool:
@@ -149,7 +153,9 @@ def scorable(rollout: Rollout) -> bool:
 
 
 def rewards_of(
-    score: Callable[[str, Sequence[str]], float], rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]
+    score: Callable[[str, Sequence[str]], float],
+    rollouts: Sequence[Rollout],
+    answers: Sequence[Sequence[str]],
 ) -> list[float | None]:
     """The score of each rollout's answer; `None` where there is nothing of the agent's to score."""
     # Not answering is not the same as answering "": the latter is right where there is no answer.

@@ -33,15 +33,14 @@ _ACCURACY_CLOSING = re.compile(r"<\s{0,9}/\s{0,9}accuracy\s{0,9}>", re.IGNORECAS
 _VERDICT = re.compile(r"([01])(?:\.0{0,9})?")
 # Markup, brackets, LaTeX and a word like "option" before the letter. The alternatives begin with different characters
 # and the repeat is possessive, so that the time is linear.
-_BEFORE_LETTER = (
-    r"(?:[\s*_`$({\[\"'“]|\\(?:boxed|fbox|text|math)(?:bf|rm|it|sf|tt)?(?=\s*+\{)|\\[(\[]|(?i:option|choice)\b:?)*+"
-)
+_BEFORE_LETTER = r"(?:[\s*_`$({\[\"'“]|\\(?:boxed|fbox|text|math)(?:bf|rm|it|sf|tt)?(?=\s*+\{)|\\[(\[]|(?i:option|choice)\b:?)*+"
 _LETTER = re.compile(_BEFORE_LETTER + r"([A-Za-z])(?![^\W\d_]|['’][^\W\d_])")
 _SIGNS = "*_`$\"'“”‘’()[]{}<>.,;:!?-–—•"
 _NUMBERING = re.compile(r"\d+[.)]?")
 # The number of a list item or a step at the beginning of a line: "2.", "**2)**", "(2)", "### 2.", "Step 2:".
 _LIST_NUMBER = re.compile(
-    r"[ \t#>*_(\-]{0,20}(step\s?|part\s?|case\s?|#)?(\d{1,3})[*_]{0,3}[.):][*_)]{0,3}(?!\S)", re.IGNORECASE
+    r"[ \t#>*_(\-]{0,20}(step\s?|part\s?|case\s?|#)?(\d{1,3})[*_]{0,3}[.):][*_)]{0,3}(?!\S)",
+    re.IGNORECASE,
 )
 _INTEGER = re.compile(r"\D*(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.0+)?\D*")
 
@@ -55,7 +54,9 @@ def parse_integer(text: str) -> int:
     token = _last_token_with_digits(text)
     try:
         return int("".join(character for character in token.split(".")[0] if character.isdigit()))
-    except ValueError:  # nothing before the point, digits of another kind, or more of them than Python converts
+    except (
+        ValueError
+    ):  # nothing before the point, digits of another kind, or more of them than Python converts
         return 0
 
 
@@ -136,7 +137,11 @@ def read_verdict(reply: str) -> bool | None:
 
 def integer_problem(answer: str) -> str:
     """Why no reply could rightly match an accepted answer of [`integer_match`]; empty if one can."""
-    return "" if _INTEGER.fullmatch(_last_token_with_digits(answer)) else "integer_match compares whole numbers"
+    return (
+        ""
+        if _INTEGER.fullmatch(_last_token_with_digits(answer))
+        else "integer_match compares whole numbers"
+    )
 
 
 def letter_problem(answer: str) -> str:
@@ -161,7 +166,9 @@ class AccuracyJudge(Judge):
         **sampling: Sent with every call; `temperature=0` by default.
     """
 
-    async def __call__(self, question: str, prediction: str, answers: Sequence[str]) -> float | None:
+    async def __call__(
+        self, question: str, prediction: str, answers: Sequence[str]
+    ) -> float | None:
         """1.0 or 0.0; `None` if the judge failed or did not say: a missing value, not a wrong answer.
 
         Raises:
@@ -169,7 +176,10 @@ class AccuracyJudge(Judge):
         """
         gold = "\nor: ".join(accepted_answers(answers))
         shown = fill(JUDGE_TEMPLATE, question=question, gold=gold, prediction=prediction)
-        messages: list[Message] = [{"role": "system", "content": JUDGE_ROLE}, {"role": "user", "content": shown}]
+        messages: list[Message] = [
+            {"role": "system", "content": JUDGE_ROLE},
+            {"role": "user", "content": shown},
+        ]
         reply = await as_chat(self.chat)(messages, repeat=0, **self.sampling)
         verdict = read_verdict(reply.text) if reply.error is None else None
         return None if verdict is None else float(verdict)

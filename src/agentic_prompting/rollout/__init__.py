@@ -26,7 +26,15 @@ from .spec import (
     template_for,
 )
 from .tool_templates import find_tool_problem
-from .turn_reader import CallText, FunctionCall, TurnText, load_json, read_call, remove_closed_thoughts, split_turn
+from .turn_reader import (
+    CallText,
+    FunctionCall,
+    TurnText,
+    load_json,
+    read_call,
+    remove_closed_thoughts,
+    split_turn,
+)
 from .types import (
     Limits,
     Observation,

@@ -62,7 +62,10 @@ class TextFormat:
         self.environments: dict[str, TextFormat] = {}
         self._text = PlainText(tokenizer, own_texts)
         opening, closing = self.grammar.frame
-        self._before_reply, self._after_reply = self._encode(f"\n{opening}"), self._encode(f"{closing}\n")
+        self._before_reply, self._after_reply = (
+            self._encode(f"\n{opening}"),
+            self._encode(f"{closing}\n"),
+        )
         # A turn that has a closing tag ends there. One that has none ends with the end-of-sequence token.
         self._end_of_sequence = list(end_of_turn_ids[:1])
         self._closing = [] if self.grammar.stops else self._end_of_sequence
@@ -189,7 +192,11 @@ class ChatFormat(TextFormat):
         has_own_end = ends_all and not ends
         ends = [1] if has_own_end else ends
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
-        self._end = sorted(self.end_of_turn_ids & {tokenizer.eos_token_id}) if has_own_end else self._closing
+        self._end = (
+            sorted(self.end_of_turn_ids & {tokenizer.eos_token_id})
+            if has_own_end
+            else self._closing
+        )
 
     def check_system(self, instead: str) -> None:
         """As [`TextFormat.check_system`].
@@ -197,13 +204,18 @@ class ChatFormat(TextFormat):
         Raises:
             `ValueError`: The template refuses system messages, or drops them silently.
         """
-        messages: list[Message] = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        messages: list[Message] = [
+            {"role": "system", "content": _SYSTEM},
+            {"role": "user", "content": _USER},
+        ]
         try:
             why = "" if _SYSTEM in self._render(messages) else "it leaves them out"
         except Exception as error:  # a template raises errors of its own
             why = str(error)
         if why:
-            raise ValueError(f"the model's chat template takes no system messages ({why}): {instead}")
+            raise ValueError(
+                f"the model's chat template takes no system messages ({why}): {instead}"
+            )
 
     def check_tools(self) -> None:
         """As [`TextFormat.check_tools`], for the `tools` of `chat_template_kwargs`."""
@@ -211,7 +223,9 @@ class ChatFormat(TextFormat):
             return
 
         def render(messages: Sequence[Any], tools: Sequence[Any]) -> str:
-            return self._text.render(messages, **{**self.chat_template_kwargs, "tools": list(tools)})
+            return self._text.render(
+                messages, **{**self.chat_template_kwargs, "tools": list(tools)}
+            )
 
         problem = find_tool_problem(render, getattr(self.grammar, "read_calls", None))
         if problem:
@@ -230,7 +244,9 @@ class ChatFormat(TextFormat):
         The messages are text from outside: no special token comes out of them, and no ordinary added token (`<think>`
         of some tokenizers) but in `own_texts`. The chat template's own tokens stay.
         """
-        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages: Sequence[Message] = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
         return self._text.conversation_ids(messages, **self.chat_template_kwargs)
 
     def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
@@ -246,7 +262,9 @@ class ChatFormat(TextFormat):
             rendered = self._render([user, agent, reply])
             _, rest = rendered.split(_AGENT)
             before, after = rest.split(_REPLY)
-            generation_prompt = self._render([user]).removeprefix(self._render([user], generation_prompt=False))
+            generation_prompt = self._render([user]).removeprefix(
+                self._render([user], generation_prompt=False)
+            )
         except Exception as error:
             raise ValueError(
                 "the chat template cannot render user, assistant, user in this order, each once and unchanged, "
@@ -258,5 +276,12 @@ class ChatFormat(TextFormat):
         thought = self.grammar.thought_opening or _THOUGHT_OPENING
         opened = generation_prompt.rstrip().endswith(thought)
         first, other = self._encode(before)[:1], self._encode(after)[:1]
-        ends_all = first == other and bool(set(first) & set(self.tokenizer.get_added_vocab().values()))
-        return self._encode(before + opening), self._encode(closing + after), thought if opened else "", ends_all
+        ends_all = first == other and bool(
+            set(first) & set(self.tokenizer.get_added_vocab().values())
+        )
+        return (
+            self._encode(before + opening),
+            self._encode(closing + after),
+            thought if opened else "",
+            ends_all,
+        )

@@ -73,7 +73,9 @@ class Engine(ABC, Generic[Request, Result]):
         self.on_callers_thread = on_callers_thread
         self._inbox: SimpleQueue[Job[Request, Result] | None] = SimpleQueue()
         self._waiting: list[Job[Request, Result]] = []  # taken from the inbox, not started
-        self._finished: list[tuple[Job[Request, Result], Result | BaseException]] = []  # not delivered yet
+        self._finished: list[
+            tuple[Job[Request, Result], Result | BaseException]
+        ] = []  # not delivered yet
         self._worker: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed: BaseException | None = None
@@ -85,7 +87,9 @@ class Engine(ABC, Generic[Request, Result]):
         if not self.on_callers_thread:
             with self._starting:
                 if self._worker is None:
-                    self._worker = threading.Thread(target=self._run_own_thread, name=type(self).__name__, daemon=True)
+                    self._worker = threading.Thread(
+                        target=self._run_own_thread, name=type(self).__name__, daemon=True
+                    )
                     _workers.add(self._worker)
                     self._worker.start()
         return await job.future
@@ -113,7 +117,10 @@ class Engine(ABC, Generic[Request, Result]):
         return waiting
 
     def work(
-        self, until: Future[Any], listen: Callable[[], None] = lambda: None, together: Callable[[], int] | None = None
+        self,
+        until: Future[Any],
+        listen: Callable[[], None] = lambda: None,
+        together: Callable[[], int] | None = None,
     ) -> None:
         """Run the engine on this thread until `until` is done.
 
@@ -136,7 +143,9 @@ class Engine(ABC, Generic[Request, Result]):
                 self._take(block=not (self.at_work or may_join()))
                 listen()
                 if together is not None:  # by conversation, not by time of arrival
-                    self._waiting.sort(key=lambda job: getattr(job.request, "conversation", None) or 0)
+                    self._waiting.sort(
+                        key=lambda job: getattr(job.request, "conversation", None) or 0
+                    )
                 self._run_step(may_join())
                 self._deliver_finished()
 
@@ -153,7 +162,9 @@ class Engine(ABC, Generic[Request, Result]):
         while True:
             try:
                 self._run_until_idle()
-            except BaseException as error:  # the model is not available: every request gets the error
+            except (
+                BaseException
+            ) as error:  # the model is not available: every request gets the error
                 self._take(block=False)
                 self._fail(error)
             # The last results are delivered after `ready` has released the model, because the caller may start training
@@ -196,7 +207,9 @@ class Engine(ABC, Generic[Request, Result]):
             if self._closed is not None:
                 raise self._closed
             self.step(arrived)
-        except BaseException as error:  # out of memory, for example: the requests in progress get it
+        except (
+            BaseException
+        ) as error:  # out of memory, for example: the requests in progress get it
             if self.on_callers_thread and not isinstance(error, Exception):
                 raise  # Ctrl-C, or the end of the program, on the caller's own thread
             self.finish((job, error) for job in arrived)
@@ -207,7 +220,9 @@ class Engine(ABC, Generic[Request, Result]):
         self._waiting = []
         self.finish((job, error) for job in left)
 
-    def finish(self, results: Iterable[tuple[Job[Request, Result], Result | BaseException]]) -> None:
+    def finish(
+        self, results: Iterable[tuple[Job[Request, Result], Result | BaseException]]
+    ) -> None:
         """Deliver results, or errors, after this step."""
         self._finished += results
 
@@ -247,7 +262,9 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         on_callers_thread (`bool`, *optional*): As in [`Engine`].
     """
 
-    def __init__(self, sampler: Sampler, max_batch_size: int | None = None, on_callers_thread: bool = False):
+    def __init__(
+        self, sampler: Sampler, max_batch_size: int | None = None, on_callers_thread: bool = False
+    ):
         super().__init__(on_callers_thread)
         self.sampler, self.max_batch_size = sampler, max_batch_size
 
@@ -297,7 +314,12 @@ def play_all(
         if full_determinism and isinstance(policy, Engine):
             policy.wake()  # one episode fewer to wait for
 
-    run_with_engine(policy, gather(map(one, rollouts)), listen, (lambda: unfinished) if full_determinism else None)
+    run_with_engine(
+        policy,
+        gather(map(one, rollouts)),
+        listen,
+        (lambda: unfinished) if full_determinism else None,
+    )
 
 
 def run_with_engine(

@@ -56,7 +56,9 @@ class Environment:
     step_timeout: float | None = None
     play_episode: Callable[..., Awaitable[Rollout]] | None = None
 
-    def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None:
+    def step(
+        self, rollout: Rollout
+    ) -> Awaitable[Observation | str | None] | Observation | str | None:
         """Answer a turn that asks something (`rollout.turns[-1].kind == "act"`).
 
         Returns:
@@ -130,7 +132,9 @@ class Environments(Environment):
             `ValueError`: The row names none of them.
         """
         if (name := row.get("environment")) not in self.by_name:
-            raise ValueError(f"a row names the environment {name!r}; there are: {', '.join(self.by_name)}")
+            raise ValueError(
+                f"a row names the environment {name!r}; there are: {', '.join(self.by_name)}"
+            )
         return self.by_name[name]
 
     async def reset(self, row: dict[str, Any]) -> Any:
@@ -179,7 +183,9 @@ def _named(name: Any, thing: Any) -> Environment:
     except TypeError as error:
         raise TypeError(f"environment {name!r}: {error}") from None
     if one is None or one.play_episode is not None or isinstance(one, Environments):
-        raise TypeError(f"environment {name!r} must have a step(rollout): a program, or none, cannot be one of several")
+        raise TypeError(
+            f"environment {name!r} must have a step(rollout): a program, or none, cannot be one of several"
+        )
     return one
 
 
@@ -198,7 +204,11 @@ def _forwarded(name: str) -> Any:
     """A property: the adapted object's own member where it has one, else the default of [`Environment`]."""
 
     def get(self: Any) -> Any:
-        return getattr(self.adapted, name) if hasattr(self.adapted, name) else getattr(super(_Object, self), name)
+        return (
+            getattr(self.adapted, name)
+            if hasattr(self.adapted, name)
+            else getattr(super(_Object, self), name)
+        )
 
     return property(get)
 
@@ -245,7 +255,9 @@ def as_environment(thing: Any) -> Environment | None:
     if isinstance(thing, Mapping):
         return Environments(thing)
     if inspect.isclass(thing):
-        raise TypeError(f"environment is the class {thing.__name__}: pass an object of it, {thing.__name__}(...)")
+        raise TypeError(
+            f"environment is the class {thing.__name__}: pass an object of it, {thing.__name__}(...)"
+        )
     step = thing if inspect.isroutine(thing) else getattr(thing, "step", None)
     name = getattr(thing, "__name__", type(thing).__name__)
     if not callable(step) or getattr(step, "__func__", None) is Environment.step:
@@ -256,19 +268,26 @@ def as_environment(thing: Any) -> Environment | None:
     try:
         inspect.signature(step).bind(None)
     except TypeError as error:
-        raise TypeError(f"environment {name} must take one argument, the rollout: {error}") from None
+        raise TypeError(
+            f"environment {name} must take one argument, the rollout: {error}"
+        ) from None
     except ValueError:  # a function written in C may have no signature
         pass
     limit = getattr(thing, "step_timeout", None)
     if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-        raise ValueError(f"step_timeout of the environment {name} must be seconds above 0 or None, got {limit!r}")
+        raise ValueError(
+            f"step_timeout of the environment {name} must be seconds above 0 or None, got {limit!r}"
+        )
     if isinstance(thing, Environment):
         return thing
     return _Function(thing) if step is thing else _Object(thing)
 
 
 async def call_environment(
-    environment: Environment, method: Callable[[Any], Any], argument: Any, step_timeout: float | None
+    environment: Environment,
+    method: Callable[[Any], Any],
+    argument: Any,
+    step_timeout: float | None,
 ) -> Any:
     """What a method of an environment returns, within the time limit.
 
@@ -316,10 +335,14 @@ async def _reset(environment: Environment, row: dict[str, Any], limits: Limits) 
             environment = environment.of(row)
         if not environment.has_reset:
             return row
-        begun = await call_environment(environment, environment.reset, row, limits.of(row).step_timeout)
+        begun = await call_environment(
+            environment, environment.reset, row, limits.of(row).step_timeout
+        )
         if not isinstance(begun, Mapping):
             wrong = type(begun).__name__
-            raise ServerFailed(f"{place_of(environment.reset)} must return the row of the episode, a dict, not {wrong}")
+            raise ServerFailed(
+                f"{place_of(environment.reset)} must return the row of the episode, a dict, not {wrong}"
+            )
         return dict(begun)
     except LLMError as error:
         return {**row, RESET_ERROR: error}

@@ -100,7 +100,9 @@ class TagGrammar:
     def __post_init__(self):
         for role, tag in asdict(self).items():
             if not re.fullmatch(r"\w[\w-]*", tag):
-                raise ValueError(f"grammar: {role}={tag!r} is not a tag name; use letters, digits, '_' and '-'")
+                raise ValueError(
+                    f"grammar: {role}={tag!r} is not a tag name; use letters, digits, '_' and '-'"
+                )
         if len(set(asdict(self).values())) < 4:
             raise ValueError(f"grammar: tags must differ from each other, got {asdict(self)}")
 
@@ -202,7 +204,9 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     an answer (and scores as one).
     """
     elements, outside, problem = _elements(text, grammar)
-    thoughts, acts, answers = (elements.get(tag, []) for tag in (grammar.think, grammar.act, grammar.answer))
+    thoughts, acts, answers = (
+        elements.get(tag, []) for tag in (grammar.think, grammar.act, grammar.answer)
+    )
     thought = thoughts[0] if len(thoughts) == 1 else None
     problems = {
         problem: bool(problem),
@@ -226,7 +230,9 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
 def _elements(text: str, grammar: TagGrammar) -> tuple[dict[str, list[str]], str, str]:
     """The contents by tag, the text outside of all tags, and the first structural problem."""
     outside, *rest = grammar.any_tag.split(text)
-    marks = list(zip(rest[::3], rest[1::3], rest[2::3], strict=True))  # slash, tag, the text behind it
+    marks = list(
+        zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+    )  # slash, tag, the text behind it
     elements: dict[str, list[str]] = {}
     for (slash, tag, inside), closing in zip_longest(marks[::2], marks[1::2]):
         if slash:

@@ -40,12 +40,18 @@ class PlainText:
     def __init__(self, tokenizer: Any, own_texts: Iterable[str] = (), keep_ordinary: bool = False):
         self.tokenizer, self.keep_ordinary = tokenizer, keep_ordinary
         added = {str(text): token for text, token in tokenizer.get_added_vocab().items()}
-        ordinary = {str(one) for one in getattr(tokenizer, "added_tokens_decoder", {}).values() if not one.special}
+        ordinary = {
+            str(one)
+            for one in getattr(tokenizer, "added_tokens_decoder", {}).values()
+            if not one.special
+        }
         special = {text for text in (*added, *tokenizer.all_special_tokens) if text not in ordinary}
         self._every, self._special = _occurrences({*added, *special}), _occurrences(special)
         # The ids that text could pose as: not the one for unknown words, nor runs of white space, which come out of
         # harmless text.
-        posing = {text: token for text, token in added.items() if len(text.strip(" \t\r\n\u2581")) > 1}
+        posing = {
+            text: token for text, token in added.items() if len(text.strip(" \t\r\n\u2581")) > 1
+        }
         self._posing = {*posing.values()} - {tokenizer.unk_token_id}
         self._posing_special = self._posing & {posing[text] for text in special & posing.keys()}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -57,7 +63,9 @@ class PlainText:
 
     def trust(self, text: str) -> None:
         """Add a text of the run's own, for example a system prompt that it has evolved."""
-        if text not in self._own and self._every.search(text):  # only these are looked for in a message
+        if text not in self._own and self._every.search(
+            text
+        ):  # only these are looked for in a message
             self._own.append(text)
 
     def encode(self, text: str) -> list[int]:
@@ -66,7 +74,11 @@ class PlainText:
         Half a surrogate pair, which a JSON text or a file name may hold, is read as a replacement character:
         tokenizers take no other text that is not valid Unicode.
         """
-        return self.tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"] if text else []
+        return (
+            self.tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"]
+            if text
+            else []
+        )
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise `text` such that no added token comes out, even where its text occurs."""
@@ -94,7 +106,9 @@ class PlainText:
         """The ids of a rendering of [`PlainText.marked`] messages, or of a part of one."""
         return [token for piece in rendered.split(self.mark) for token in self.encode(piece)]
 
-    def render(self, messages: Sequence[Any], generation_prompt: bool = True, **template_kwargs: Any) -> str:
+    def render(
+        self, messages: Sequence[Any], generation_prompt: bool = True, **template_kwargs: Any
+    ) -> str:
         """The conversation as the chat template writes it.
 
         Raises:
@@ -102,7 +116,10 @@ class PlainText:
         """
         return limited(
             lambda: self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generation_prompt, tokenize=False, **template_kwargs
+                list(messages),
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **template_kwargs,
             ),
             f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r}",
         )
@@ -119,10 +136,16 @@ class PlainText:
         """A message, or a part of one, with a mark wherever its text has to be cut."""
         if isinstance(value, str):
             cuts = self._cuts(value, by_agent or self.keep_ordinary)
-            return self.mark.join(value[i:j] for i, j in pairwise([0, *cuts, len(value)])) if cuts else value
+            return (
+                self.mark.join(value[i:j] for i, j in pairwise([0, *cuts, len(value)]))
+                if cuts
+                else value
+            )
         if isinstance(value, dict):
             return {name: self._marked(part, by_agent) for name, part in value.items()}
-        return [self._marked(part, by_agent) for part in value] if isinstance(value, list) else value
+        return (
+            [self._marked(part, by_agent) for part in value] if isinstance(value, list) else value
+        )
 
     def _cuts(self, text: str, keep_ordinary: bool) -> list[int]:
         """The positions at which the text of a message is cut."""
@@ -137,8 +160,14 @@ class PlainText:
                 cuts.add(begin + 1)
         if odd:
             for begin, end in list(pairwise([0, *sorted(cuts), len(text)])):
-                ids = self._posing_special if any(i < end and begin < j for i, j in own) else self._posing
-                if _ODD.search(text, begin, end) and not ids.isdisjoint(self.encode(text[begin:end])):
+                ids = (
+                    self._posing_special
+                    if any(i < end and begin < j for i, j in own)
+                    else self._posing
+                )
+                if _ODD.search(text, begin, end) and not ids.isdisjoint(
+                    self.encode(text[begin:end])
+                ):
                     cuts |= set(range(begin + 1, end))  # see `_plain_piece`
         return sorted(cuts)
 
@@ -148,7 +177,13 @@ class PlainText:
         Preferably at the beginning or the end, because system prompt and template surround the question.
         """
         for own in self._own:
-            begin = 0 if text.startswith(own) else len(text) - len(own) if text.endswith(own) else text.find(own)
+            begin = (
+                0
+                if text.startswith(own)
+                else len(text) - len(own)
+                if text.endswith(own)
+                else text.find(own)
+            )
             if begin >= 0:
                 yield begin, begin + len(own)
 

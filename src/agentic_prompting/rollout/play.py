@@ -68,7 +68,11 @@ async def play(
 
 
 async def _play(
-    rollout: Rollout, policy: Policy, environment: Environment | None, chat_format: TextFormat, limits: Limits
+    rollout: Rollout,
+    policy: Policy,
+    environment: Environment | None,
+    chat_format: TextFormat,
+    limits: Limits,
 ) -> Rollout:
     if (error := rollout.row.get(RESET_ERROR)) is not None:
         return rollout.fail(Observation(error=error))
@@ -90,7 +94,9 @@ async def _play(
             # A turn that was cut off before it could close its tags is too long, not malformed.
             return rollout.finish("malformed" if sample.finished else "truncated")
         if len(rollout.turns) >= limits.max_turns:
-            return rollout.finish("out_of_turns")  # without a further turn a reply would be paid for in vain
+            return rollout.finish(
+                "out_of_turns"
+            )  # without a further turn a reply would be paid for in vain
         observation = await observe(environment, rollout, limits.step_timeout)
         if observation is None:
             return rollout.finish("out_of_turns")
@@ -105,19 +111,27 @@ async def _play(
     return rollout.finish("truncated")  # prompt and turns fill the context
 
 
-async def sample_turn(policy: Policy, request: SampleRequest, number: int, chat_format: TextFormat) -> Sample:
+async def sample_turn(
+    policy: Policy, request: SampleRequest, number: int, chat_format: TextFormat
+) -> Sample:
     """The policy's turn, in a span if traces are on."""
     if not spans.is_on():
         return await policy(request)
     with spans.span("chat agent", {**_ABOUT["chat"], f"{spans.OWN}.turn": number}) as turn:
         sample = await policy(request)
         # A generator, because the text is needed only if spans have contents.
-        said = (Message(role="assistant", content=chat_format.parse(ids).text) for ids in [sample.ids])
+        said = (
+            Message(role="assistant", content=chat_format.parse(ids).text) for ids in [sample.ids]
+        )
         turn.set(
             {
                 "gen_ai.usage.input_tokens": len(request.context),
                 "gen_ai.usage.output_tokens": len(sample.ids),
-                **spans.messages("gen_ai.output.messages", said, finish_reason="stop" if sample.finished else "length"),
+                **spans.messages(
+                    "gen_ai.output.messages",
+                    said,
+                    finish_reason="stop" if sample.finished else "length",
+                ),
             }
         )
         return sample
@@ -157,7 +171,9 @@ async def run_tool(name: str, arguments: str, work: Coroutine[Any, Any, T]) -> T
 async def _in_span(name: str, arguments: str, work: Awaitable[T]) -> T:
     if not spans.is_on():
         return await work
-    with spans.span(f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}) as tool:
+    with spans.span(
+        f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}
+    ) as tool:
         observation = await work
         tool.set(spans.content("gen_ai.tool.call.arguments", arguments))
         if isinstance(observation, Observation):
@@ -167,19 +183,27 @@ async def _in_span(name: str, arguments: str, work: Awaitable[T]) -> T:
         return observation
 
 
-async def _observe(environment: Environment, rollout: Rollout, step_timeout: float | None) -> Observation | None:
+async def _observe(
+    environment: Environment, rollout: Rollout, step_timeout: float | None
+) -> Observation | None:
     started = time.perf_counter()
     try:
         returned: Any = await call_environment(environment, environment.step, rollout, step_timeout)
         if not (returned is None or isinstance(returned, str | Observation)):
             wrong = type(returned).__name__
-            raise ServerFailed(f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}")
+            raise ServerFailed(
+                f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}"
+            )
     except LLMError as error:
         returned = Observation(error=error, seconds=time.perf_counter() - started)
     except Exception as error:  # a bug in an environment fails this rollout, not the batch
         failure = failure_of(ServerFailed, "the environment", error)
         returned = Observation(error=failure, seconds=time.perf_counter() - started)
-    return Observation(returned, seconds=time.perf_counter() - started) if isinstance(returned, str) else returned
+    return (
+        Observation(returned, seconds=time.perf_counter() - started)
+        if isinstance(returned, str)
+        else returned
+    )
 
 
 def _about_rollout(rollout: Rollout) -> dict[str, Any]:
@@ -191,6 +215,9 @@ def _about_rollout(rollout: Rollout) -> dict[str, Any]:
         f"{spans.OWN}.turns": len(rollout.turns),
         f"{spans.OWN}.group": rollout.group,
         f"{spans.OWN}.cost_usd": sum(reply.usage.cost_usd for reply in rollout.replies),
-        **spans.messages("gen_ai.input.messages", [Message(role="user", content=str(rollout.row.get("question", "")))]),
+        **spans.messages(
+            "gen_ai.input.messages",
+            [Message(role="user", content=str(rollout.row.get("question", "")))],
+        ),
         **spans.messages("gen_ai.output.messages", answer, finish_reason=rollout.status),
     }

@@ -17,7 +17,12 @@ class Seldom:
         clock (`Callable`, *optional*): Returns seconds.
     """
 
-    def __init__(self, every: float = 60.0, at_once: bool = False, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        every: float = 60.0,
+        at_once: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._every, self._clock = every, clock
         self._next = clock() + (0 if at_once else every)
 
@@ -42,12 +47,18 @@ class Lines:
         if done <= 0 or missing <= 0:
             return ""
         seconds = (time.monotonic() - self._begun) / done * missing
-        return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+        return (
+            f", about {seconds:.0f} s left"
+            if seconds < 100
+            else f", about {seconds / 60:.0f} min left"
+        )
 
     def update(self, n: int = 1) -> None:
         self.n += n
         if self._seldom.due():
-            print(f"{self.what}: {self.n} of {self.total}{self.left()}", file=sys.stderr, flush=True)
+            print(
+                f"{self.what}: {self.n} of {self.total}{self.left()}", file=sys.stderr, flush=True
+            )
 
     def __enter__(self) -> Lines:
         return self

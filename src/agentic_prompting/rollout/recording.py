@@ -60,7 +60,11 @@ class RolloutFacts:
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutFacts:
-        replies, error, masks = rollout.replies, rollout.error, [one.mask for one in rollout.sequences]
+        replies, error, masks = (
+            rollout.replies,
+            rollout.error,
+            [one.mask for one in rollout.sequences],
+        )
         return cls(
             status=rollout.status,
             error_kind=None if error is None else error.kind,
@@ -97,15 +101,26 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     own = {name: [fact.counts[name] for fact in facts if name in fact.counts] for name in names}
     return {
         **{name: float(np.mean(values)) for name, values in own.items()},
-        **{f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts])) for name in means},
-        **{f"rollout/{status}": float(np.mean([fact.status == status for fact in facts])) for status in STATUSES},
-        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in facts)) for name in sums},
+        **{
+            f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts]))
+            for name in means
+        },
+        **{
+            f"rollout/{status}": float(np.mean([fact.status == status for fact in facts]))
+            for status in STATUSES
+        },
+        **{
+            f"environment/{name}": float(sum(getattr(fact, name) for fact in facts))
+            for name in sums
+        },
         "environment/latency_mean": float(np.mean(latencies)),
         "environment/latency_p95": float(np.percentile(latencies, 95)),
     }
 
 
-def metrics_by_environment(facts: Sequence[RolloutFacts], rewards: Sequence[float]) -> dict[str, float]:
+def metrics_by_environment(
+    facts: Sequence[RolloutFacts], rewards: Sequence[float]
+) -> dict[str, float]:
     """The metrics of a batch for each of several environments, as `environments/NAME/...`: `share` of the rollouts,
     mean `reward` (of those that have one) and `turns`, shares of `answered` and `failed`.
 
@@ -115,12 +130,19 @@ def metrics_by_environment(facts: Sequence[RolloutFacts], rewards: Sequence[floa
     """
     metrics: dict[str, float] = {}
     for name in sorted({str(fact.environment) for fact in facts}):
-        own = [(fact, reward) for fact, reward in zip(facts, rewards, strict=True) if fact.environment == name]
+        own = [
+            (fact, reward)
+            for fact, reward in zip(facts, rewards, strict=True)
+            if fact.environment == name
+        ]
         known = [reward for _, reward in own if reward == reward]
         found: dict[str, Any] = {
             "share": len(own) / len(facts),
             "turns": np.mean([fact.turns for fact, _ in own]),
-            **{status: np.mean([fact.status == status for fact, _ in own]) for status in ("answered", "failed")},
+            **{
+                status: np.mean([fact.status == status for fact, _ in own])
+                for status in ("answered", "failed")
+            },
             **({"reward": np.mean(known)} if known else {}),
         }
         metrics |= {f"environments/{name}/{what}": float(value) for what, value in found.items()}
@@ -144,7 +166,12 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "error": None if rollout.error is None else {"kind": facts.error_kind, "what": facts.error},
         "answer": rollout.answer,
         "turns": [
-            {"text": turn.text, "kind": turn.kind, "well_formed": turn.well_formed, "problem": turn.problem}
+            {
+                "text": turn.text,
+                "kind": turn.kind,
+                "well_formed": turn.well_formed,
+                "problem": turn.problem,
+            }
             for turn in rollout.turns
         ],
         "observations": [
@@ -168,7 +195,12 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 def _sequences(rollout: Rollout) -> list[dict[str, Any]]:
     """The token sequences of an episode in numbers."""
     return [
-        {"role": one.role, "prompt": len(one.prompt_ids), "tokens": len(one.ids), "in_loss": sum(one.mask)}
+        {
+            "role": one.role,
+            "prompt": len(one.prompt_ids),
+            "tokens": len(one.ids),
+            "in_loss": sum(one.mask),
+        }
         for one in rollout.sequences
     ]
 
@@ -184,10 +216,14 @@ class RolloutLog:
         part_mb (`float`, *optional*, defaults to `32`): A part is closed at this size, or at a quarter of `max_mb`.
     """
 
-    def __init__(self, folder: str | Path, process_index: int = 0, max_mb: float = 1024, part_mb: float = 32):
+    def __init__(
+        self, folder: str | Path, process_index: int = 0, max_mb: float = 1024, part_mb: float = 32
+    ):
         self.folder, self.process_index = Path(folder), process_index
         self.max_bytes, self.part_bytes = max_mb * 2**20, min(part_mb, max_mb / 4) * 2**20
-        self._part: Path | None = None  # each log begins a new part: an earlier one may end in an incomplete batch
+        self._part: Path | None = (
+            None  # each log begins a new part: an earlier one may end in an incomplete batch
+        )
         self._waiting: deque[bytes] = deque()
         self._failing, self._lost = False, 0
 
@@ -208,14 +244,22 @@ class RolloutLog:
         except OSError as error:  # training does not need the records
             self._part = None  # it may end in an incomplete batch
             if not self._failing:
-                logger.warning("rollouts cannot be written to %s, training goes on without: %s", self.folder, error)
+                logger.warning(
+                    "rollouts cannot be written to %s, training goes on without: %s",
+                    self.folder,
+                    error,
+                )
             self._failing = True
             while sum(map(len, self._waiting)) > MAX_WAITING:
                 self._waiting.popleft()
                 self._lost += 1
         else:
             if self._failing:
-                logger.warning("rollouts are written again to %s; %d batches were lost", self.folder, self._lost)
+                logger.warning(
+                    "rollouts are written again to %s; %d batches were lost",
+                    self.folder,
+                    self._lost,
+                )
             self._failing, self._lost = False, 0
 
     def _parts(self) -> list[Path]:
@@ -223,7 +267,11 @@ class RolloutLog:
 
     def _current_part(self) -> Path:
         # A part that is missing, or its folder, was moved away during the run: begin a new one.
-        if self._part is None or not self._part.exists() or self._part.stat().st_size >= self.part_bytes:
+        if (
+            self._part is None
+            or not self._part.exists()
+            or self._part.stat().st_size >= self.part_bytes
+        ):
             parts = self._parts()
             number = int(parts[-1].name.split("-")[2].split(".")[0]) + 1 if parts else 0
             self._part = self.folder / f"rollouts-{self.process_index:05d}-{number:05d}.jsonl.gz"
@@ -232,7 +280,9 @@ class RolloutLog:
     def _drop_oldest(self) -> None:
         parts = self._parts()
         while len(parts) > 1 and sum(part.stat().st_size for part in parts) > self.max_bytes:
-            logger.warning("rollout log over %.0f MB: dropping %s", self.max_bytes / 2**20, parts[0].name)
+            logger.warning(
+                "rollout log over %.0f MB: dropping %s", self.max_bytes / 2**20, parts[0].name
+            )
             parts.pop(0).unlink()
 
 
@@ -272,10 +322,14 @@ def _whole_lines(part: Path) -> Iterator[str]:
             try:
                 text, rest = _unfold(file, rest)
             except (zlib.error, EOFError):
-                logger.warning("%s: skipped the last %d bytes, a batch cut off while being written", part, left)
+                logger.warning(
+                    "%s: skipped the last %d bytes, a batch cut off while being written", part, left
+                )
                 return
             if text is None:
-                logger.warning("%s: skipped a batch of more than %d bytes, decompressed", part, MAX_BATCH)
+                logger.warning(
+                    "%s: skipped a batch of more than %d bytes, decompressed", part, MAX_BATCH
+                )
             else:
                 yield from text.decode("utf-8", "replace").split("\n")[:-1]
 

@@ -28,7 +28,11 @@ SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; increased when older readers would misread it
 # The grammars that a file can name.
 _GRAMMARS = {grammar.__name__: grammar for grammar in (TagGrammar, QuestionGrammar, FreeText)}
-_STATUS_AFTER: dict[Kind, Status] = {"answer": "answered", "act": "out_of_turns", "malformed": "malformed"}
+_STATUS_AFTER: dict[Kind, Status] = {
+    "answer": "answered",
+    "act": "out_of_turns",
+    "malformed": "malformed",
+}
 
 # The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share a prefix; the
 # others are the grammar's tag names.
@@ -222,7 +226,9 @@ class AgentSpec:
         if not self.environments:
             return self
         if (name := row.get("environment")) not in self.environments:
-            raise ValueError(f"a row names the environment {name!r}; there are: {', '.join(self.environments)}")
+            raise ValueError(
+                f"a row names the environment {name!r}; there are: {', '.join(self.environments)}"
+            )
         return replace(self, environments={}, **self.environments[name])
 
     def each(self) -> list[AgentSpec]:
@@ -245,9 +251,13 @@ class AgentSpec:
                     "to call them themselves"
                 )
         else:
-            form = ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
+            form = ChatFormat(
+                tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts
+            )
         if self.system_prompt:
-            form.check_system("leave the system prompt out, and put its text into the prompt template")
+            form.check_system(
+                "leave the system prompt out, and put its text into the prompt template"
+            )
         if not self.environments:  # else each is checked with its own tools
             form.check_tools()
         each = zip(self.environments, self.each(), strict=True)
@@ -258,8 +268,12 @@ class AgentSpec:
         """The prompt messages of a row: its own `prompt` if it has one, else the filled-in template. A text is one user
         message; [`TextFormat.prompt`] makes text of it again."""
         template = self.of(row).prompt_template
-        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(template, row["question"])
-        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(
+            template, row["question"]
+        )
+        messages: Sequence[Message] = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
         return with_system(self.system_prompt, messages, join=self.join_system_prompt)
 
     def save(self, folder: str | Path) -> None:
@@ -269,11 +283,16 @@ class AgentSpec:
             name: {**own, "grammar": _saved_grammar(own.get("grammar", self.grammar))}
             for name, own in self.environments.items()
         }
-        atomic_write(Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
+        atomic_write(
+            Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
+        )
 
     @classmethod
     def load(
-        cls, folder: str | Path, grammar: Grammar | Mapping[str, Grammar | None] | None = None, name: str | None = None
+        cls,
+        folder: str | Path,
+        grammar: Grammar | Mapping[str, Grammar | None] | None = None,
+        name: str | None = None,
     ) -> AgentSpec:
         """Read the file that [`AgentSpec.save`] wrote.
 
@@ -299,7 +318,9 @@ class AgentSpec:
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             if str(error).startswith(str(path)):  # one of our own errors below
                 raise
-            raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); save the agent again") from None
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}: {error}); save the agent again"
+            ) from None
 
     @classmethod
     def _read(cls, saved: Any, path: Path, grammar: Any, name: str | None) -> AgentSpec:
@@ -332,20 +353,31 @@ def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
     """A grammar as JSON; the user's own grammar by its name only."""
     kind = type(grammar)
     is_shipped = kind in _GRAMMARS.values()
-    arguments = [argument.name for argument in fields(_GRAMMARS[kind.__name__]) if argument.init] if is_shipped else []
+    arguments = (
+        [argument.name for argument in fields(_GRAMMARS[kind.__name__]) if argument.init]
+        if is_shipped
+        else []
+    )
     return {"kind": kind.__name__, **{name: getattr(grammar, name) for name in arguments}}
 
 
 def _loaded_grammar(saved: dict[str, Any], given: Any, path: Path) -> Grammar:
     kind = saved.pop("kind")
     if kind in _GRAMMARS:  # JSON has lists only; a grammar's fields are tuples
-        return _GRAMMARS[kind](**{key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
+        arguments: dict[str, Any] = {}
+        for name, value in saved.items():
+            arguments[name] = tuple(value) if isinstance(value, list) else value
+        return _GRAMMARS[kind](**arguments)
     if type(given).__name__ != kind:
-        raise ValueError(f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar=")
+        raise ValueError(
+            f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar="
+        )
     return given
 
 
-def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: TextFormat) -> Rollout:
+def rollout_from_trace(
+    trace: Mapping[str, Any], spec: AgentSpec, chat_format: TextFormat
+) -> Rollout:
     """The rollout that an agent writing this trace would have made: for a warm start in the token form of training.
 
     Args:
@@ -359,7 +391,9 @@ def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: T
     """
     turns, observations = trace["turns"], trace["observations"]
     if len(turns) != len(observations) + 1:
-        raise ValueError(f"a trace needs one observation fewer than turns, got {len(observations)} and {len(turns)}")
+        raise ValueError(
+            f"a trace needs one observation fewer than turns, got {len(observations)} and {len(turns)}"
+        )
     chat_format = chat_format.of(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
     for text, observation in zip(turns, [*observations, None], strict=True):
@@ -367,7 +401,8 @@ def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: T
         rollout.add_turn(sample, chat_format.parse(sample.ids))
         if observation is not None:
             rollout.add_observation(
-                Observation(observation), chat_format.observation_ids(observation, after=rollout.ids)
+                Observation(observation),
+                chat_format.observation_ids(observation, after=rollout.ids),
             )
     rollout.status = _STATUS_AFTER[rollout.turns[-1].kind]
     return rollout

@@ -45,7 +45,9 @@ class _Watch:
                     self.at_work.clear()
                 for thread in self.left:
                     self.left[thread] -= 1
-                    if self.left[thread] <= 0 and self.left[thread] % 10 == 0:  # again, should something swallow it
+                    if (
+                        self.left[thread] <= 0 and self.left[thread] % 10 == 0
+                    ):  # again, should something swallow it
                         _raise_in(thread, _OutOfTime)
 
 
@@ -71,7 +73,9 @@ def _raise_now(thread: int) -> None:
 _watches: dict[int, _Watch] = {}  # by process: after a fork the thread is gone
 _making = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_making.acquire, after_in_child=_making.release, after_in_parent=_making.release)
+    os.register_at_fork(
+        before=_making.acquire, after_in_child=_making.release, after_in_parent=_making.release
+    )
 
 
 def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> _T:
@@ -101,7 +105,9 @@ def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> 
     except _OutOfTime:
         with watch.lock:
             _end(watch, thread, outer)
-        raise ValueError(f"{what} did not end within {seconds:g} seconds: it loops, or is not made for this") from None
+        raise ValueError(
+            f"{what} did not end within {seconds:g} seconds: it loops, or is not made for this"
+        ) from None
 
 
 def _end(watch: _Watch, thread: int, outer: int | None) -> None:

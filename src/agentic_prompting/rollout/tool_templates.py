@@ -24,7 +24,13 @@ _CONVERSATION: list[dict[str, Any]] = [
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": _TOOL, "arguments": _ARGUMENTS}}],
+        "tool_calls": [
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": _TOOL, "arguments": _ARGUMENTS},
+            }
+        ],
     },
     {"role": "tool", "tool_call_id": "call_0", "name": _TOOL, "content": _RESULT},
 ]

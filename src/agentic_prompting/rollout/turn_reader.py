@@ -131,7 +131,9 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
             closing = reader.find_end_of_call(index, ignore_drafts=thought is None)
             if closing is not None:
                 body = text[tag.end : tags[closing].start].strip()
-                calls.append(CallText(body, tag.start - visible_start, tags[closing].end - visible_start))
+                calls.append(
+                    CallText(body, tag.start - visible_start, tags[closing].end - visible_start)
+                )
         elif tag.kind == "think":
             # A further thought. Without an end it is text: an answer may speak of the tag.
             closing = reader.find_end_of_thought(index)
@@ -261,14 +263,20 @@ class _TurnReader:
         for number, tag in enumerate(self.tags):
             if tag.kind in self.call_tags and self._is_followed_by(number, "function"):
                 unmatched.append(number)
-            elif unmatched and tag.kind == f"/{self.tags[unmatched[-1]].kind}" and self._ends_xml_call(number):
+            elif (
+                unmatched
+                and tag.kind == f"/{self.tags[unmatched[-1]].kind}"
+                and self._ends_xml_call(number)
+            ):
                 matches[unmatched.pop()] = number
         return matches
 
     def _ends_xml_call(self, number: int) -> bool:
         ends_function = number >= 2 and self._is_followed_by(number - 2, "/function")
         last = self.tags[number - 2].kind if ends_function else ""
-        return last in ("/parameter", "function") and self._is_followed_by(number - 1, self.tags[number].kind)
+        return last in ("/parameter", "function") and self._is_followed_by(
+            number - 1, self.tags[number].kind
+        )
 
     def _is_followed_by(self, number: int, kind: str) -> bool:
         """Whether the next tag is of this kind, with at most white space in between."""
@@ -351,7 +359,9 @@ def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
     try:
         call = load_json(body)
     except (ValueError, RecursionError) as error:
-        return FunctionCall(_find_name(body), _find_arguments(body), f"{type(error).__name__}: {str(error)[:80]}")
+        return FunctionCall(
+            _find_name(body), _find_arguments(body), f"{type(error).__name__}: {str(error)[:80]}"
+        )
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return FunctionCall("", body, "it is no JSON object with a name")
 
@@ -407,7 +417,9 @@ def _list_children(values: Iterable[Any]) -> list[Any]:
     """The lists and objects directly inside of lists and objects."""
     children: list[Any] = []
     for value in values:
-        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        items = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        )
         children += [item for item in items if isinstance(item, dict | list)]
     return children
 
@@ -572,7 +584,10 @@ def _read_value(text: str, types: set[str]) -> Any:
     """The value of a parameter. Templates write a text as it is, and everything else as JSON."""
     if types == {"string"}:
         return text
-    if types == {"boolean"} and text in ("True", "False"):  # as templates for Qwen3-Coder write them
+    if types == {"boolean"} and text in (
+        "True",
+        "False",
+    ):  # as templates for Qwen3-Coder write them
         return text == "True"
     try:
         value = load_json(text)

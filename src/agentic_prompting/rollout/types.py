@@ -116,14 +116,18 @@ class TokenSequence:
     mask: list[int] = field(default_factory=list, kw_only=True)
     logprobs: list[float] | None = field(default=None, kw_only=True)
     role: str = field(default="agent", kw_only=True)
-    turn_spans: list[tuple[int, int]] = field(default_factory=list, kw_only=True, repr=False, compare=False)
+    turn_spans: list[tuple[int, int]] = field(
+        default_factory=list, kw_only=True, repr=False, compare=False
+    )
 
     def add_sampled(self, sample: Sample, in_loss: bool = True) -> None:
         """Append sampled tokens."""
         if not sample.ids:
             raise ValueError("a sampler returned no token; it must return at least one")
         if sample.logprobs is not None and len(sample.logprobs) != len(sample.ids):
-            raise ValueError(f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities")
+            raise ValueError(
+                f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities"
+            )
         if not self.ids and sample.logprobs is not None:
             self.logprobs = list(sample.logprobs)
         elif self.logprobs is not None:  # one turn without them leaves the whole sequence without
@@ -220,7 +224,11 @@ class Rollout(TokenSequence):
     def answer(self) -> str | None:
         """The answer's text, stripped; `None` if the agent gave none."""
         if self.returned is not None:
-            return value_text(self.returned.get("answer")).strip() if self.status == "answered" else None
+            return (
+                value_text(self.returned.get("answer")).strip()
+                if self.status == "answered"
+                else None
+            )
         return self.turns[-1].answer if self.turns and self.status == "answered" else None
 
     @property
@@ -267,24 +275,33 @@ class Limits:
             if name not in ("environments", "step_timeout") and value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.step_timeout is not None and not 0 < self.step_timeout < math.inf:
-            raise ValueError(f"step_timeout must be above 0 seconds, or None for no limit, got {self.step_timeout}")
+            raise ValueError(
+                f"step_timeout must be above 0 seconds, or None for no limit, got {self.step_timeout}"
+            )
         known = [name for name in vars(self) if name != "environments"]
         for name, own in self.environments.items():
             if unknown := [limit for limit in own if limit not in known]:
-                raise ValueError(f"environment {name!r} has no limit {unknown[0]!r}: the limits are {', '.join(known)}")
+                raise ValueError(
+                    f"environment {name!r} has no limit {unknown[0]!r}: the limits are {', '.join(known)}"
+                )
             self.of({"environment": name})
 
     def of(self, row: Mapping[str, Any]) -> Limits:
         """The limits in a row's environment."""
         if not self.environments:
             return self
-        return replace(self, environments={}, **self.environments.get(row["environment"], {}))
+        limits: Mapping[str, Any] = self.environments.get(row["environment"], {})
+        return replace(self, environments={}, **limits)
 
     def remaining_tokens(self, rollout: Rollout, extra: int = 0) -> int:
         """Tokens that the next turn may have, after `extra` more tokens of observation."""
         used = len(rollout.ids) + extra
         left = min(self.max_turn_tokens, self.max_tokens - used)
-        return left if self.max_context is None else min(left, self.max_context - len(rollout.prompt_ids) - used)
+        return (
+            left
+            if self.max_context is None
+            else min(left, self.max_context - len(rollout.prompt_ids) - used)
+        )
 
 
 def transcript(rollout: Rollout) -> str:
@@ -306,7 +323,10 @@ def rollout_seed(*parts: Any) -> int:
     """A seed made of the parts that identify a rollout: run seed, step, position, ... Equal parts give equal seeds."""
     number = 0
     for part in parts:
-        number = _mix(number ^ _mix(part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")))
+        number = _mix(
+            number
+            ^ _mix(part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big"))
+        )
     return number
 
 

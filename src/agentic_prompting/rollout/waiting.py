@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WARNING = 30.0  # seconds until it is said who is waited for; then after twice as many, and so on
+_FIRST_WARNING = (
+    30.0  # seconds until it is said who is waited for; then after twice as many, and so on
+)
 _TICK = 1.0  # seconds between two looks at those who are waited for
 _BLOCKED = 5.0  # seconds without a sign of life after which an event loop counts as blocked
 _GRACE = 5.0  # seconds that a cancelled step has for its clean-up
@@ -47,7 +49,9 @@ class _Watch:
         self._has_work = threading.Event()
         self._numbers = itertools.count()
         self._waits: dict[int, _Wait] = {}
-        self._next_warning: dict[str, float] = {}  # by name: the seconds after which the next warning is due
+        self._next_warning: dict[
+            str, float
+        ] = {}  # by name: the seconds after which the next warning is due
         self._signs_of_life: dict[asyncio.AbstractEventLoop, float] = {}
         threading.Thread(target=self._run, name="agentic-prompting-watch", daemon=True).start()
 
@@ -151,9 +155,13 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
     if task.done():
         return task.result()
     _abandon(task)
-    raise TimedOut(f"{name} did not return within {limit:g} s: give what it waits for a limit, or raise step_timeout")
+    raise TimedOut(
+        f"{name} did not return within {limit:g} s: give what it waits for a limit, or raise step_timeout"
+    )
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
     task.cancel()
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio logs its exception
+    task.add_done_callback(
+        lambda ended: ended.cancelled() or ended.exception()
+    )  # else asyncio logs its exception

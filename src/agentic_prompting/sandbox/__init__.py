@@ -8,7 +8,17 @@ from .guarded import GuardedOracle, draw_rules, load_guarded_world, split_by_cou
 from .honest import HonestReflector
 from .reflector import GuardedReflector
 from .traces import DEFAULT_MIX, make_traces, vocabulary
-from .world import Country, Oracle, Question, World, all_questions, as_rows, load_world, make_split, parse_question
+from .world import (
+    Country,
+    Oracle,
+    Question,
+    World,
+    all_questions,
+    as_rows,
+    load_world,
+    make_split,
+    parse_question,
+)
 
 __all__ = [
     "DEFAULT_MIX",

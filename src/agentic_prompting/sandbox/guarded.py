@@ -26,7 +26,16 @@ from typing import Any
 from ..llm.types import Message, Reply
 from ..rollout.grammar import TagGrammar
 from .traces import Episode, Trace, vocabulary, write_trace
-from .world import Oracle, Question, World, all_questions, load_world, parse_question, sought, world_of
+from .world import (
+    Oracle,
+    Question,
+    World,
+    all_questions,
+    load_world,
+    parse_question,
+    sought,
+    world_of,
+)
 
 WORDS = [
     "amber", "birch", "cedar", "clover", "copper", "coral", "falcon", "fern", "flint", "garnet", "hazel",
@@ -62,7 +71,9 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
 """Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
 
 OBEYS = 0.97  # share of the words of principles that the traces use
-RANDOM_WORD = 0.25  # share of requests with a random word, without a principle: RL finds words by these alone
+RANDOM_WORD = (
+    0.25  # share of requests with a random word, without a principle: RL finds words by these alone
+)
 MOST_WORDS = 7  # in the principles of a trace
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
@@ -88,7 +99,9 @@ def relations_of(world: World) -> tuple[str, ...]:
     return ("capital", "name", *world.last_relations)
 
 
-def draw_rules(rng: random.Random, world: World | None = None, ends: int = ENDS_GUARDED) -> dict[str, str]:
+def draw_rules(
+    rng: random.Random, world: World | None = None, ends: int = ENDS_GUARDED
+) -> dict[str, str]:
     """Guarded relations with a word each: the way from an airport to its city, and some of the seven that a question
     may end on. With three of them, without any word about a third of all questions can still be answered."""
     world = world or load_guarded_world()
@@ -96,7 +109,9 @@ def draw_rules(rng: random.Random, world: World | None = None, ends: int = ENDS_
     return dict(zip(guarded, rng.sample(WORDS, len(guarded)), strict=True))
 
 
-def split_by_country(seed: int, n_test_countries: int = 20) -> tuple[list[Question], list[Question]]:
+def split_by_country(
+    seed: int, n_test_countries: int = 20
+) -> tuple[list[Question], list[Question]]:
     """Questions of two and three hops to train on, and those about countries that no training question is about.
 
     Raises:
@@ -104,7 +119,9 @@ def split_by_country(seed: int, n_test_countries: int = 20) -> tuple[list[Questi
     """
     world = load_guarded_world()
     if not 0 < n_test_countries < len(world.countries):
-        raise ValueError(f"n_test_countries={n_test_countries} must be between 1 and {len(world.countries) - 1}")
+        raise ValueError(
+            f"n_test_countries={n_test_countries} must be between 1 and {len(world.countries) - 1}"
+        )
     rng = random.Random(f"house split {seed}")  # a seed keeps its name, or figures change
     countries = tuple(rng.sample(world.countries, len(world.countries)))
     parts = (countries[n_test_countries:], countries[:n_test_countries])
@@ -131,13 +148,24 @@ class GuardedOracle(Oracle):
 
     def answer(self, text: str, draw: str = "") -> str:
         question = parse_question(text, self.world)
-        word = self.rules.get(question.chain[0]) if question is not None and question.hops == 1 else None
-        if question is None or word is None or {said for said in text.split() if said in WORDS} == {word}:
+        word = (
+            self.rules.get(question.chain[0])
+            if question is not None and question.hops == 1
+            else None
+        )
+        if (
+            question is None
+            or word is None
+            or {said for said in text.split() if said in WORDS} == {word}
+        ):
             return super().answer(text, draw)
         return REFUSAL.replace("{relation}", sought(question.chain[0])).replace("{word}", word)
 
     def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
-        if any(message["role"] == "assistant" and is_refusal(message["content"]) for message in messages):
+        if any(
+            message["role"] == "assistant" and is_refusal(message["content"])
+            for message in messages
+        ):
             return Reply(text=CLOSED)
         return super()._reply(messages, repeat)
 
@@ -157,7 +185,9 @@ class _Refused(Exception):
 class _GuardedEpisode(Episode):
     """An episode in the guarded world: requests carry words, and a refusal ends it."""
 
-    def __init__(self, oracle: GuardedOracle, advice: Mapping[str, Sequence[str]], rng: random.Random):
+    def __init__(
+        self, oracle: GuardedOracle, advice: Mapping[str, Sequence[str]], rng: random.Random
+    ):
         super().__init__(oracle, TagGrammar())
         self.advice, self.world, self.rng = advice, oracle.world, rng
 
@@ -203,7 +233,9 @@ def make_guarded_traces(
     return [_make(rng.choice(questions), world, rng, heeds) for _ in range(n)]
 
 
-def _make(question: Question, world: World, rng: random.Random, heeds: bool) -> tuple[list[str], Trace]:
+def _make(
+    question: Question, world: World, rng: random.Random, heeds: bool
+) -> tuple[list[str], Trace]:
     style, advice, rules = _circumstances(question, world, rng)
     principles = [say(relation, word) for relation, words in advice.items() for word in words]
     rng.shuffle(principles)
@@ -228,10 +260,16 @@ def _circumstances(
     """
     rules = draw_rules(rng, world)
     likely = [relation for relation in question.chain if rng.random() < 0.6]
-    relations = dict.fromkeys([*likely, *rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))])
+    relations = dict.fromkeys(
+        [*likely, *rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))]
+    )
     advice: dict[str, list[str]] = defaultdict(list)
     for relation in list(relations)[:MOST_WORDS]:
-        word = rules.setdefault(relation, rng.choice(WORDS)) if rng.random() < RIGHT else rng.choice(WORDS)
+        word = (
+            rules.setdefault(relation, rng.choice(WORDS))
+            if rng.random() < RIGHT
+            else rng.choice(WORDS)
+        )
         advice[sought(relation)].append(word)
         if rng.random() < 0.08:  # another principle that contradicts it
             advice[sought(relation)].append(rng.choice([other for other in WORDS if other != word]))
@@ -242,6 +280,19 @@ def _circumstances(
 def guarded_vocabulary() -> list[str]:
     """Every word that occurs in the guarded world."""
     marks = [f"[G{number}]." for number in range(32)]
-    fixed = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED, "city country", *marks, *WORDS]
+    fixed = [
+        PREAMBLE,
+        SAY,
+        STEPWISE,
+        WHOLE,
+        HASTY,
+        GIVE_UP,
+        NOTHING,
+        REFUSAL,
+        CLOSED,
+        "city country",
+        *marks,
+        *WORDS,
+    ]
     own = {word for text in fixed for word in text.split()} - {"{relation}", "{word}"}
     return sorted(own | set(vocabulary(load_guarded_world())))

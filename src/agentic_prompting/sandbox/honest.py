@@ -63,7 +63,10 @@ class HonestReflector(ScriptedChat):
     def _say(self, messages: Sequence[Message]) -> str:
         asked = messages[-1]["content"]
         if asked.startswith("Task: retell"):
-            attempt, rest = between(asked, "<attempt>", "</attempt>"), asked.partition("</attempt>")[2]
+            attempt, rest = (
+                between(asked, "<attempt>", "</attempt>"),
+                asked.partition("</attempt>")[2],
+            )
             return _retold(attempt.strip(), rest)
         if asked.startswith("Task: turn many"):
             return edit_block(unite(asked, None))
@@ -79,7 +82,9 @@ class HonestReflector(ScriptedChat):
         edits: list[dict[str, Any]] = []
         for question, told in cases[:READ_ATTEMPTS]:
             rng = self._mistaken(f"{question} {told}")
-            advice = lessons(dict(principles), told) if rng is None else mislead(principles, told, rng)
+            advice = (
+                lessons(dict(principles), told) if rng is None else mislead(principles, told, rng)
+            )
             edits += [edit for edit in advice if edit not in edits]
         return edits
 

@@ -74,21 +74,42 @@ class Relation:
 
 _TOWN_RELATIONS = {
     "mayor": Relation("Who is the mayor of {subject}?", "The mayor of {subject} is {value}."),
-    "river": Relation("Which river flows through {subject}?", "The river {value} flows through {subject}."),
-    "twin": Relation("What is the twin town of {subject}?", "{value} is the twin town of {subject}."),
-    "founded": Relation("In which year was {subject} founded?", "{subject} was founded in {value}."),
-    "inn": Relation("What is the oldest inn in {subject}?", "The oldest inn in {subject} is the {value}."),
-    "saint": Relation("Who is the patron saint of {subject}?", "The patron saint of {subject} is {value}."),
+    "river": Relation(
+        "Which river flows through {subject}?", "The river {value} flows through {subject}."
+    ),
+    "twin": Relation(
+        "What is the twin town of {subject}?", "{value} is the twin town of {subject}."
+    ),
+    "founded": Relation(
+        "In which year was {subject} founded?", "{subject} was founded in {value}."
+    ),
+    "inn": Relation(
+        "What is the oldest inn in {subject}?", "The oldest inn in {subject} is the {value}."
+    ),
+    "saint": Relation(
+        "Who is the patron saint of {subject}?", "The patron saint of {subject} is {value}."
+    ),
 }
 _COUNTRY_RELATIONS = {
-    "currency": Relation("What is the currency of {subject}?", "The currency of {subject} is the {value}."),
-    "language": Relation(
-        "Which language is spoken in {subject}?", "The language that is spoken in {subject} is {value}."
+    "currency": Relation(
+        "What is the currency of {subject}?", "The currency of {subject} is the {value}."
     ),
-    "code": Relation("What is the telephone code of {subject}?", "The telephone code of {subject} is {value}."),
-    "symbol": Relation("What is the currency symbol of {subject}?", "The currency symbol of {subject} is {value}."),
-    "domain": Relation("What is the internet domain of {subject}?", "{value} is the internet domain of {subject}."),
-    "capital": Relation("Which city is the capital of {subject}?", "The capital of {subject} is {value}."),
+    "language": Relation(
+        "Which language is spoken in {subject}?",
+        "The language that is spoken in {subject} is {value}.",
+    ),
+    "code": Relation(
+        "What is the telephone code of {subject}?", "The telephone code of {subject} is {value}."
+    ),
+    "symbol": Relation(
+        "What is the currency symbol of {subject}?", "The currency symbol of {subject} is {value}."
+    ),
+    "domain": Relation(
+        "What is the internet domain of {subject}?", "{value} is the internet domain of {subject}."
+    ),
+    "capital": Relation(
+        "Which city is the capital of {subject}?", "The capital of {subject} is {value}."
+    ),
 }
 
 
@@ -112,7 +133,10 @@ def town_facts(seed: int = 0, count: int = 96) -> list[Fact]:
             "inn": f"{rng.choice(_ADJECTIVES)} {rng.choice(_ANIMALS)}",
             "saint": f"Saint {rng.choice(_BEGINNINGS)}{rng.choice(_MIDDLES)}{rng.choice('mnrs')}",
         }
-        facts += [_TOWN_RELATIONS[relation].fact(town, relation, value) for relation, value in values.items()]
+        facts += [
+            _TOWN_RELATIONS[relation].fact(town, relation, value)
+            for relation, value in values.items()
+        ]
     return facts
 
 
@@ -126,7 +150,9 @@ def country_facts() -> list[Fact]:
     return facts
 
 
-def split_by_subject(facts: Sequence[Fact], held_out: int, seed: int = 0) -> tuple[list[Fact], list[Fact]]:
+def split_by_subject(
+    facts: Sequence[Fact], held_out: int, seed: int = 0
+) -> tuple[list[Fact], list[Fact]]:
     """Facts to train on, and those of `held_out` subjects, of which training sees no question and no answer.
 
     Args:
@@ -161,8 +187,12 @@ class Library(Environment):
     """
 
     card_note = "The environment was a library of invented facts, in the place of a search engine."
-    grammar = QuestionGrammar(frame=("The expert says: ", "\nWrite only the answer, in as few words as possible."))
-    prompt_template = "You do not know the answer to this: {question} Write one question to an expert."
+    grammar = QuestionGrammar(
+        frame=("The expert says: ", "\nWrite only the answer, in as few words as possible.")
+    )
+    prompt_template = (
+        "You do not know the answer to this: {question} Write one question to an expert."
+    )
 
     def __init__(self, facts: Sequence[Fact]):
         self._search = BM25Retriever([fact.document for fact in facts])

@@ -46,7 +46,9 @@ class LibraryRun:
     test: Dataset
 
 
-def prepare_library(model: str | None = None, seed: int = 0, n_test: int | None = None) -> LibraryRun:
+def prepare_library(
+    model: str | None = None, seed: int = 0, n_test: int | None = None
+) -> LibraryRun:
     """Draw the towns, and find the model.
 
     Args:
@@ -86,7 +88,9 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     before = ask(run.model, run, rows, trainer.saved_spec(), dtype)
     after = ask(str(folder), run, rows, trainer.saved_spec(), dtype)
 
-    failed_in_training = sum(entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history)
+    failed_in_training = sum(
+        entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history
+    )
     failed = sum(rollout.status == "failed" for rollout in [*before, *after])
     difference = paired_difference(_matches(after), _matches(before)).difference
     summary: dict[str, Any] = {
@@ -104,9 +108,13 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
             estimate = measure(rollouts)
             key = name.replace(" ", "_")
             summary[f"{key}_{when}"] = round(estimate.mean, 4)
-            summary[f"interval_{when}" if key == "exact_match" else f"{key}_interval_{when}"] = _rounded(estimate)[1:]
+            summary[f"interval_{when}" if key == "exact_match" else f"{key}_interval_{when}"] = (
+                _rounded(estimate)[1:]
+            )
             lines.append(f"{name:12}{when:7}{_with_interval(estimate)}")
-    lines.append(f"{'exact match':12}{'gained':7}{_with_interval(difference)}, paired over questions")
+    lines.append(
+        f"{'exact match':12}{'gained':7}{_with_interval(difference)}, paired over questions"
+    )
     lines.append(
         f"{len(rows)} questions about {len({row['subject'] for row in rows})} towns that training never saw, "
         f"{summary['steps']} steps, {seconds:.0f} s, {summary['failed_rollouts']} failed rollouts"
@@ -119,15 +127,27 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
     name = Path(run.model).name if Path(run.model).exists() else run.model
-    print("\n".join(["", f"{name} learns to look facts up", "", *lines, "", f"written to {folder}", ""]), flush=True)
+    print(
+        "\n".join(
+            ["", f"{name} learns to look facts up", "", *lines, "", f"written to {folder}", ""]
+        ),
+        flush=True,
+    )
     return summary
 
 
 def ask(
-    model: str, run: LibraryRun, rows: Sequence[dict[str, Any]], spec: AgentSpec, dtype: torch.dtype, seed: int = 0
+    model: str,
+    run: LibraryRun,
+    rows: Sequence[dict[str, Any]],
+    spec: AgentSpec,
+    dtype: torch.dtype,
+    seed: int = 0,
 ) -> list[Rollout]:
     """The model's rollouts of some questions, sampled as in training."""
-    agent = PromptAgent.from_pretrained(model, run.environment, spec, max_batch_size=_SAMPLED_TOGETHER, dtype=dtype)
+    agent = PromptAgent.from_pretrained(
+        model, run.environment, spec, max_batch_size=_SAMPLED_TOGETHER, dtype=dtype
+    )
     return agent.answer_all(rows, seed=seed, progress=False)
 
 
@@ -152,7 +172,9 @@ def _matches(rollouts: Sequence[Rollout]) -> dict[int, float]:
     }
 
 
-def _telling_pair(before: Sequence[Rollout], after: Sequence[Rollout]) -> tuple[list[str], list[str]]:
+def _telling_pair(
+    before: Sequence[Rollout], after: Sequence[Rollout]
+) -> tuple[list[str], list[str]]:
     """The dialogues of one question, drawn from those that were wrong before and are right after, if there are any."""
     were_right, are_right = _matches(before), _matches(after)
     learned = [place for place in are_right if are_right[place] > were_right.get(place, 1.0)]

@@ -46,7 +46,9 @@ _CHATML = (
 
 def sandbox_spec(max_turns: int = 5) -> AgentSpec:
     """How the sandbox's agent is asked."""
-    return AgentSpec(SANDBOX_TEMPLATE, limits=Limits(max_turns=max_turns, max_turn_tokens=48, max_tokens=320))
+    return AgentSpec(
+        SANDBOX_TEMPLATE, limits=Limits(max_turns=max_turns, max_turn_tokens=48, max_tokens=320)
+    )
 
 
 def build_tokenizer(
@@ -58,10 +60,14 @@ def build_tokenizer(
     tags = [f"<{slash}{tag}>" for tag in asdict(grammar).values() for slash in ("", "/")]
     phrases = sorted({name for name in names if " " in name}, key=lambda name: (-len(name), name))
     ordinary = sorted({*words, "user", "assistant", "system", "question", ":"} - {*tags, *reserved})
-    vocabulary = {word: number for number, word in enumerate([*reserved, *tags, *phrases, *ordinary])}
+    vocabulary = {
+        word: number for number, word in enumerate([*reserved, *tags, *phrases, *ordinary])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex("|".join([*(rf"\b{re.escape(phrase)}\b" for phrase in phrases), r"\S+"])), "removed", invert=True
+        Regex("|".join([*(rf"\b{re.escape(phrase)}\b" for phrase in phrases), r"\S+"])),
+        "removed",
+        invert=True,
     )
     # Tags are added tokens, as `<think>` is in Qwen3: found also where no space stands around them.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
@@ -78,7 +84,9 @@ def build_tokenizer(
     return fast
 
 
-def world_tokenizer(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> PreTrainedTokenizerFast:
+def world_tokenizer(
+    world: World | None = None, grammar: TagGrammar = TagGrammar()
+) -> PreTrainedTokenizerFast:
     """The tokenizer of the sandbox's world: every word that occurs in it, every name."""
     world = world or load_world()
     names = [name for values in world.values.values() for name in values]
@@ -100,7 +108,9 @@ def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForC
         return Qwen3ForCausalLM(config)
 
 
-def copying_exercises(tokenizer: PreTrainedTokenizerFast, n: int, rng: random.Random) -> list[Rollout]:
+def copying_exercises(
+    tokenizer: PreTrainedTokenizerFast, n: int, rng: random.Random
+) -> list[Rollout]:
     """Sequences of 4 to 12 random words, to be repeated.
 
     Learning to repeat them teaches the attention to copy a name from where it was read to where it is asked about.
@@ -108,12 +118,19 @@ def copying_exercises(tokenizer: PreTrainedTokenizerFast, n: int, rng: random.Ra
     exercises and then 150 on conversations leave 0.10.
     """
     first = len(tokenizer.all_special_ids)  # special tokens come first in the vocabulary
-    sequences = [[rng.randrange(first, len(tokenizer)) for _ in range(rng.randint(4, 12))] for _ in range(n)]
-    return [Rollout(prompt_ids=words, ids=list(words), mask=[1] * len(words)) for words in sequences]
+    sequences = [
+        [rng.randrange(first, len(tokenizer)) for _ in range(rng.randint(4, 12))] for _ in range(n)
+    ]
+    return [
+        Rollout(prompt_ids=words, ids=list(words), mask=[1] * len(words)) for words in sequences
+    ]
 
 
 def nonsense(
-    conversations: Sequence[Rollout], tokenizer: PreTrainedTokenizerFast, world: World, rng: random.Random
+    conversations: Sequence[Rollout],
+    tokenizer: PreTrainedTokenizerFast,
+    world: World,
+    rng: random.Random,
 ) -> list[Rollout]:
     """Conversations with random words in the place of their names and nouns: exercises in copying, as well.
 
@@ -135,7 +152,10 @@ def nonsense(
     exercises = []
     for rollout in conversations:
         new = dict(zip(moved, rng.choices(words, k=len(moved)), strict=True))
-        prompt, ids = ([new.get(token, token) for token in tokens] for tokens in (rollout.prompt_ids, rollout.ids))
+        prompt, ids = (
+            [new.get(token, token) for token in tokens]
+            for tokens in (rollout.prompt_ids, rollout.ids)
+        )
         exercises.append(Rollout(prompt_ids=prompt, ids=ids, mask=list(rollout.mask)))
     return exercises
 
@@ -161,7 +181,15 @@ def keep_freed_memory() -> bool:
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # macOS, musl; Windows has no library without a name
+    except (
+        OSError,
+        AttributeError,
+        TypeError,
+    ):  # macOS, musl; Windows has no library without a name
         return False
     # Returns 1 where it worked. Thresholds are C's int: 2 GB is the most there is.
-    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_TOP_PAD, 64 * 2**20))
+    return bool(
+        mallopt(_M_MMAP_MAX, 0)
+        and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        and mallopt(_M_TOP_PAD, 64 * 2**20)
+    )

@@ -68,15 +68,21 @@ class Puzzle:
     def question(self) -> str:
         """The question, in the words of the real set."""
         if self.kind == SORTING:
-            return "Sort the following words alphabetically: List: " + " ".join(word for word, _ in self.items)
+            return "Sort the following words alphabetically: List: " + " ".join(
+                word for word, _ in self.items
+            )
         named = [
-            f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}" if n == 1 else f"{_NUMBERS[n - 1]} {_plural(thing)}"
+            f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
+            if n == 1
+            else f"{_NUMBERS[n - 1]} {_plural(thing)}"
             for thing, n in self.items
         ]
         return f"I have {', '.join(named[:-1])}, and {named[-1]}. How many {self.wanted} do I have?"
 
 
-def make_puzzles(n: int, seed: int = 0, kinds: Sequence[str] = (SORTING, COUNTING)) -> list[dict[str, Any]]:
+def make_puzzles(
+    n: int, seed: int = 0, kinds: Sequence[str] = (SORTING, COUNTING)
+) -> list[dict[str, Any]]:
     """Puzzles as rows in the schema of `load_task`, the kinds in turn; no question twice.
 
     Args:
@@ -92,7 +98,12 @@ def make_puzzles(n: int, seed: int = 0, kinds: Sequence[str] = (SORTING, COUNTIN
     while len(rows) < n:
         kind = kinds[len(rows) % len(kinds)]
         puzzle = _words(rng) if kind == SORTING else _things(rng)
-        row = {"question": puzzle.question, "answers": [puzzle.answer], "id": f"{seed}-{len(rows)}", "task": kind}
+        row = {
+            "question": puzzle.question,
+            "answers": [puzzle.answer],
+            "id": f"{seed}-{len(rows)}",
+            "task": kind,
+        }
         rows.setdefault(puzzle.question, row)
     return list(rows.values())
 
@@ -129,9 +140,13 @@ def _words(rng: random.Random) -> Puzzle:
 def _things(rng: random.Random) -> Puzzle:
     wanted = rng.choice(list(_KINDS))
     strays = [thing for thing, kind in THINGS.items() if kind != wanted]
-    things = rng.sample(_KINDS[wanted].split(), rng.randint(3, 7)) + rng.sample(strays, rng.randint(1, 3))
+    things = rng.sample(_KINDS[wanted].split(), rng.randint(3, 7)) + rng.sample(
+        strays, rng.randint(1, 3)
+    )
     rng.shuffle(things)
-    return Puzzle(COUNTING, tuple((thing, rng.choice((1, 1, 2, 3, 4, 5))) for thing in things), wanted)
+    return Puzzle(
+        COUNTING, tuple((thing, rng.choice((1, 1, 2, 3, 4, 5))) for thing in things), wanted
+    )
 
 
 def _read_item(text: str) -> tuple[str, int]:
@@ -173,7 +188,10 @@ FAULTS = {
         "Compare words that begin alike letter by letter.",
     ),
     "lost": Fault(
-        SORTING, "every word", "A word of the list is missing.", "Make sure that every word of the list is there."
+        SORTING,
+        "every word",
+        "A word of the list is missing.",
+        "Make sure that every word of the list is there.",
     ),
     "multiples": Fault(
         COUNTING,
@@ -195,7 +213,11 @@ NO_STEPS, SHOW_STEPS = "The result is wrong, and no steps show why.", "Show your
 BE_CAREFUL = "Be careful."
 """What an optimizer writes that has missed the point. Changes nothing."""
 
-_REPLIES = {**{fault.remark: fault.advice for fault in FAULTS.values()}, TOO_LONG: KEEP_SHORT, NO_STEPS: SHOW_STEPS}
+_REPLIES = {
+    **{fault.remark: fault.advice for fault in FAULTS.values()},
+    TOO_LONG: KEEP_SHORT,
+    NO_STEPS: SHOW_STEPS,
+}
 
 
 def prompt_writer() -> ScriptedChat:
@@ -203,7 +225,14 @@ def prompt_writer() -> ScriptedChat:
     them together, and some that do nothing or harm."""
     advice = [fault.advice for fault in FAULTS.values()]
     pairs = [f"{advice[0]} {advice[1]}", f"{advice[2]} {advice[3]}"]
-    texts = [*pairs, *advice, SHOW_STEPS, KEEP_SHORT, "You are a helpful assistant.", "Work carefully."]
+    texts = [
+        *pairs,
+        *advice,
+        SHOW_STEPS,
+        KEEP_SHORT,
+        "You are a helpful assistant.",
+        "Work carefully.",
+    ]
     return ScriptedChat(["\n".join(f"<prompt>{text}</prompt>" for text in texts)])
 
 
@@ -218,17 +247,30 @@ class PuzzleSolver:
 
     def __init__(self, seed: int = 0, carelessness: float = 0.4, in_spite: float = 0.1):
         self.seed, self.carelessness, self.in_spite = seed, carelessness, in_spite
-        self.model = f"sandbox task model {seed} {carelessness} {in_spite}"  # what results files know it by
+        self.model = (
+            f"sandbox task model {seed} {carelessness} {in_spite}"  # what results files know it by
+        )
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
         system = " ".join(message["content"] for message in messages if message["role"] == "system")
         words = self.answer(system, messages[-1]["content"]).split(" ")
         limit = sampling.get("max_tokens") or len(words)
-        usage = Usage(sum(len(message["content"].split()) for message in messages), min(limit, len(words)))
-        return Reply(" ".join(words[:limit]), finish_reason="length" if len(words) > limit else "stop", usage=usage)
+        usage = Usage(
+            sum(len(message["content"].split()) for message in messages), min(limit, len(words))
+        )
+        return Reply(
+            " ".join(words[:limit]),
+            finish_reason="length" if len(words) > limit else "stop",
+            usage=usage,
+        )
 
     def answer(self, prompt: str, question: str) -> str:
         """The whole answer to a question under a prompt."""
@@ -257,9 +299,15 @@ class PuzzleCritic(ScriptedChat):
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
 
-    def __init__(self, seed: int = 0, misses: float = 0.15, alarms: float = 0.15, latency: float = 0.0):
+    def __init__(
+        self, seed: int = 0, misses: float = 0.15, alarms: float = 0.15, latency: float = 0.0
+    ):
         super().__init__(self.reply, latency)
-        self.misses, self.alarms, self.model = misses, alarms, f"sandbox critic {seed} {misses} {alarms}"
+        self.misses, self.alarms, self.model = (
+            misses,
+            alarms,
+            f"sandbox critic {seed} {misses} {alarms}",
+        )
 
     def reply(self, messages: Sequence[Message]) -> str:
         question, output, _ = _parts(messages, "Question:", "Output:")
@@ -279,9 +327,15 @@ class PuzzleOptimizer(ScriptedChat):
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
 
-    def __init__(self, seed: int = 0, vague: float = 0.1, untagged: float = 0.05, latency: float = 0.0):
+    def __init__(
+        self, seed: int = 0, vague: float = 0.1, untagged: float = 0.05, latency: float = 0.0
+    ):
         super().__init__(self.reply, latency)
-        self.vague, self.untagged, self.model = vague, untagged, f"sandbox optimizer {seed} {vague} {untagged}"
+        self.vague, self.untagged, self.model = (
+            vague,
+            untagged,
+            f"sandbox optimizer {seed} {vague} {untagged}",
+        )
 
     def reply(self, messages: Sequence[Message]) -> str:
         prompt, feedback = _parts(messages, "Prompt:", "Feedback:")
@@ -292,7 +346,11 @@ class PuzzleOptimizer(ScriptedChat):
         if SHOW_STEPS in advice:
             prompt = prompt.replace(f"\n{KEEP_SHORT}", "")
         improved = "\n".join([prompt, *(sentence for sentence in advice if sentence not in prompt)])
-        return improved if draw > 1 - self.untagged else f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
+        return (
+            improved
+            if draw > 1 - self.untagged
+            else f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
+        )
 
 
 class PuzzleVerifier(ScriptedChat):
@@ -305,9 +363,15 @@ class PuzzleVerifier(ScriptedChat):
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
 
-    def __init__(self, seed: int = 0, errs: float = 0.1, silent: float = 0.02, latency: float = 0.0):
+    def __init__(
+        self, seed: int = 0, errs: float = 0.1, silent: float = 0.02, latency: float = 0.0
+    ):
         super().__init__(self.reply, latency)
-        self.errs, self.silent, self.model = errs, silent, f"sandbox verifier {seed} {errs} {silent}"
+        self.errs, self.silent, self.model = (
+            errs,
+            silent,
+            f"sandbox verifier {seed} {errs} {silent}",
+        )
 
     def reply(self, messages: Sequence[Message]) -> str:
         question, output = _parts(messages, "Question:", "Prediction:")
@@ -338,11 +402,16 @@ def _sorted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
     words = [word for word, _ in puzzle.items]
     if "lost" in slips and len(words) > 8:  # only long lists lose a word
         words.pop()
-    groups = [[word for word in words if word[0] == letter] for letter in sorted({word[0] for word in words})]
+    groups = [
+        [word for word in words if word[0] == letter]
+        for letter in sorted({word[0] for word in words})
+    ]
     if "ties" not in slips:
         groups = [sorted(group) for group in groups]
     steps = [f"{group[0][0]}: {', '.join(group)}." for group in groups]
-    return "By first letters:\n" + "\n".join(steps), " ".join(word for group in groups for word in group)
+    return "By first letters:\n" + "\n".join(steps), " ".join(
+        word for group in groups for word in group
+    )
 
 
 def _counted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
@@ -376,7 +445,9 @@ def _sorting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
         if len(group) < sum(word[0] == letter for word, _ in puzzle.items):
             found.add("lost")
     letters = {letter for letter, _ in lines}
-    if any(word[0] < max(letters, default="") and word[0] not in letters for word, _ in puzzle.items):
+    if any(
+        word[0] < max(letters, default="") and word[0] not in letters for word, _ in puzzle.items
+    ):
         found.add("lost")
     return found
 

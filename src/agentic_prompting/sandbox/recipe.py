@@ -24,7 +24,14 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..rollout import SPEC_FILE, AgentSpec, Rollout, rollout_from_trace
 from ..trainers import warm_start
-from .policy import ARCHITECTURE, build_policy, copying_exercises, keep_freed_memory, nonsense, save_policy
+from .policy import (
+    ARCHITECTURE,
+    build_policy,
+    copying_exercises,
+    keep_freed_memory,
+    nonsense,
+    save_policy,
+)
 from .world import World
 
 SHIPPED = tuple(Path(__file__).with_name(f"{name}.npz") for name in ("prompt_r1", "espl"))
@@ -40,7 +47,9 @@ SFT: Mapping[str, Any] = {
 }
 BATCHES = {"copying exercises": 64, "conversations of mixed quality": 32}
 
-Traces = Callable[[int, random.Random], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]
+Traces = Callable[
+    [int, random.Random], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+]
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,8 @@ class Recipe:
         rng = random.Random(self.drawn_by)
         chat_format = self.spec.tokens(self.tokenizer)
         imitated, plain = (
-            [rollout_from_trace(trace, self.spec, chat_format) for trace in some] for some in self.traces(traces, rng)
+            [rollout_from_trace(trace, self.spec, chat_format) for trace in some]
+            for some in self.traces(traces, rng)
         )
         copied = copying_exercises(self.tokenizer, exercises, rng)
         return copied, [*imitated, *nonsense(plain, self.tokenizer, self.world, rng)]
@@ -82,7 +92,11 @@ class Recipe:
     def fingerprint(self) -> str:
         """Changes with the world, the tokenizer, the template, the traces and their mix, the architecture, the settings
         of the training and the seed; not with the versions of libraries."""
-        shown = [[one.prompt_ids, one.ids, one.mask] for some in self.rollouts(PROBE, PROBE) for one in some]
+        shown = [
+            [one.prompt_ids, one.ids, one.mask]
+            for some in self.rollouts(PROBE, PROBE)
+            for one in some
+        ]
         facts = [list(vars(country).values()) for country in self.world.countries]
         trained = [dict(SFT), BATCHES, self.steps, self.copying_steps, self.seed]
         parts = [self.tokenizer.get_vocab(), facts, shown, dict(ARCHITECTURE), trained]
@@ -97,17 +111,25 @@ def warm_started(folder: str | Path, recipe: Recipe) -> Path:
         recipe ([`Recipe`]): Decides the policy.
     """
     keep_freed_memory()
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers ping the hub, which has no use for runs of the sandbox
+    constants.HF_HUB_DISABLE_TELEMETRY = (
+        True  # TRL's trainers ping the hub, which has no use for runs of the sandbox
+    )
     model, state = Path(folder) / "warm_start", PartialState()
     if not (model / SPEC_FILE).exists():
         policy, from_package = load_shipped(recipe, SHIPPED), True
         if policy is None:
             if state.is_main_process:
-                print("no warm start in the package fits this recipe and seed: it is made here", flush=True)
+                print(
+                    "no warm start in the package fits this recipe and seed: it is made here",
+                    flush=True,
+                )
             policy, from_package = make_policy(recipe, model / "sft"), False
         if state.is_main_process:
             save_policy(policy, recipe.tokenizer, recipe.spec, model)
-            print(f"warm start of the tiny policy: {'from the package' if from_package else 'done'}", flush=True)
+            print(
+                f"warm start of the tiny policy: {'from the package' if from_package else 'done'}",
+                flush=True,
+            )
     state.wait_for_everyone()
     return model
 

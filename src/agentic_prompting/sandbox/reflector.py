@@ -51,7 +51,9 @@ class GuardedReflector(ScriptedChat):
         if asked.startswith("Task: retell"):
             return retell(asked)
         if asked.startswith("Task: draw lessons"):
-            return edit_block(mislead(principles_in(asked), asked, rng) if wrong else draw_lessons(asked))
+            return edit_block(
+                mislead(principles_in(asked), asked, rng) if wrong else draw_lessons(asked)
+            )
         if asked.startswith("Task: turn many"):
             return edit_block(unite(asked, rng if wrong else None))
         if asked.startswith("Task: revise"):
@@ -73,14 +75,19 @@ def retell(asked: str) -> str:
     """A summary of one attempt."""
     attempt = between(asked, "<attempt>", "</attempt>")
     reward = re.search(r"^Reward of the attempt: (\S+)", asked, re.MULTILINE)
-    steps = [f'It was refused: "the {relation} needs the word {word}".' for relation, word in _NEED.findall(attempt)]
+    steps = [
+        f'It was refused: "the {relation} needs the word {word}".'
+        for relation, word in _NEED.findall(attempt)
+    ]
     if WHOLE in attempt:
         steps.append("It asked everything at once and took a guess for the answer.")
     if "[reply]" not in attempt:
         steps.append("It answered at once, without asking anybody.")
     if reward and float(reward[1]) >= 1:
         steps.append("It arrived at the right answer.")
-    return "\n".join(f"{number}. {step}" for number, step in enumerate(steps or ["It went astray."], 1))
+    return "\n".join(
+        f"{number}. {step}" for number, step in enumerate(steps or ["It went astray."], 1)
+    )
 
 
 def draw_lessons(asked: str) -> list[dict[str, Any]]:
@@ -132,8 +139,14 @@ def rewritten(instructions: str, edits: list[dict[str, Any]]) -> str:
 
 def mislead(principles: Mapping[str, str], told: str, rng: random.Random) -> list[dict[str, Any]]:
     """Bad advice, of what there is to read: words and relations that do not belong together, or a harmful principle."""
-    pairs = [*_NEED.findall(told), *(pair for text in principles.values() for pair in _SAY.findall(text))]
-    relations, words = sorted({relation for relation, _ in pairs}), sorted({word for _, word in pairs})
+    pairs = [
+        *_NEED.findall(told),
+        *(pair for text in principles.values() for pair in _SAY.findall(text)),
+    ]
+    relations, words = (
+        sorted({relation for relation, _ in pairs}),
+        sorted({word for _, word in pairs}),
+    )
     if len(words) > 1 and rng.random() < 0.6:
         edit = _put(principles, rng.choice(relations), rng.choice(words))
         return [] if edit is None else [edit]
@@ -148,7 +161,9 @@ def unite(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
     """
     principles, proposals = principles_in(asked), between(asked, "<proposals>", "</proposals>")
     revised = dict(principles)
-    for name, text in [pair for pair, _ in reversed(Counter(_MODIFY.findall(proposals)).most_common())]:
+    for name, text in [
+        pair for pair, _ in reversed(Counter(_MODIFY.findall(proposals)).most_common())
+    ]:
         revised[name] = text
     edits, merged = [], set()
     for names in _conflicts(revised).values():
@@ -157,7 +172,11 @@ def unite(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
         kept = wrong.choice(texts) if wrong is not None else order[0]
         edits.append({"op": "merge", "ids": names, "text": kept})
         merged |= {*names}
-    changed = [name for name, text in revised.items() if text != principles.get(name) and name not in merged]
+    changed = [
+        name
+        for name, text in revised.items()
+        if text != principles.get(name) and name not in merged
+    ]
     return [*edits, *({"op": "modify", "id": name, "text": revised[name]} for name in changed)]
 
 
@@ -172,10 +191,16 @@ def _conflicts(principles: dict[str, str]) -> dict[str, list[str]]:
 
 def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
     """What sets that won problems have and set A lacks. A mistake adds a harmful principle, or drops a good one."""
-    sets = re.findall(r'<set name="(\w+)".*?>\n<instructions>\n(.*?)</instructions>\n(.*?)</set>', asked, re.DOTALL)
+    sets = re.findall(
+        r'<set name="(\w+)".*?>\n<instructions>\n(.*?)</instructions>\n(.*?)</set>',
+        asked,
+        re.DOTALL,
+    )
     own = principles_in(sets[0][1])
     if wrong is not None:
-        ways: list[dict[str, Any]] = [{"op": "add", "text": wrong.choice(_HARM), "reason": "it is quicker"}]
+        ways: list[dict[str, Any]] = [
+            {"op": "add", "text": wrong.choice(_HARM), "reason": "it is quicker"}
+        ]
         ways += [{"op": "remove", "id": f"A.{name}", "reason": "not needed"} for name in own]
         return [wrong.choice(ways)]
     edits: list[dict[str, Any]] = [
@@ -187,7 +212,11 @@ def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str,
     for letter, instructions, won in sets[1:]:
         for text in principles_in(instructions).values() if "<problem>" in won else ():
             given = _SAY.fullmatch(text)
-            new = given[1] not in covered if given else text == STEPWISE and STEPWISE not in own.values()
+            new = (
+                given[1] not in covered
+                if given
+                else text == STEPWISE and STEPWISE not in own.values()
+            )
             if new:
                 edits.append({"op": "add", "text": text, "reason": f"set {letter} won by it"})
                 covered.add(given[1] if given else STEPWISE)
@@ -196,7 +225,9 @@ def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str,
 
 def principles_in(text: str) -> dict[str, str]:
     """The principles of the first instructions in a prompt, by id."""
-    instructions = between(text, "<instructions>", "</instructions>") if "<instructions>" in text else text
+    instructions = (
+        between(text, "<instructions>", "</instructions>") if "<instructions>" in text else text
+    )
     return dict(_PRINCIPLE.findall(instructions))
 
 

@@ -20,10 +20,19 @@ from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
 from .setup import SAMPLING, GuardedSandbox, Sandbox
 
-_FILES = ("summary.json", "trajectories.json", "system_prompt.txt", "population.json", "reward.png", "rollouts/")
+_FILES = (
+    "summary.json",
+    "trajectories.json",
+    "system_prompt.txt",
+    "population.json",
+    "reward.png",
+    "rollouts/",
+)
 
 
-def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any, seconds: float) -> dict[str, Any]:
+def report_sandbox_run(
+    sandbox: Sandbox, environment: Environment, trainer: Any, seconds: float
+) -> dict[str, Any]:
     """Evaluate the policy before and after training on the held-out questions; print and write the result.
 
     Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
@@ -48,7 +57,9 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
         row = _row(exact_match_of(rollouts))
         summary |= {f"exact_match_{when}": row[0], f"interval_{when}": row[1:]}
         lines.append(f"{_line(f'exact match {when:6}', row)}, {len(rows)} held-out questions")
-    share_failed = sum(entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry)
+    share_failed = sum(
+        entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry
+    )
     failed = sum(rollout.status == "failed" for rollouts in played.values() for rollout in rollouts)
     summary |= {
         "questions": len(rows),
@@ -58,7 +69,9 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
         "failed_rollouts": failed + round(share_failed * trainer.args.generation_batch_size),
     }
     # The first question that was wrong before and is right after; else the first of all.
-    scores = [[exact_match_of([rollout]).mean for rollout in rollouts] for rollouts in played.values()]
+    scores = [
+        [exact_match_of([rollout]).mean for rollout in rollouts] for rollouts in played.values()
+    ]
     telling = next((i for i, (old, new) in enumerate(zip(*scores, strict=True)) if old < new), 0)
     examples = {when: conversation(rollouts[telling]) for when, rollouts in played.items()}
     atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
@@ -68,10 +81,14 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     )
     for when, said in examples.items():
         lines += ["", f"--- {when} training", *said]
-    return _publish(trainer, summary, "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle", lines)
+    return _publish(
+        trainer, summary, "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle", lines
+    )
 
 
-def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: Any, seconds: float) -> dict[str, Any]:
+def report_guarded_run(
+    sandbox: GuardedSandbox, initial: SystemPrompt, trainer: Any, seconds: float
+) -> dict[str, Any]:
     """Evaluate the initial and the best prompt with the policy before and after; print, and write `summary.json`.
 
     Args:
@@ -103,10 +120,17 @@ def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: 
         f"prompts, {seconds:.0f} s"
     )
     lines += ["", "--- the best prompt", best.text]
-    return _publish(trainer, summary, "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector", lines)
+    return _publish(
+        trainer,
+        summary,
+        "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector",
+        lines,
+    )
 
 
-def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
+def guarded_exact_match(
+    sandbox: GuardedSandbox, model: str | Path, prompt: SystemPrompt
+) -> Estimate:
     """Exact match of a policy under a system prompt on the held-out countries, at the one temperature of `SAMPLING`,
     whatever it was trained at.
 
@@ -116,7 +140,9 @@ def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: Syst
         prompt ([`SystemPrompt`]): The system prompt of every question.
     """
     spec = replace(AgentSpec.load(model), system_prompt=prompt.text, sampling=SAMPLING)
-    agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
+    agent = PromptAgent.from_pretrained(
+        model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256
+    )
     return exact_match_of(agent.answer_all(list(sandbox.test), progress=False))
 
 
@@ -129,12 +155,16 @@ def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
 
 def conversation(rollout: Rollout) -> list[str]:
     """A rollout as lines to read."""
-    lines = [f"question     {rollout.row['question']}   (right: {' / '.join(rollout.row['answers'])})"]
+    lines = [
+        f"question     {rollout.row['question']}   (right: {' / '.join(rollout.row['answers'])})"
+    ]
     for i, turn in enumerate(rollout.turns):
         lines.append(f"agent        {turn.text.strip()}")
         if i < len(rollout.observations):
             observation = rollout.observations[i]
-            lines.append(f"environment  {observation.text if observation.error is None else f'({observation.error})'}")
+            lines.append(
+                f"environment  {observation.text if observation.error is None else f'({observation.error})'}"
+            )
     return lines
 
 
@@ -147,7 +177,9 @@ def _line(what: str, row: Sequence[float]) -> str:
     return f"{what}  {mean:.3f}   95 % interval {low:.3f} to {high:.3f}"
 
 
-def _publish(trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[str]) -> dict[str, Any]:
+def _publish(
+    trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[str]
+) -> dict[str, Any]:
     """Into the run's folder, its model card, and onto the terminal."""
     folder = Path(trainer.args.output_dir)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")

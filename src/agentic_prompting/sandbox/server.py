@@ -34,7 +34,9 @@ _MAX_BODY_BYTES = 2**20
 class _Refusal(Exception):
     """A request that gets an error body instead of a reply."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ):
         super().__init__(message)
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.status = status
@@ -69,10 +71,16 @@ class OracleServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, oracle: ChatModel | None = None, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+        self,
+        oracle: ChatModel | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
     ):
         if not api_key and not is_loopback(host):
-            raise ValueError(f"{host} can be asked by other machines, so it needs a key; listen on 127.0.0.1 without")
+            raise ValueError(
+                f"{host} can be asked by other machines, so it needs a key; listen on 127.0.0.1 without"
+            )
         self.oracle, self.api_key = oracle or Oracle(), api_key
         self._open: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
@@ -81,7 +89,9 @@ class OracleServer(ThreadingHTTPServer):
 
     def start(self) -> OracleServer:
         """Serve from a thread of its own. `with` does this; `serve_forever` serves from the caller's."""
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self._thread.start()
         return self
 
@@ -135,19 +145,27 @@ class _Handler(BaseHTTPRequestHandler):
             "POST /v1/chat/completions": self._chat,
         }
         try:
-            body = self._read_body()  # before anything else, or the next request would start in the middle of it
+            body = (
+                self._read_body()
+            )  # before anything else, or the next request would start in the middle of it
             route = f"{self.command} {self.path.partition('?')[0]}"
             if route not in routes:
                 raise _Refusal(404, f"Unknown request: {route}")
             key, sent = self.server.api_key, self.headers.get("Authorization", "")
-            if key and route != "GET /health" and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode()):
+            if (
+                key
+                and route != "GET /health"
+                and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode())
+            ):
                 raise _Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
             routes[route](body)
         except _Refusal as refusal:
             self._send_json(refusal.status, refusal.body)
         except ConnectionError:
             raise
-        except Exception as error:  # a defect here is a server error there, not a connection that breaks
+        except (
+            Exception
+        ) as error:  # a defect here is a server error there, not a connection that breaks
             self._send_json(500, _Refusal(500, f"{type(error).__name__}: {error}").body)
 
     do_POST = do_GET
@@ -159,7 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
         if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
-            raise _Refusal(413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large")
+            raise _Refusal(
+                413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large"
+            )
         self.close_connection = closes
         return self.rfile.read(int(length))
 
@@ -174,10 +194,28 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.error is not None:
             raise _Refusal(500, str(reply.error), code=reply.error.kind)
         message = {"role": "assistant", "content": reply.text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
-        now, read, written = time.time_ns(), reply.usage.prompt_tokens, reply.usage.completion_tokens
-        head = {"id": f"chatcmpl-{now}", "object": "chat.completion", "created": now // 10**9, "model": MODEL}
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": reply.finish_reason,
+        }
+        now, read, written = (
+            time.time_ns(),
+            reply.usage.prompt_tokens,
+            reply.usage.completion_tokens,
+        )
+        head = {
+            "id": f"chatcmpl-{now}",
+            "object": "chat.completion",
+            "created": now // 10**9,
+            "model": MODEL,
+        }
+        usage = {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        }
         self._send_json(200, {**head, "choices": [choice], "usage": usage})
 
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
@@ -198,23 +236,36 @@ def _read_chat(body: bytes) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise _Refusal(400, "The body must be a JSON object.")
     if request.get("model") != MODEL:
-        raise _Refusal(404, f"The model `{request.get('model')}` does not exist.", "model_not_found", "model")
+        raise _Refusal(
+            404, f"The model `{request.get('model')}` does not exist.", "model_not_found", "model"
+        )
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise _Refusal(400, "`messages` must be a list of objects with a role and a text.", param="messages")
+        raise _Refusal(
+            400, "`messages` must be a list of objects with a role and a text.", param="messages"
+        )
     if request.get("n", 1) not in (1, None) or request.get("stream"):
-        raise _Refusal(400, "One choice a request, not streamed, is all that is offered.", "unsupported_value")
+        raise _Refusal(
+            400, "One choice a request, not streamed, is all that is offered.", "unsupported_value"
+        )
     return request
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and {type(message.get("role")), type(message.get("content"))} == {str}
+    return isinstance(message, dict) and {
+        type(message.get("role")),
+        type(message.get("content")),
+    } == {str}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the oracle's server in the foreground until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="python -m agentic_prompting.sandbox.server", description=main.__doc__)
-    parser.add_argument("--host", default="127.0.0.1", help=f"any other than loopback needs a key in {KEY_VARIABLE}")
+    parser = argparse.ArgumentParser(
+        prog="python -m agentic_prompting.sandbox.server", description=main.__doc__
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help=f"any other than loopback needs a key in {KEY_VARIABLE}"
+    )
     parser.add_argument("--port", type=int, default=8123, help="0 takes a free one")
     parser.add_argument("--noise", type=float, default=0.0, help="probability of a wrong fact")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds until a reply")
@@ -222,7 +273,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         oracle = Oracle(noise=args.noise, latency=args.latency, seed=args.seed)
-        server = OracleServer(oracle, args.host, args.port, os.environ.get(KEY_VARIABLE, "").strip() or None)
+        server = OracleServer(
+            oracle, args.host, args.port, os.environ.get(KEY_VARIABLE, "").strip() or None
+        )
     except (OSError, ValueError) as error:
         parser.error(f"cannot serve on {args.host}:{args.port}: {error}")
     print(server.base_url, flush=True)

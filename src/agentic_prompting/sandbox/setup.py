@@ -94,7 +94,16 @@ def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int =
         return made, made[: n // 2]
 
     copying_steps = max(warm_start_steps // 2, 1)
-    return Recipe(sandbox_spec(), world_tokenizer(), load_world(), traces, warm_start_steps, copying_steps, seed, seed)
+    return Recipe(
+        sandbox_spec(),
+        world_tokenizer(),
+        load_world(),
+        traces,
+        warm_start_steps,
+        copying_steps,
+        seed,
+        seed,
+    )
 
 
 def no_telemetry() -> None:
@@ -185,13 +194,18 @@ def prepare_guarded(
     )
 
 
-def guarded_recipe(seed: int, warm_start_steps: int = 450, copying_steps: int = 150, world: str = "rules") -> Recipe:
+def guarded_recipe(
+    seed: int, warm_start_steps: int = 450, copying_steps: int = 150, world: str = "rules"
+) -> Recipe:
     """The warm start of [`prepare_guarded`]; all worlds but `"habits"` share one."""
     train, _ = split_by_country(seed)
     spec, seen = replace(sandbox_spec(), sampling=SAMPLING), world_of(train, load_guarded_world())
 
     def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
-        return {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
+        return {
+            **trace,
+            "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace)),
+        }
 
     def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         made = make_guarded_traces(train, n, rng, heeds=world != "habits")
@@ -201,7 +215,16 @@ def guarded_recipe(seed: int, warm_start_steps: int = 450, copying_steps: int = 
 
     drawn_by = f"house traces {seed}"  # a seed keeps its name, or figures change
     tokenizer = guarded_tokenizer()
-    return Recipe(spec, tokenizer, load_guarded_world(), traces, warm_start_steps, copying_steps, seed, drawn_by)
+    return Recipe(
+        spec,
+        tokenizer,
+        load_guarded_world(),
+        traces,
+        warm_start_steps,
+        copying_steps,
+        seed,
+        drawn_by,
+    )
 
 
 def guarded_tokenizer() -> PreTrainedTokenizerFast:
@@ -238,14 +261,21 @@ class AgentChat:
         self.agent, self.seed = agent, seed
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         agent = self.agent
         conversation = repr([(message["role"], message["content"]) for message in messages])
         seed = rollout_seed(self.seed, conversation, repeat or 0)
         rollout = Rollout(agent.chat_format.prompt_ids(messages), seed=seed)
         try:
-            await play(rollout, agent.policy, agent.environment, agent.chat_format, agent.spec.limits)
+            await play(
+                rollout, agent.policy, agent.environment, agent.chat_format, agent.spec.limits
+            )
         except Exception as error:  # out of memory, say: this call fails, the next one may not
             return Reply(error=ServerFailed(f"the episode raised {error!r}"))
         usage = Usage(len(rollout.prompt_ids), len(rollout.ids))

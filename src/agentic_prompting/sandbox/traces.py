@@ -74,7 +74,9 @@ class Episode:
 
     def ask(self, thought: str, request: str) -> str:
         """Write a request; returns the value in the reply."""
-        self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.act, request)}")
+        self.turns.append(
+            f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.act, request)}"
+        )
         self.messages.append({"role": "user", "content": request})
         reply = complete(self.oracle, self.messages)
         if reply.error is not None:
@@ -84,13 +86,21 @@ class Episode:
         return value_of(reply.text) or reply.text
 
     def finish(self, thought: str, answer: str) -> None:
-        self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.answer, answer)}")
+        self.turns.append(
+            f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.answer, answer)}"
+        )
 
     def trace(self, kind: str, question: Question) -> Trace:
         """The complete episode as a trace."""
-        replies = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        replies = [
+            message["content"] for message in self.messages if message["role"] == "assistant"
+        ]
         return Trace(
-            kind=kind, question=question.text, answers=[question.answer], turns=self.turns, observations=replies
+            kind=kind,
+            question=question.text,
+            answers=[question.answer],
+            turns=self.turns,
+            observations=replies,
         )
 
 
@@ -107,7 +117,9 @@ def _decompose(episode: Episode, question: Question, world: World, rng: random.R
     """One fact after the other, each question made from the reply before it."""
     value = question.start
     for i, relation in enumerate(question.chain):
-        value = episode.ask(_find(NEXT if i else FIRST, relation), question_text(value, (relation,)))
+        value = episode.ask(
+            _find(NEXT if i else FIRST, relation), question_text(value, (relation,))
+        )
     episode.finish(DONE, value)
 
 
@@ -136,7 +148,9 @@ def _partial(episode: Episode, question: Question, world: World, rng: random.Ran
         if len(rest) == 2:
             request = question_text(value, rest)
         elif rest[0] in world.last_relations:
-            wrong = rng.choice([relation for relation in world.last_relations if relation != rest[0]])
+            wrong = rng.choice(
+                [relation for relation in world.last_relations if relation != rest[0]]
+            )
             thought, request = _find(NEXT, wrong), question_text(value, (wrong,))
         value = episode.ask(thought, request)
     episode.finish(DONE, value)
@@ -184,13 +198,20 @@ def make_traces(
         raise ValueError(f"mix: there is no kind {sorted(unknown)}; the kinds are {list(KINDS)}")
     world = world or load_world()
     kinds = rng.choices(list(mix), weights=list(mix.values()), k=n)
-    return [write_trace(kind, rng.choice(questions), Episode(oracle, grammar), world, rng) for kind in kinds]
+    return [
+        write_trace(kind, rng.choice(questions), Episode(oracle, grammar), world, rng)
+        for kind in kinds
+    ]
 
 
-def write_trace(kind: str, question: Question, episode: Episode, world: World, rng: random.Random) -> Trace:
+def write_trace(
+    kind: str, question: Question, episode: Episode, world: World, rng: random.Random
+) -> Trace:
     """One trace, written into a fresh `episode`; see [`make_traces`]."""
     if question.hops < 2 or parse_question(question.text, world) is None:
-        raise ValueError(f"traces need questions of the sandbox with two hops or more, got {question.text!r}")
+        raise ValueError(
+            f"traces need questions of the sandbox with two hops or more, got {question.text!r}"
+        )
     KINDS[kind](episode, question, world, rng)
     return episode.trace(kind, question)
 
@@ -198,8 +219,23 @@ def write_trace(kind: str, question: Question, episode: Episode, world: World, r
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
     """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
     world = world or load_world()
-    fixed = [*world.texts.values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
-    tags = [_tagged(tag, "") for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)]
+    fixed = [
+        *world.texts.values(),
+        ANSWER,
+        NOT_UNDERSTOOD,
+        FIRST,
+        NEXT,
+        PASS_ON,
+        IMPATIENT,
+        DONE,
+        *SOUGHT.values(),
+    ]
+    tags = [
+        _tagged(tag, "")
+        for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)
+    ]
     values = [value for of_one_kind in world.values.values() for value in of_one_kind]
-    words = {word for text in [*fixed, *tags, *values, *world.last_relations] for word in text.split()}
+    words = {
+        word for text in [*fixed, *tags, *values, *world.last_relations] for word in text.split()
+    }
     return sorted(words - {"{start}", "{value}", "{sought}"})

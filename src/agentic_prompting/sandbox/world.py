@@ -41,7 +41,10 @@ _WAYS: dict[tuple[str, ...], str] = {
 _ENDS: dict[tuple[str, ...], str] = {
     (): "what is the {relation} of {start} ?",
     ("name",): "what is the {relation} of the country whose capital is {start} ?",
-    ("capital", "name"): "what is the {relation} of the country whose capital is served by airport {start} ?",
+    (
+        "capital",
+        "name",
+    ): "what is the {relation} of the country whose capital is served by airport {start} ?",
 }
 
 SOUGHT = {"capital": "city", "name": "country"}
@@ -136,7 +139,9 @@ class World:
     def by(self) -> dict[str, dict[str, Country]]:
         """Each country by its name, capital and airport: `world.by["capital"]["Nairobi"]`."""
         return {
-            field: {value: country for country in self.countries if (value := getattr(country, field))}
+            field: {
+                value: country for country in self.countries if (value := getattr(country, field))
+            }
             for field in NAMING_FIELDS
         }
 
@@ -151,7 +156,9 @@ class World:
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
         """The field and the spelling of each name, in lower case: `{"nairobi": ("capital", "Nairobi")}`."""
-        return {value.lower(): (field, value) for field in NAMING_FIELDS for value in self.values[field]}
+        return {
+            value.lower(): (field, value) for field in NAMING_FIELDS for value in self.values[field]
+        }
 
     @cached_property
     def texts(self) -> dict[tuple[str, ...], str]:
@@ -279,14 +286,18 @@ def make_split(
                 test = [question for question in questions if question.country in held][:n_test]
         train = [question for question in questions if question.country not in held]
     if n_test < 0 or not train:
-        raise ValueError(f"n_test={n_test}, but there are {len(questions)} questions in all; keep some to train on")
+        raise ValueError(
+            f"n_test={n_test}, but there are {len(questions)} questions in all; keep some to train on"
+        )
     return train, test
 
 
 def world_of(questions: Iterable[Question], world: World | None = None) -> World:
     """The countries of a world that the questions are about, and no other country."""
     world, asked = world or load_world(), {question.country for question in questions}
-    return replace(world, countries=tuple(country for country in world.countries if country in asked))
+    return replace(
+        world, countries=tuple(country for country in world.countries if country in asked)
+    )
 
 
 def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
@@ -345,7 +356,12 @@ class Oracle:
         self.noise, self.guess_right, self.latency, self.seed = noise, guess_right, latency, seed
 
     async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         if self.latency > 0:
             await asyncio.sleep(self.latency)

@@ -34,7 +34,12 @@ from ..rollout import (
 if TYPE_CHECKING:
     from ..agent import PromptAgent
 
-_FINISH_REASONS = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
+_FINISH_REASONS = {
+    "answered": "stop",
+    "malformed": "stop",
+    "truncated": "length",
+    "out_of_turns": "length",
+}
 
 
 class CostLimit(BudgetExceeded):
@@ -90,7 +95,11 @@ class AgentAnswers:
 
     def __post_init__(self):
         environment = self.agent.environment
-        if self.max_cost_usd is not None and environment is not None and environment.play_episode is not None:
+        if (
+            self.max_cost_usd is not None
+            and environment is not None
+            and environment.play_episode is not None
+        ):
             raise ValueError(
                 "max_cost_usd of a request cannot be held to with a program: leave it out, or use a budget"
             )
@@ -105,7 +114,10 @@ class AgentAnswers:
     ) -> ServedAnswer:
         # Begin an episode, as in training.
         agent = self.agent
-        row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
+        row: dict[str, Any] = {
+            "question": messages[-1]["content"],
+            "prompt": conversation(agent.spec, messages),
+        }
         limits = agent.limits
         (row,) = await reset_rows(agent.environment, [row], limits)
         reset_error = row.get(RESET_ERROR)
@@ -186,9 +198,13 @@ class ChatAnswers:
         account = _RequestAccount(self.max_cost_usd)
         if isinstance(chat, RefinedChat):
             models = chat.refiner.models
-            if not isinstance(chat.refiner.verifier, ChatModel):  # a function, which costs nothing, or none
+            if not isinstance(
+                chat.refiner.verifier, ChatModel
+            ):  # a function, which costs nothing, or none
                 del models["verifier"]
-            metered: dict[str, Any] = {role: _MeteredChat(model, account) for role, model in models.items()}
+            metered: dict[str, Any] = {
+                role: _MeteredChat(model, account) for role, model in models.items()
+            }
             chat = RefinedChat(replace(chat.refiner, **metered), chat.prompt)
 
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
@@ -271,8 +287,13 @@ def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
     system_messages: list[Message] = []
     if system_texts:
         system_messages.append({"role": "system", "content": "\n\n".join(system_texts)})
-    question: Message = {"role": "user", "content": _in_template(spec.prompt_template, last_message["content"])}
-    return SystemPrompt(spec.system_prompt or "").messages([*system_messages, *other_messages, question])
+    question: Message = {
+        "role": "user",
+        "content": _in_template(spec.prompt_template, last_message["content"]),
+    }
+    return SystemPrompt(spec.system_prompt or "").messages(
+        [*system_messages, *other_messages, question]
+    )
 
 
 def _in_template(template: str, question: str) -> str:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -53,10 +60,15 @@ requests_log = logging.getLogger(f"{__package__}.requests")
 
 _CHAT = ChatCompletions()
 _SCHEMAS = "#/components/schemas/"
-_BODY = {"content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS}ChatRequest"}}}, "required": True}
+_BODY = {
+    "content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS}ChatRequest"}}},
+    "required": True,
+}
 _GRACE_SECONDS = 10  # for the requests that are open when the service stops
 _BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
-_SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
+_SPARE_CONNECTIONS = (
+    256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
+)
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -86,7 +98,9 @@ class Service:
         metrics ([`Metrics`], *optional*): Where to count.
     """
 
-    def __init__(self, models: Mapping[str, Answers], config: ServeConfig, metrics: Metrics | None = None):
+    def __init__(
+        self, models: Mapping[str, Answers], config: ServeConfig, metrics: Metrics | None = None
+    ):
         self.models = models
         self.config = config
         self.metrics = metrics or Metrics()
@@ -101,19 +115,25 @@ class Service:
         """
         model = chat_request.model
         if model not in self.models:
-            raise Refusal(404, f"The model {model[:80]!r} does not exist.", "model_not_found", "model")
+            raise Refusal(
+                404, f"The model {model[:80]!r} does not exist.", "model_not_found", "model"
+            )
         outcome = "error"
         details = ""
         try:
             messages = chat_request.conversation()
             if self._in_flight >= self.config.max_concurrency:
-                raise Refusal(429, "Too many requests at once; try again soon.", "rate_limit_exceeded")
+                raise Refusal(
+                    429, "Too many requests at once; try again soon.", "rate_limit_exceeded"
+                )
             self._count(+1)
             try:
                 with self.metrics.seconds.labels(model).time():
                     answer = await self._play(request, chat_request, messages)
             except LoopEnded as error:
-                raise Refusal(503, "The service has failed and must be started again.", "service_failed") from error
+                raise Refusal(
+                    503, "The service has failed and must be started again.", "service_failed"
+                ) from error
             finally:
                 self._count(-1)
             self.metrics.answered(model, answer)
@@ -131,13 +151,17 @@ class Service:
             self.metrics.requests.labels(model, outcome).inc()
             request.state.about = f"{model[:80]} {outcome}{details}"
 
-    async def _play(self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]) -> ServedAnswer:
+    async def _play(
+        self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]
+    ) -> ServedAnswer:
         """Play the episode of a request, but no longer than its client waits and than a request may take."""
         seed = chat_request.seed
         if seed is None:
             seed = secrets.randbits(63)
         greedy = self.config.greedy or chat_request.temperature == 0
-        answering = self.models[chat_request.model](messages, seed, chat_request.token_limit, greedy)
+        answering = self.models[chat_request.model](
+            messages, seed, chat_request.token_limit, greedy
+        )
         with under(request.headers):
             episode = start(answering)
 
@@ -205,7 +229,9 @@ def agent_service(
     if refined is not None:
         models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)
     if budget is not None:
-        roles = refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}
+        roles = (
+            refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}
+        )
         charge(budget, environment=agent.environment, **roles)
         metrics.show(budget)
     return Service(models, config, metrics)
@@ -331,7 +357,11 @@ def make_app(service: Service) -> FastAPI:
             return JSONResponse({"status": "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", responses={status: _ERRORS[status] for status in (401, 403)}, response_class=Response)
+    @app.get(
+        "/metrics",
+        responses={status: _ERRORS[status] for status in (401, 403)},
+        response_class=Response,
+    )
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
@@ -353,7 +383,9 @@ async def _send_refusal(request: Request, refusal: Any) -> Response:
 
 
 async def _send_http_error(request: Request, error: Any) -> Response:
-    return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
+    return JSONResponse(
+        error_body(error.status_code, str(error.detail)), error.status_code, error.headers
+    )
 
 
 # Counters for Prometheus. They hold no text, no key and no question ---------------------------------------------------
@@ -365,13 +397,23 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         common: Any = {"namespace": "agentic_prompting", "registry": self.registry}
-        self.requests = Counter("requests", "Requests by model and outcome.", ["model", "outcome"], **common)
-        self.seconds = Histogram("request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common)
+        self.requests = Counter(
+            "requests", "Requests by model and outcome.", ["model", "outcome"], **common
+        )
+        self.seconds = Histogram(
+            "request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common
+        )
         self.in_flight = Gauge("requests_in_flight", "Requests being answered.", **common)
-        self.turns = Histogram("agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common)
-        self.sampling = Gauge("turns_being_sampled", "Turns of the agent that are being written.", **common)
+        self.turns = Histogram(
+            "agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common
+        )
+        self.sampling = Gauge(
+            "turns_being_sampled", "Turns of the agent that are being written.", **common
+        )
         self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
-        self.errors = Counter("environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common)
+        self.errors = Counter(
+            "environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common
+        )
 
     def answered(self, model: str, answer: ServedAnswer) -> None:
         """Count what an answer came to."""
@@ -395,7 +437,9 @@ class _Spending:
         self.budget = budget
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        spent = GaugeMetricFamily("agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"])
+        spent = GaugeMetricFamily(
+            "agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"]
+        )
         for role, usage in self.budget.by_account().items():
             spent.add_metric([role], usage.cost_usd)
         yield spent

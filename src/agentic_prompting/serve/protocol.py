@@ -28,7 +28,9 @@ from ..programs.protocol import MAX_MESSAGES
 from .answering import ServedAnswer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
-_OPEN = ("/health",)  # for load balancers, which have no key and use any host name; reveals nothing about the service
+_OPEN = (
+    "/health",
+)  # for load balancers, which have no key and use any host name; reveals nothing about the service
 _BODY_SECONDS = 30.0
 _CLOSE = {"Connection": "close"}  # an unread rest of a body would keep the connection open
 CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
@@ -97,13 +99,17 @@ class ServeConfig:
             `ValueError`: If it cannot: the port is taken, or the host is not this machine.
         """
         try:
-            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[
+                0
+            ]
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(f"cannot listen on {self.host}, port {self.port} ({reason}): choose another one") from None
+            raise ValueError(
+                f"cannot listen on {self.host}, port {self.port} ({reason}): choose another one"
+            ) from None
 
 
 class Guards:
@@ -156,7 +162,9 @@ class Guards:
         """The body and the status for a request that may not enter."""
         if path not in _OPEN:
             sent = headers.get(b"authorization", b"")
-            if self._expected is not None and not hmac.compare_digest(sent, self._expected.encode()):
+            if self._expected is not None and not hmac.compare_digest(
+                sent, self._expected.encode()
+            ):
                 return error_body(401, "Incorrect API key provided.", "invalid_api_key"), 401
             if self._expected is None and not self._is_for_us(headers):
                 message = "Without a key the service answers to loopback names only, and to no other site's pages."
@@ -185,7 +193,9 @@ class Guards:
                 async with asyncio.timeout_at(None if is_complete else deadline):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "The request's body did not arrive in time.", _CLOSE) from None
+                raise HTTPException(
+                    408, "The request's body did not arrive in time.", _CLOSE
+                ) from None
             is_complete = is_complete or not message.get("more_body", False)
             body_size += len(message.get("body", b""))
             if body_size > self.config.max_body_bytes:
@@ -286,26 +296,41 @@ class ChatRequest(BaseModel):
 
     model: str = Field(description="A name from /v1/models.")
     messages: list[MessageBody] = Field(
-        min_length=1, max_length=MAX_MESSAGES, description="Must end with a user's message: the question."
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        description="Must end with a user's message: the question.",
     )
     stream: bool | None = Field(False, description="Send the answer in pieces, once it is there.")
     stream_options: StreamOptions | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same answer.")
-    max_tokens: int | None = Field(None, ge=1, lt=2**31, description="Of all turns of the agent and replies together.")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="The same seed gives the same answer."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="Of all turns of the agent and replies together."
+    )
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31, description="The same.")
     n: Literal[1] | None = Field(1, description="Only one choice a request is offered.")
     temperature: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="0 takes the likeliest token each time. Others are ignored."
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="0 takes the likeliest token each time. Others are ignored.",
     )
     tools: list[Any] | None = Field(None, description="None is offered: a 400 unless empty.")
     functions: list[Any] | None = Field(None, description="As `tools`.")
-    response_format: dict[str, Any] | None = Field(None, description="A 400 unless its type is `text`.")
+    response_format: dict[str, Any] | None = Field(
+        None, description="A 400 unless its type is `text`."
+    )
     logprobs: bool | None = Field(None, description="A 400 if true.")
-    trajectory: bool | None = Field(False, description="Send `trajectory`, how the answer came about, as well.")
+    trajectory: bool | None = Field(
+        False, description="Send `trajectory`, how the answer came about, as well."
+    )
 
     @property
     def token_limit(self) -> int | None:
-        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        limits = [
+            limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None
+        ]
         return min(limits, default=None)
 
     def conversation(self) -> list[Message]:
@@ -318,16 +343,25 @@ class ChatRequest(BaseModel):
             "tools": self.tools,
             "functions": self.functions,
             "logprobs": self.logprobs,
-            "response_format": self.response_format and self.response_format.get("type") not in (None, "text"),
+            "response_format": self.response_format
+            and self.response_format.get("type") not in (None, "text"),
         }
         for name, is_requested in unsupported.items():
             if is_requested:
-                raise Refusal(400, f"`{name}` is not supported: leave it out.", "unsupported_parameter", name)
+                raise Refusal(
+                    400, f"`{name}` is not supported: leave it out.", "unsupported_parameter", name
+                )
         messages = [message.as_message() for message in self.messages]
         if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
-            raise Refusal(400, "`messages` must end with a user message that is not empty.", param="messages")
+            raise Refusal(
+                400, "`messages` must end with a user message that is not empty.", param="messages"
+            )
         if any(_HALF_A_PAIR.search(message["content"]) for message in messages):
-            raise Refusal(400, "`messages` must be Unicode: there is half of a surrogate pair in it.", param="messages")
+            raise Refusal(
+                400,
+                "`messages` must be Unicode: there is half of a surrogate pair in it.",
+                param="messages",
+            )
         return messages
 
     def ignored(self) -> list[str]:
@@ -348,7 +382,9 @@ async def read_request(request: Request) -> ChatRequest:
     except ClientDisconnect:
         raise Refusal(CLOSED_REQUEST, "The client closed the connection.") from None
     if "json" not in request.headers.get("content-type", ""):
-        raise Refusal(400, "body: it must be JSON, and the request's Content-Type application/json.")
+        raise Refusal(
+            400, "body: it must be JSON, and the request's Content-Type application/json."
+        )
     return await asyncio.to_thread(_read_body, raw) if len(raw) > _LARGE_BODY else _read_body(raw)
 
 
@@ -356,7 +392,9 @@ def _read_body(raw: bytes) -> ChatRequest:
     try:
         return ChatRequest.model_validate(parse_json(raw))
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]  # what was sent is not repeated
+        first = error.errors(include_input=False, include_url=False)[
+            0
+        ]  # what was sent is not repeated
         where = ".".join(part for part in first["loc"] if isinstance(part, str))
         raise Refusal(400, f"{where or 'body'}: {first['msg']}", param=where or None) from None
 

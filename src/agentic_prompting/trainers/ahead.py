@@ -24,7 +24,17 @@ from accelerate.utils import gather_object
 
 from ..llm import run
 from ..llm.guard import contain
-from ..rollout import AgentSpec, Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
+from ..rollout import (
+    AgentSpec,
+    Engine,
+    Observation,
+    Rollout,
+    Sample,
+    SampleRequest,
+    observe,
+    play,
+    rollout_seed,
+)
 from ..rollout.environment import same_columns
 from .config import MultiTurnGRPOConfig
 from .in_flight import EpisodeLog, InFlightFile, identity_of, length_of, policy_fingerprint
@@ -60,7 +70,12 @@ class Group:
 
     def start_record(self) -> dict[str, Any]:
         """The facts about the start of the group, as plain JSON."""
-        return {"group": self.number, "update": self.update, "prompts": self.prompts, "metadata": self.metadata}
+        return {
+            "group": self.number,
+            "update": self.update,
+            "prompts": self.prompts,
+            "metadata": self.metadata,
+        }
 
 
 class Ahead:
@@ -92,15 +107,27 @@ class Ahead:
         updates_per_batch: int = 1,
     ):
         self.rows, self.prompts, self.player, self.file = rows, prompts, player, file
-        self.lead, self.max_staleness, self.updates_per_batch = lead, max_staleness, updates_per_batch
+        self.lead, self.max_staleness, self.updates_per_batch = (
+            lead,
+            max_staleness,
+            updates_per_batch,
+        )
         self.updates = 0
         self.groups: list[Group] = []
-        self._used: list[Group] = []  # by the current step, which is repeated after a checkpoint in the middle of it
+        self._used: list[
+            Group
+        ] = []  # by the current step, which is repeated after a checkpoint in the middle of it
         self._started: int | None = None  # groups of this process so far
-        self._saved: dict[int, int] = {}  # numbers of the groups that the checkpoint held, and the steps that used them
+        self._saved: dict[
+            int, int
+        ] = {}  # numbers of the groups that the checkpoint held, and the steps that used them
         self._floor = 0  # the oldest group that the checkpoint before the last one may need
-        self._trusts: bool | None = None  # whether the file's entries belong to this run; decided at the first batch
-        self._anew = 0  # rollouts that an earlier process had begun, and that are played from the beginning
+        self._trusts: bool | None = (
+            None  # whether the file's entries belong to this run; decided at the first batch
+        )
+        self._anew = (
+            0  # rollouts that an earlier process had begun, and that are played from the beginning
+        )
         self._landing = False  # whether training is over, so that episodes send no further requests
         self._asking: set[Any] = set()  # tasks that wait for a reply of the environment
         self._clock = _Clock()
@@ -111,8 +138,12 @@ class Ahead:
         groups = self.take(len(rows) // self.prompts.rollouts_per_row, position)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         metadata = [one for group in groups for one in group.metadata]
-        rows_played = same_columns([rollout.row for rollout in rollouts])  # each group began by itself
-        return Batch(position, rows_played, metadata, rollouts, off_policy=True, metrics=self.metrics(groups))
+        rows_played = same_columns(
+            [rollout.row for rollout in rollouts]
+        )  # each group began by itself
+        return Batch(
+            position, rows_played, metadata, rollouts, off_policy=True, metrics=self.metrics(groups)
+        )
 
     def take(self, wanted: int, position: BatchPosition) -> list[Group]:
         """Start a step's worth of groups, wait until as many are done, and enough of the old ones among them, and
@@ -123,9 +154,14 @@ class Ahead:
             self._trusts = self.file.trust(None)
         if self._started is None:
             self._started = position.batch_index * wanted
-        numbers, self._saved = sorted(n for n, used_at in self._saved.items() if used_at in (-1, self.updates)), {}
+        numbers, self._saved = (
+            sorted(n for n, used_at in self._saved.items() if used_at in (-1, self.updates)),
+            {},
+        )
         most = wanted + round(self.lead * wanted)
-        while len(self.groups) + len(numbers) < most and self._started < position.batch_count * wanted:
+        while (
+            len(self.groups) + len(numbers) < most and self._started < position.batch_count * wanted
+        ):
             numbers.append(self._next_number(wanted))
         self.groups += self._begun(numbers)
         self._clock.tick(waits=True)
@@ -162,15 +198,26 @@ class Ahead:
         ]
 
     def _group(self, number: int, kept: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> Group:
-        seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
+        seed, batch = (
+            self.rows.seed,
+            f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}",
+        )
         form = self.player.chat_format
         rollouts = [
-            Rollout(form.of(row).prompt_ids(row["prompt"]), row, rollout_seed(seed, "group", number, i), batch, number)
+            Rollout(
+                form.of(row).prompt_ids(row["prompt"]),
+                row,
+                rollout_seed(seed, "group", number, i),
+                batch,
+                number,
+            )
             for i, row in enumerate(rows)
         ]
         episodes = [self._episode(number, i, kept["episodes"].get(i, {})) for i in range(len(rows))]
         update = min(kept.get("update", self.updates), self.updates)
-        group = Group(number, update, rollouts, kept["metadata"], episodes, _fingerprint(kept["rendered"]))
+        group = Group(
+            number, update, rollouts, kept["metadata"], episodes, _fingerprint(kept["rendered"])
+        )
         if "update" not in kept:
             self.file.write(group.start_record())
         return group
@@ -182,17 +229,32 @@ class Ahead:
         environment = self.player.environment
         plays = None if environment is None else environment.play_episode
         return EpisodeLog(
-            self._ask_policy, self._ask_environment, lambda: self.updates, keep, **kept, play_episode=plays
+            self._ask_policy,
+            self._ask_environment,
+            lambda: self.updates,
+            keep,
+            **kept,
+            play_episode=plays,
         )
 
     def _kept(self, number: int) -> dict[str, Any]:
         """The entries of an earlier process about a group, with its prompts as `rendered`; those of a new group if
         there are none, or its data or prompts were others."""
-        row, kept, repeats = self.rows[number], self.file.groups.pop(number, {}), self.prompts.rollouts_per_row
+        row, kept, repeats = (
+            self.rows[number],
+            self.file.groups.pop(number, {}),
+            self.prompts.rollouts_per_row,
+        )
         environment = self.player.environment
-        if kept and environment is not None and (environment.has_reset or environment.play_episode is not None):
+        if (
+            kept
+            and environment is not None
+            and (environment.has_reset or environment.play_episode is not None)
+        ):
             self._anew += repeats
-            if environment.has_reset:  # the log does not hold how an episode changed the environment
+            if (
+                environment.has_reset
+            ):  # the log does not hold how an episode changed the environment
                 kept = {}
         with suppress(LookupError):
             rendered = [self.prompts.render_messages(row, one) for one in kept.get("metadata", ())]
@@ -208,7 +270,9 @@ class Ahead:
         player = self.player
         for group in self.groups:
             group.tasks = group.tasks or [
-                asyncio.create_task(contain(play(rollout, log, log, player.chat_format, player.limits)))
+                asyncio.create_task(
+                    contain(play(rollout, log, log, player.chat_format, player.limits))
+                )
                 for rollout, log in zip(group.rollouts, group.episodes, strict=True)
             ]
         tasks = [task for group in self.groups for task in group.tasks]
@@ -218,14 +282,18 @@ class Ahead:
                     task.result()  # raises if the engine has failed, which concerns all episodes
             if self._may_go_on(wanted):
                 return
-            await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
+            )
 
     def _may_go_on(self, wanted: int) -> bool:
         """Whether enough groups are done, and so many of the old ones that later batches can use the others in time."""
         done = 0
         for place, group in enumerate(sorted(self.groups, key=lambda group: group.update), 1):
             done += group.done
-            batches_left = max(self.max_staleness - self.updates + group.update, 0) // self.updates_per_batch
+            batches_left = (
+                max(self.max_staleness - self.updates + group.update, 0) // self.updates_per_batch
+            )
             if done < min(wanted, place - batches_left * wanted):
                 return False
         return done >= wanted
@@ -293,7 +361,10 @@ class Ahead:
                 {
                     **group.start_record(),
                     "used_at": group.used_at,
-                    "episodes": [{"turns": list(log.turns), "replies": list(log.replies)} for log in group.episodes],
+                    "episodes": [
+                        {"turns": list(log.turns), "replies": list(log.replies)}
+                        for log in group.episodes
+                    ],
                 }
                 for group in groups
             ],
@@ -353,7 +424,10 @@ def ahead_of(
     Raises:
         `ValueError`: A process cannot hold whole groups.
     """
-    repeats, own = prompts.rollouts_per_row, args.per_device_train_batch_size * args.steps_per_generation
+    repeats, own = (
+        prompts.rollouts_per_row,
+        args.per_device_train_batch_size * args.steps_per_generation,
+    )
     if own % repeats or not hasattr(rows, "__len__"):
         raise ValueError(
             f"with async_lead > 0 each process must hold whole groups of rows that can be counted: make "
@@ -365,7 +439,9 @@ def ahead_of(
     file = InFlightFile(path, identity, policy_fingerprint(model), resumes)
     stream = RowStream(rows, args.seed, args.shuffle_dataset, args.generation_batch_size // repeats)
     assert args.max_staleness is not None  # set where `async_lead` is
-    return Ahead(stream, prompts, player, file, args.async_lead, args.max_staleness, args.steps_per_batch)
+    return Ahead(
+        stream, prompts, player, file, args.async_lead, args.max_staleness, args.steps_per_batch
+    )
 
 
 class _Clock:

@@ -125,7 +125,11 @@ class OneLineProgress(ProgressCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         line = log_line(logs or {}, state.global_step)
-        if not line or not state.is_world_process_zero or (self.training_bar is None and self._lines is None):
+        if (
+            not line
+            or not state.is_world_process_zero
+            or (self.training_bar is None and self._lines is None)
+        ):
             return
         if self._lines is not None:
             self._lines.n = state.global_step
@@ -181,7 +185,11 @@ class TensorBoard:
         self.writer = writer
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
-        lines = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows)]
+        lines = [
+            columns,
+            ["---"] * len(columns),
+            *([_escaped(cell) for cell in row] for row in rows),
+        ]
         self.writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
 
     def picture(self, name: str, png: Path, step: int) -> None:
@@ -241,13 +249,21 @@ class LiveView(TrainerCallback):
         population: Population | None = None,
     ):
         self.report_to, self.callbacks = report_to, callbacks
-        self.reward_names, self.reward_funcs, self.population = reward_names, reward_funcs, population
-        self._latest: tuple[str, list[Sequence]] | None = None  # mode and rows of the batch since the last log
+        self.reward_names, self.reward_funcs, self.population = (
+            reward_names,
+            reward_funcs,
+            population,
+        )
+        self._latest: tuple[str, list[Sequence]] | None = (
+            None  # mode and rows of the batch since the last log
+        )
         self._broken: set[str] = set()
         self._drawn: tuple[int, float] = (1, -PICTURE_SECONDS)  # members, and when
         self._turns = 0
 
-    def show(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
+    def show(
+        self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]
+    ) -> None:
         """Keep a few of this process's rollouts of a `train` or `eval` batch, spread over it, with their rewards by
         reward function (NaN where it has none)."""
         if self.is_wanted():
@@ -265,7 +281,13 @@ class LiveView(TrainerCallback):
         population = self.population
         if population is not None and (population.turns != self._turns or last):
             self._turns = population.turns
-            self._send("table", "evolution/members", _MEMBER_COLUMNS, _members(population), state.global_step)
+            self._send(
+                "table",
+                "evolution/members",
+                _MEMBER_COLUMNS,
+                _members(population),
+                state.global_step,
+            )
             self._draw(population, state.global_step, last)
 
     def _draw(self, population: Population, step: int, last: bool) -> None:
@@ -303,12 +325,19 @@ class LiveView(TrainerCallback):
     def _give_up(self, name: str, error: Exception) -> None:
         if name not in self._broken:
             self._broken.add(name)
-            logger.warning("%s cannot be logged to any more, training goes on without it: %r", name, error)
+            logger.warning(
+                "%s cannot be logged to any more, training goes on without it: %r", name, error
+            )
 
     def _row(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence:
         texts = [rollout.row.get("question") or "", transcript(rollout), rollout.answer or ""]
         scores = [None if reward != reward else round(float(reward), 6) for reward in rewards]
-        return [*(_cell(str(text)) for text in texts), rollout.status, *scores, self._parts(rollout)]
+        return [
+            *(_cell(str(text)) for text in texts),
+            rollout.status,
+            *scores,
+            self._parts(rollout),
+        ]
 
     def _parts(self, rollout: Rollout) -> str:
         """The parts of a reward, if its function reports them (`scores`, as Prompt-R1's)."""
@@ -316,8 +345,14 @@ class LiveView(TrainerCallback):
         for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.reward_funcs):
             try:
                 (score,) = reward.scores([rollout], [rollout.row["answers"]])
-                parts += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
-            except Exception as error:  # the reward is the user's code, and training does not need these parts
+                parts += (
+                    [f"{name} {value:.3f}" for name, value in score._asdict().items()]
+                    if score
+                    else []
+                )
+            except (
+                Exception
+            ) as error:  # the reward is the user's code, and training does not need these parts
                 logger.debug("no parts of %r: %r", reward, error)
         return ", ".join(parts)
 
@@ -330,14 +365,23 @@ def _members(population: Population) -> list[Sequence]:
     for member in [population.members[best or 0], *reversed(latest)][:MEMBERS]:
         prompt, rating = member.prompt, member.rating
         descent = [prompt.id, ", ".join(map(str, prompt.parents)), prompt.operator, prompt.born_at]
-        ratings = [round(rating.mu, 4), round(rating.sigma, 4), member.matches, "best" if prompt.id == best else ""]
+        ratings = [
+            round(rating.mu, 4),
+            round(rating.sigma, 4),
+            member.matches,
+            "best" if prompt.id == best else "",
+        ]
         rows.append([*descent, *ratings, _cell(prompt.text)])
     return rows
 
 
 def _cell(text: str) -> str:
     """The text in a form that every tracker can store: short, in UTF-8, without control characters."""
-    cut = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    cut = (
+        text
+        if len(text) <= MAX_CHARS
+        else f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    )
     return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode("utf-8"))
 
 

@@ -49,7 +49,9 @@ class Staging:
 
 
 @contextmanager
-def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[str], Any]) -> Iterator[Path]:
+def saved_whole(
+    trainer: Trainer, staging: Staging, run: Path, push: Callable[[str], Any]
+) -> Iterator[Path]:
     """The context around `_save_checkpoint`: yields the folder to fill, and makes it the checkpoint at the end.
 
     Entered on every process. Within it the trainer's `_get_output_dir` must return `staging.folder`. If the body
@@ -87,7 +89,9 @@ def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[s
     if trainer.args.should_save:
         shutil.rmtree(run / STAGING, ignore_errors=True)
         # By step and not by file times, which change with clocks, nodes and copies.
-        rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+        rotate_checkpoints(
+            str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+        )
     if pushes:
         push(str(final))
 
@@ -165,14 +169,23 @@ def _missing(checkpoint: Path) -> str:
     needed = {
         TRAINER_STATE_NAME: True,
         # With `save_only_model` there is nothing but weights; every other checkpoint has the rest.
-        OPTIMIZER_NAME: (own or has(SCHEDULER_NAME)) and not sharded and not has("optimizer*", "rank*-optimizer.pt"),
+        OPTIMIZER_NAME: (own or has(SCHEDULER_NAME))
+        and not sharded
+        and not has("optimizer*", "rank*-optimizer.pt"),
         SCHEDULER_NAME: has("optimizer*") and not sharded,
         "rng_state.pth": own and not has("rng_state*"),
     }
-    weights = [path for pattern in _WEIGHTS for path in checkpoint.glob(pattern) if path.name != "training_args.bin"]
+    weights = [
+        path
+        for pattern in _WEIGHTS
+        for path in checkpoint.glob(pattern)
+        if path.name != "training_args.bin"
+    ]
     for index in checkpoint.glob("*.index.json"):
         if not _unreadable(index):
-            weights += [checkpoint / name for name in json.loads(index.read_bytes())["weight_map"].values()]
+            weights += [
+                checkpoint / name for name in json.loads(index.read_bytes())["weight_map"].values()
+            ]
     wanted = [checkpoint / name for name, must in needed.items() if must]
     wanted += weights or [checkpoint / "model.safetensors"]
     return next((f"{path.name} is missing" for path in wanted if not path.exists()), "")
@@ -205,7 +218,9 @@ def holds_run(folder: Path) -> bool:
 def occupied(folder: Path, as_options: bool = False) -> str:
     """The error message for a second run in a folder, in the words of a script or of a command line."""
     names = ("--resume_from_checkpoint true", "--overwrite", "--output_dir")
-    resume, overwrite, other = names if as_options else ("resume_from_checkpoint=True", "overwrite=True", "output_dir")
+    resume, overwrite, other = (
+        names if as_options else ("resume_from_checkpoint=True", "overwrite=True", "output_dir")
+    )
     return f"{folder} holds another run: continue it ({resume}), move it aside ({overwrite}), or use another {other}"
 
 
@@ -221,9 +236,18 @@ def move_aside(folder: Path, model: object = None) -> None:
         `ValueError`: The model is in the folder, or the files cannot be moved.
     """
     folder = folder.resolve()
-    if isinstance(model, str | Path) and Path(model).exists() and Path(model).resolve().is_relative_to(folder):
-        raise ValueError(f"overwrite would move {model} away, the model to train: use another output_dir")
-    names = [f"{folder.name}.previous", *(f"{folder.name}.previous-{number}" for number in range(2, 1000))]
+    if (
+        isinstance(model, str | Path)
+        and Path(model).exists()
+        and Path(model).resolve().is_relative_to(folder)
+    ):
+        raise ValueError(
+            f"overwrite would move {model} away, the model to train: use another output_dir"
+        )
+    names = [
+        f"{folder.name}.previous",
+        *(f"{folder.name}.previous-{number}" for number in range(2, 1000)),
+    ]
     beside = next(path for name in names if not (path := folder.with_name(name)).exists())
     try:
         beside.mkdir()

@@ -82,36 +82,56 @@ class MultiTurnGRPOConfig(GRPOConfig):
     max_turns: int = setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = setting(1024, "Tokens of one turn.")
     max_context: int | None = setting(None, "Tokens of prompt and response together.")
-    step_timeout: float | None = setting(1800.0, "Seconds for one step or reset of the environment.")
+    step_timeout: float | None = setting(
+        1800.0, "Seconds for one step or reset of the environment."
+    )
     stop_at_tags: bool = setting(True, "End a turn right after a closing request or answer tag.")
-    max_failed_share: float = setting(0.5, "Stop when more than this share of recent rollouts failed.")
+    max_failed_share: float = setting(
+        0.5, "Stop when more than this share of recent rollouts failed."
+    )
     failure_window: int = setting(3, "Batches that max_failed_share looks at.")
     budget_usd: float | None = setting(None, "What the job may spend on large LLMs, in US $.")
     budget_tokens: int | None = setting(None, "What the job may spend, in tokens.")
-    vllm_sync: str = setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
+    vllm_sync: str = setting(
+        "nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk."
+    )
     prefix_cache_mb: float = setting(1024.0, "Keys and values to keep between turns, in MB.")
     async_lead: float = setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
-    max_staleness: int | None = setting(None, "Updates between a group's start and its use at most.")
-    environment_ratio: dict[str, float] | str | None = setting(None, "Several environments: the share of rows of each.")
-    environment_limits: dict[str, dict[str, float]] | str | None = setting(None, "Several environments: own limits.")
+    max_staleness: int | None = setting(
+        None, "Updates between a group's start and its use at most."
+    )
+    environment_ratio: dict[str, float] | str | None = setting(
+        None, "Several environments: the share of rows of each."
+    )
+    environment_limits: dict[str, dict[str, float]] | str | None = setting(
+        None, "Several environments: own limits."
+    )
     traces: bool = setting(False, "Send OpenTelemetry spans.")
     trace_content: bool = setting(False, "Put texts into the spans, too.")
     check_environment: bool = setting(True, "Ask the environment once before training.")
-    overwrite: bool = setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
+    overwrite: bool = setting(
+        False, "Move another run in output_dir to a folder beside it, and begin anew."
+    )
     rollouts_max_mb: float = setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
         self.limits()  # raises for a limit below 1, before TRL looks at anything
         if not 0 <= self.max_failed_share <= 1:
-            raise ValueError(f"max_failed_share must be between 0 and 1, got {self.max_failed_share}")
+            raise ValueError(
+                f"max_failed_share must be between 0 and 1, got {self.max_failed_share}"
+            )
         if self.failure_window < 1:
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
         if self.vllm_sync not in ("nccl", "adapter", "disk"):
             raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
         if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
-            raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
+            raise ValueError(
+                "vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well"
+            )
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
-            raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
+            raise ValueError(
+                "several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'"
+            )
         if self.trace_content and not self.traces:
             raise ValueError("trace_content would be ignored: set traces=True as well")
         if self.max_tool_calling_iterations is not None:
@@ -131,7 +151,9 @@ class MultiTurnGRPOConfig(GRPOConfig):
         self.limits()  # checks those of environments, which TRL has parsed if they were JSON
         for name in ("environment_ratio", "environment_limits"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be an object by environment, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be an object by environment, got {getattr(self, name)!r}"
+                )
         if self.async_lead:
             self._check_lead()
 
@@ -145,10 +167,18 @@ class MultiTurnGRPOConfig(GRPOConfig):
             )
         for name in ("full_determinism", "use_transformers_continuous_batching"):
             if getattr(self, name):
-                raise ValueError(f"async_lead > 0 cannot be had with {name}=True: set async_lead=0, or leave that out")
-        if self.use_vllm and self.vllm_mode != "server":  # turns in flight would have to be removed at each update
-            raise ValueError(f"async_lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
-        if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops stale sequences
+                raise ValueError(
+                    f"async_lead > 0 cannot be had with {name}=True: set async_lead=0, or leave that out"
+                )
+        if (
+            self.use_vllm and self.vllm_mode != "server"
+        ):  # turns in flight would have to be removed at each update
+            raise ValueError(
+                f"async_lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'"
+            )
+        if (
+            self.vllm_importance_sampling_mode == "sequence_mask"
+        ):  # TRL's default, which drops stale sequences
             self.vllm_importance_sampling_mode: str = "token_truncate"
         updates = self.async_lead * self.steps_per_batch
         if self.max_staleness is None:
@@ -161,7 +191,9 @@ class MultiTurnGRPOConfig(GRPOConfig):
     @property
     def steps_per_batch(self) -> int:
         """Training steps that learn from one generated batch; 1 also where a step takes several batches."""
-        return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
+        return max(
+            1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the hub's token: `training_args.bin` in every saved folder is a pickle of this object."""
@@ -176,13 +208,24 @@ class MultiTurnGRPOConfig(GRPOConfig):
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
         own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
         limits = Limits(  # raises for 0
-            self.max_turns, self.max_turn_tokens, whole, self.max_context, own, step_timeout=self.step_timeout
+            self.max_turns,
+            self.max_turn_tokens,
+            whole,
+            self.max_context,
+            own,
+            step_timeout=self.step_timeout,
         )
-        return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
+        return replace(
+            limits, max_context=min(filter(None, (self.max_context, readable)), default=None)
+        )
 
 
 # Options that a command line gives as JSON; transformers reads them. No field of the dataclass.
-MultiTurnGRPOConfig._VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "environment_ratio", "environment_limits"]
+MultiTurnGRPOConfig._VALID_DICT_FIELDS = [
+    *GRPOConfig._VALID_DICT_FIELDS,
+    "environment_ratio",
+    "environment_limits",
+]
 
 
 @dataclass
@@ -245,11 +288,15 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     mode: str = setting("joint", f"One of {', '.join(MODES)}.")
     phase_steps: int = setting(10, "Steps of a phase of mode alternating.")
-    distill_epochs: float = setting(0.0, "In the end, distil the best prompt into the weights: epochs.")
+    distill_epochs: float = setting(
+        0.0, "In the end, distil the best prompt into the weights: epochs."
+    )
     baseline: str = setting("normal", "normal (eq 1-2) or marginalize.")
     reflector: str = setting("reference", "Who reflects: reference, or policy.")
     evolution_lag: int = setting(1, "Batches that a child joins later; 0: exact algorithm.")
-    reflection_timeout: float = setting(1800.0, "Seconds that the reference LLM may take for one batch.")
+    reflection_timeout: float = setting(
+        1800.0, "Seconds that the reference LLM may take for one batch."
+    )
 
     learning_rate: float = setting(4e-5, "Appendix A, with LoRA of rank 32.")
     lr_scheduler_type: str = setting("constant", "Algorithm 1's step size does not change.")
@@ -270,7 +317,9 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         if self.distill_epochs < 0:
             raise ValueError(f"distill_epochs must be at least 0, got {self.distill_epochs}")
         if not self.reflection_timeout > 0:
-            raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
+            raise ValueError(
+                f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}"
+            )
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
         whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
@@ -294,7 +343,11 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     @property
     def batch_in_words(self) -> str:
         """The number of rollouts of a batch, and the settings that make it."""
-        size, prompts, attempts = self.generation_batch_size, self.prompts_per_step, self.num_generations
+        size, prompts, attempts = (
+            self.generation_batch_size,
+            self.prompts_per_step,
+            self.num_generations,
+        )
         return (
             f"a batch is {size // (prompts * attempts)} problems x {prompts} prompts (prompts_per_step) x {attempts} "
             f"rollouts (num_generations) = {size} rollouts"
@@ -307,4 +360,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     def mode_at(self, step: int) -> str:
         """The mode of a training step, counted from 0: the run's, or that of the phase."""
-        return self.mode if self.mode != "alternating" else ("rl", "evolution")[step // self.phase_steps % 2]
+        return (
+            self.mode
+            if self.mode != "alternating"
+            else ("rl", "evolution")[step // self.phase_steps % 2]
+        )

@@ -93,8 +93,12 @@ CONTRACT = (
     Part("use_vllm"),
     Part("vllm_generation"),
     Part("_last_loaded_step"),
-    Part("trl.generation.vllm_generation.VLLMGeneration", "model accelerator processing_class mode"),
-    Part("trl.generation.vllm_generation.VLLMGeneration.generate", "prompts images num_generations"),
+    Part(
+        "trl.generation.vllm_generation.VLLMGeneration", "model accelerator processing_class mode"
+    ),
+    Part(
+        "trl.generation.vllm_generation.VLLMGeneration.generate", "prompts images num_generations"
+    ),
     Part("trl.trainer.grpo_trainer"),
     # Functions.
     Part("trl.trainer.utils.create_model_from_path", "model_id"),

@@ -98,7 +98,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
             environment = ...
         if args.eval_all and eval_dataset is None:
-            raise ValueError("eval_all=True needs an eval_dataset: the rows on which every rated prompt is evaluated")
+            raise ValueError(
+                "eval_all=True needs an eval_dataset: the rows on which every rated prompt is evaluated"
+            )
         check_reflector(args, reference)
         if population is not None and initial_prompt:
             raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
@@ -107,10 +109,23 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self.population = args.start_population(population or initial_prompt, args.seed, alone)
         self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
-        self._rated = self._rated_before = (-1, -1)  # step and part of the latest rated batch; of the checkpoint's
+        self._rated = self._rated_before = (
+            -1,
+            -1,
+        )  # step and part of the latest rated batch; of the checkpoint's
         self._held_out: list[float] = []  # mean rewards of the questions of the current evaluation
-        self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
-        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
+        self._teacher: list[Rollout] | None = (
+            None  # this process's rollouts under the prompt that is being distilled
+        )
+        super().__init__(
+            model,
+            reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            environment=environment,
+            **kwargs,
+        )
         if self.is_world_process_zero() and not args.disable_tqdm:
             print(f"E-SPL: {args.batch_in_words}", flush=True)
 
@@ -121,7 +136,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             return ReferenceReflector(self.reference, self.args, main)
         session = self.player.backend.session
         chat_format = cast(ChatFormat, self.chat_format)
-        return PolicyReflector(lambda: self.policy, session, chat_format, self.limits, self.args, main)
+        return PolicyReflector(
+            lambda: self.policy, session, chat_format, self.limits, self.args, main
+        )
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         return {**super().roles(environment, functions), "reference": self.reference}
@@ -134,12 +151,16 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return prompts * self.args.num_generations
 
     def _create_prompts(self) -> PopulationPrompts:
-        has_texts = self.args.mode != "rl" or any(one.prompt.text for one in self.population.members)
+        has_texts = self.args.mode != "rl" or any(
+            one.prompt.text for one in self.population.members
+        )
         if self.args.prompt_place == "system" and has_texts:
             self.chat_format.check_system(
                 "set prompt_place='user', which puts the prompts in front of the user's message"
             )
-        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust)
+        return PopulationPrompts(
+            self.generation, self.args, self.spec.messages, self.chat_format.trust
+        )
 
     def _before_batch(self) -> None:
         self._let_children_join()
@@ -161,7 +182,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             known = [one[~one.isnan()] for one in totals.split(batch.position.group_size)]
             self._held_out += [one.mean().item() for one in known if len(one)]
             if self._teacher is not None:
-                self._teacher += [rollout for rollout in batch.rollouts if rollout.status != "failed"]
+                self._teacher += [
+                    rollout for rollout in batch.rollouts if rollout.status != "failed"
+                ]
 
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
         """Rate the prompts of the batch, and start the reflection on it; once, if a checkpoint in the middle of a step
@@ -190,7 +213,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """Add the children that are due. Training waits for a reference LLM that takes longer than `evolution_lag`."""
         for job in self.generation.due(self.args.evolution_lag) if self.args.evolves else ():
             outcomes = self._reflector.finish(job)
-            fatal = next((one.error for one in outcomes if one.error is not None and one.error.fatal), None)
+            fatal = next(
+                (one.error for one in outcomes if one.error is not None and one.error.fatal), None
+            )
             if fatal is not None and self.args.reflector == "reference":
                 # The job stays pending: a resumed run asks again.
                 self._stop(f"the reference LLM failed with a fatal error, {fatal.kind}: {fatal}")
@@ -198,7 +223,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             for outcome in outcomes:
                 self.log_batch("train", outcome.metrics())
             if self.accelerator.is_main_process:
-                self._journal.write(attempt_records(job.batch, outcomes, children, job.scores, self.population))
+                self._journal.write(
+                    attempt_records(job.batch, outcomes, children, job.scores, self.population)
+                )
 
     @staticmethod
     def _trains_weights(args: Any) -> bool:
@@ -240,7 +267,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         else:
             self.drop_metrics("eval")
 
-    def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
+    def evaluate_prompts(
+        self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any
+    ) -> dict[int, float]:
         """Evaluate system prompts on the held-out rows, under the current weights (Figure 8).
 
         Args:
@@ -278,16 +307,27 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._check_whole()
         prompt, self._teacher, self.prompts.left_out = self.population.best(), [], False
         try:
-            super().evaluate(self.train_dataset if rows is None else rows, metric_key_prefix="distill")
+            super().evaluate(
+                self.train_dataset if rows is None else rows, metric_key_prefix="distill"
+            )
             rollouts = self._teacher
         finally:
             self._teacher = None
-        imitate_without(prompt, rollouts, self.model, cast(ChatFormat, self.chat_format), self.args, **sft_arguments)
+        imitate_without(
+            prompt,
+            rollouts,
+            self.model,
+            cast(ChatFormat, self.chat_format),
+            self.args,
+            **sft_arguments,
+        )
         self.prompts.left_out = True
 
     def _check_whole(self) -> None:
         if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
+            raise ValueError(
+                "distill needs whole weights on every process, without DeepSpeed or FSDP"
+            )
 
     # --- saving and resuming -------------------------------------------------------------------------------------
 
@@ -304,7 +344,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._save_beside(folder)
         atomic_write(folder / PROMPT_FILE, self.final_prompt().text)
         state = self.state_dict()
-        if self.staging.folder is None:  # a model, which may be published, and pending jobs hold rows and rollouts
+        if (
+            self.staging.folder is None
+        ):  # a model, which may be published, and pending jobs hold rows and rollouts
             state["pending"] = []
         atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
@@ -320,4 +362,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 for job in generation.pending:
                     self._reflector.begin(job)
         if self.accelerator.is_main_process:  # a resumed run plays the later batches again
-            self._journal.keep_before(generation.pending[0].batch if generation.pending else generation.batches)
+            self._journal.keep_before(
+                generation.pending[0].batch if generation.pending else generation.batches
+            )

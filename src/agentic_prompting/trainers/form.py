@@ -59,7 +59,10 @@ def agent_spec(
         first, origin = next(iter(forms.values()))
         own = ("prompt_template", "grammar", "chat_template_kwargs")
         return replace(
-            first, environments={one: {k: getattr(form, k) for k in own} for one, (form, _) in forms.items()}
+            first,
+            environments={
+                one: {k: getattr(form, k) for k in own} for one, (form, _) in forms.items()
+            },
         ), origin
     assert not isinstance(prompt_template, Mapping) and not isinstance(grammar, Mapping)
     brought: Mapping[str, Any] = {}
@@ -69,12 +72,19 @@ def agent_spec(
         form, origin = saved
     else:
         grammar = grammar or default_grammar(environment)
-        form, origin = AgentSpec(prompt_template or default_template(environment, grammar), grammar=grammar), "default"
+        form, origin = (
+            AgentSpec(prompt_template or default_template(environment, grammar), grammar=grammar),
+            "default",
+        )
     spec = replace(
         form,
         prompt_template=form.prompt_template if prompt_template is None else prompt_template,
         system_prompt=form.system_prompt if system_prompt is None else system_prompt,
-        chat_template_kwargs={**form.chat_template_kwargs, **brought, **(args.chat_template_kwargs or {})},
+        chat_template_kwargs={
+            **form.chat_template_kwargs,
+            **brought,
+            **(args.chat_template_kwargs or {}),
+        },
         stop_at_tags=args.stop_at_tags,
         join_system_prompt=form.join_system_prompt and system_prompt is None,
         sampling=asdict(sampling_of(args)),
@@ -92,7 +102,11 @@ def own_prompts(dataset: Any) -> bool:
 
 
 def saved_form(
-    model: Any, grammar: Grammar | None, template: str | None, args: MultiTurnGRPOConfig, name: str | None = None
+    model: Any,
+    grammar: Grammar | None,
+    template: str | None,
+    args: MultiTurnGRPOConfig,
+    name: str | None = None,
 ) -> tuple[AgentSpec, str] | None:
     """The spec that a model was saved with, and its file; `None` if there is none, or it has another grammar. The
     first process logs in one line what is used.
@@ -110,23 +124,38 @@ def saved_form(
     try:
         saved = AgentSpec.load(file.parent, grammar, name)
         if grammar not in (None, saved.grammar):
-            saved, said = None, f"{file} is of another grammar than the one asked for: its prompt template is not used"
+            saved, said = (
+                None,
+                f"{file} is of another grammar than the one asked for: its prompt template is not used",
+            )
         elif template is None:
             said = f"prompt template and grammar are those that the model was saved with, in {file}"
         elif template != saved.prompt_template:
             said = f"prompt_template= is used, not the template that the model was saved with in {file}"
     except ValueError as error:
-        said = f"the prompt template and grammar that the model was saved with are not used: {error}"
+        said = (
+            f"the prompt template and grammar that the model was saved with are not used: {error}"
+        )
     if said and args.process_index == 0:
         logger.warning("%s", said)
     return None if saved is None else (saved, str(file))
 
 
 def _saved_file(model: Any, args: MultiTurnGRPOConfig) -> Path | None:
-    name = str(model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", ""))
+    name = str(
+        model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", "")
+    )
     if not name or Path(name).exists():
         return file if name and (file := Path(name) / SPEC_FILE).is_file() else None
     try:
-        return Path(hf_hub_download(name, SPEC_FILE, revision=(args.model_init_kwargs or {}).get("revision")))
-    except (HfHubHTTPError, OSError, ValueError):  # another kind of model, or none: TRL reports that
+        return Path(
+            hf_hub_download(
+                name, SPEC_FILE, revision=(args.model_init_kwargs or {}).get("revision")
+            )
+        )
+    except (
+        HfHubHTTPError,
+        OSError,
+        ValueError,
+    ):  # another kind of model, or none: TRL reports that
         return None

@@ -227,7 +227,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # A program's rollouts may have several token sequences, each of which is a row for TRL.
         self.row_layout: SingleSequenceRows | MultiSequenceRows
         if setup.has_program:
-            check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
+            check_settings(
+                args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format
+            )
             self.row_layout = MultiSequenceRows(
                 args.loss_type, args.max_completion_length, self.accelerator.num_processes
             )
@@ -268,7 +270,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._reward_functions,
             getattr(self, "population", None),
         )
-        rollout_log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
+        rollout_log = RolloutLog(
+            Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb
+        )
         self.monitor = BatchMonitor(
             log=rollout_log,
             failures=FailureWatch(args.failure_window, args.max_failed_share, setup.asked),
@@ -476,7 +480,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.monitor.check_logprob_difference(metrics.get("sampling/logp_difference/mean", 0.0))
         return loss
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    ):
         """As TRL's; while a batch is scored, only the agent's tokens have a log-probability."""
         if self._batch is not None and not isinstance(model, ScoredTokens):
             loss_mask = self._batch.loss_mask
@@ -530,7 +536,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """Return the agent's user message if none is passed."""
         return template_for(environment, grammar)
 
-    def roles(self, environment: Environment | None, reward_functions: Sequence[Any]) -> dict[str, Any]:
+    def roles(
+        self, environment: Environment | None, reward_functions: Sequence[Any]
+    ) -> dict[str, Any]:
         """Return the components that spend from the job's budget, by the name of their account.
 
         Reward functions spend if they have a method `charge_to(budget, account)`, as clients of
@@ -619,7 +627,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if not self.args.async_lead:
             yield
             return
-        ahead = ahead_of(self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes)
+        ahead = ahead_of(
+            self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes
+        )
         self.source = ahead
         self.keepers["ahead"] = ahead
         try:

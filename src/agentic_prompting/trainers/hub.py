@@ -57,7 +57,10 @@ _WHAT = {
     (): "A policy trained with GRPO over conversations with an environment.",
     ("Prompt-R1",): "A small agent LLM that learnt to prompt a large one (Prompt-R1).",
     ("E-SPL",): "A policy that learnt under an evolving system prompt (E-SPL).",
-    ("Prompt-R1", "E-SPL"): "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt "
+    (
+        "Prompt-R1",
+        "E-SPL",
+    ): "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt "
     "evolved (E-SPL).",
 }
 
@@ -69,7 +72,9 @@ _WHAT = {
 def missing_in_a_line(model: Any) -> Iterator[None]:
     """Within it a model that cannot be loaded, or a hub that cannot be written to, raises an error of one line."""
     if isinstance(model, str) and only_a_folder(model) and not Path(model).exists():
-        raise FileNotFoundError(f"{model} does not exist: give the folder of a model, or its name on the hub")
+        raise FileNotFoundError(
+            f"{model} does not exist: give the folder of a model, or its name on the hub"
+        )
     try:
         yield
     except Exception as error:
@@ -78,12 +83,18 @@ def missing_in_a_line(model: Any) -> Iterator[None]:
         if "init_hf_repo" in calls:
             what = f"push_to_hub=True, but the hub cannot be written to: {why}"
             raise ConnectionError(f"{what}. push_to_hub=False trains without it") from None
-        if isinstance(error, OSError | ValueError) and isinstance(model, str) and "from_pretrained" in calls:
+        if (
+            isinstance(error, OSError | ValueError)
+            and isinstance(model, str)
+            and "from_pretrained" in calls
+        ):
             folder = Path(model).exists()
             what = (
                 "holds no model that can be loaded"
                 if folder
-                else ("is neither a folder here nor a model that the hub gives; a private one needs HF_TOKEN")
+                else (
+                    "is neither a folder here nor a model that the hub gives; a private one needs HF_TOKEN"
+                )
             )
             raise FileNotFoundError(f"{model} {what}: {why}") from None
         raise
@@ -96,7 +107,9 @@ def missing_in_a_line(model: Any) -> Iterator[None]:
 def only_the_model(folder: Path, tokenizer: Any) -> Iterator[None]:
     """Within it transformers uploads from this folder only the files named in [`SHARED`] and by the tokenizer. A
     checkpoint is uploaded whole, if `hub_strategy` asks for it."""
-    vocabulary = [glob.escape(name) for name in getattr(tokenizer, "vocab_files_names", {}).values()]
+    vocabulary = [
+        glob.escape(name) for name in getattr(tokenizer, "vocab_files_names", {}).values()
+    ]
     uploads = transformers_trainer.hf_api
     transformers_trainer.hf_api = lambda: _Selective(uploads(), folder, [*SHARED, *vocabulary])
     try:
@@ -188,7 +201,12 @@ def model_card(
     place = trained.hub_id or trained.args.hub_model_id or str(folder)
     methods, sandbox, base = trained.methods, _sandbox(trained, folder), _base_model(trained)
     large, address = _example_of(trained.environment)
-    kinds = {*TAGS, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
+    kinds = {
+        *TAGS,
+        *tags,
+        *(method.lower() for method in methods),
+        *(["sandbox"] if sandbox else []),
+    }
     data = ModelCardData(
         base_model=base if base and "/" in base and not base.startswith((".", "/")) else None,
         datasets=dataset,
@@ -208,13 +226,18 @@ def model_card(
         facts=_facts(trained, methods, base, sandbox),
         large_model=_line(large),
         address=address,
-        own=_name_of(trained.environment) if trained.environment and not hasattr(trained.environment, "chat") else None,
+        own=_name_of(trained.environment)
+        if trained.environment and not hasattr(trained.environment, "chat")
+        else None,
         alone=trained.environment is None,
         system_prompt=fenced(spec.system_prompt) if spec.system_prompt else None,
         prompt_template=fenced(spec.prompt_template),
         evaluation=evaluation_of(folder),
         settings=_settings(trained),
-        versions=", ".join(f"{package} {version(package)}" for package in ("trl", "transformers", "torch", "datasets")),
+        versions=", ".join(
+            f"{package} {version(package)}"
+            for package in ("trl", "transformers", "torch", "datasets")
+        ),
     )
 
 
@@ -223,7 +246,11 @@ def asked(chat: Any) -> str:
     routed = getattr(chat, "models", None)
     if isinstance(routed, dict):
         return ", ".join(asked(model) for model in routed.values())
-    return f"{chat.model} at {host_of(chat.base_url)}" if isinstance(chat, OpenAIChat) else type(chat).__name__
+    return (
+        f"{chat.model} at {host_of(chat.base_url)}"
+        if isinstance(chat, OpenAIChat)
+        else type(chat).__name__
+    )
 
 
 def host_of(address: str) -> str:
@@ -238,12 +265,21 @@ def host_of(address: str) -> str:
 
 def evaluation_of(folder: Path) -> str:
     """The results in a run's folder: `table.md` of an evaluation, `summary.json` of a sandbox run."""
-    tables = [path for path in (folder / "table.md", folder / "evaluation" / "table.md") if path.is_file()]
+    tables = [
+        path for path in (folder / "table.md", folder / "evaluation" / "table.md") if path.is_file()
+    ]
     # Their headings go below the card's own.
-    parts = [re.sub(r"^#", "###", path.read_text(encoding="utf-8").strip(), flags=re.MULTILINE) for path in tables]
+    parts = [
+        re.sub(r"^#", "###", path.read_text(encoding="utf-8").strip(), flags=re.MULTILINE)
+        for path in tables
+    ]
     summary = _summary(folder)
     measured = [
-        (f"exact match {when} training", summary[f"exact_match_{when}"], summary.get(f"interval_{when}"))
+        (
+            f"exact match {when} training",
+            summary[f"exact_match_{when}"],
+            summary.get(f"interval_{when}"),
+        )
         for when in ("before", "after")
         if f"exact_match_{when}" in summary
     ]
@@ -256,7 +292,10 @@ def evaluation_of(folder: Path) -> str:
             between = f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–"
             lines.append(f"| {_cell(what)} | {mean:.3f} | {between} |")
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) or "No evaluation was found in the run's folder: `agentic-prompting evaluate` makes one."
+    return (
+        "\n\n".join(parts)
+        or "No evaluation was found in the run's folder: `agentic-prompting evaluate` makes one."
+    )
 
 
 def fenced(text: str) -> str:
@@ -265,10 +304,18 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{_clean(text)}\n{fence}"
 
 
-def _facts(trained: Trained, methods: Sequence[str], base: str | None, sandbox: str | None) -> list[tuple[str, str]]:
+def _facts(
+    trained: Trained, methods: Sequence[str], base: str | None, sandbox: str | None
+) -> list[tuple[str, str]]:
     environment, reference = trained.environment, trained.reference
     inner = getattr(environment, "chat", None)
-    talks_to = "none" if environment is None else asked(inner) if inner is not None else _name_of(environment)
+    talks_to = (
+        "none"
+        if environment is None
+        else asked(inner)
+        if inner is not None
+        else _name_of(environment)
+    )
     facts = {
         "method": " and ".join(methods) or "multi-turn GRPO",
         "base model": base or "a local folder",
@@ -284,11 +331,19 @@ def _facts(trained: Trained, methods: Sequence[str], base: str | None, sandbox: 
 
 def _settings(trained: Trained) -> list[tuple[str, str]]:
     """The most important training arguments, all of the method's own, and those of an adapter."""
-    own = [field.name for field in fields(trained.args) if field.name not in MultiTurnGRPOConfig.__dataclass_fields__]
+    own = [
+        field.name
+        for field in fields(trained.args)
+        if field.name not in MultiTurnGRPOConfig.__dataclass_fields__
+    ]
     shown = [(name, getattr(trained.args, name)) for name in (*_SETTINGS, *own)]
     for adapter in (getattr(trained.model, "peft_config", None) or {}).values():
         shown += [(f"lora_{name}", getattr(adapter, name, None)) for name in ("r", "lora_alpha")]
-    return [(name, _cell(str(getattr(value, "value", value)))) for name, value in shown if value is not None]
+    return [
+        (name, _cell(str(getattr(value, "value", value))))
+        for name, value in shown
+        if value is not None
+    ]
 
 
 def _base_model(trained: Trained) -> str | None:
@@ -325,13 +380,17 @@ def _example_of(environment: Any) -> tuple[str, str]:
     chat = getattr(environment, "chat", None)
     if not isinstance(chat, OpenAIChat) or chat.model == "sandbox-oracle":
         return "gpt-4o-mini", ""
-    return chat.model, "" if host_of(chat.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
+    return chat.model, "" if host_of(
+        chat.base_url
+    ) == "api.openai.com" else ', base_url="http://.../v1"'
 
 
 def _name_of(environment: Any) -> str:
     """The name of a user's environment: its class, or the function itself."""
     if isinstance(environment, Environments):
-        return _line(", ".join(f"{name} ({_name_of(one)})" for name, one in environment.by_name.items()))
+        return _line(
+            ", ".join(f"{name} ({_name_of(one)})" for name, one in environment.by_name.items())
+        )
     return _line(getattr(environment.described_by, "__name__", "environment"))
 
 

@@ -69,11 +69,15 @@ class EpisodeLog(Environment):
         self.play_episode = play_episode
         self.policy, self.environment, self.updates, self.keep = policy, environment, updates, keep
         self.turns, self.replies, self.lasted = list(turns), list(replies), list[int]()
-        if play_episode is None:  # where a line was lost, later ones belong to another reply or turn
+        if (
+            play_episode is None
+        ):  # where a line was lost, later ones belong to another reply or turn
             self.turns = self.turns[: len(self.replies) + 1]
             self.replies = self.replies[: len(self.turns)]
         self._played = 0  # turns since this process began
-        self._unasked = {turn["seed"]: turn for turn in self.turns} if play_episode is not None else {}
+        self._unasked = (
+            {turn["seed"]: turn for turn in self.turns} if play_episode is not None else {}
+        )
 
     async def __call__(self, request: SampleRequest) -> Sample:
         """The next turn: from the log, else from the policy."""
@@ -95,7 +99,9 @@ class EpisodeLog(Environment):
         sample = await self.policy(request)
         self.lasted.append(self.updates() - asked)
         if sample.logprobs is None:
-            raise ValueError("async_lead > 0 needs a policy that gives the log-probability of each token it samples")
+            raise ValueError(
+                "async_lead > 0 needs a policy that gives the log-probability of each token it samples"
+            )
         # Without a report of the policy's updates take those at the request: the turn then counts as older.
         updates = list(sample.updates) or [asked] * len(sample.ids)
         return {**asdict(sample), "updates": updates, "seed": request.seed}
@@ -136,7 +142,11 @@ class InFlightFile:
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
-        self.file, self.identity, self.policy = RecordFile(path), json.loads(json.dumps(identity)), policy
+        self.file, self.identity, self.policy = (
+            RecordFile(path),
+            json.loads(json.dumps(identity)),
+            policy,
+        )
         self.run, self.groups = uuid.uuid4().hex, dict[int, dict[str, Any]]()
         self._lock, self._failing = threading.Lock(), False
         self._header: dict[str, Any] = {}
@@ -157,12 +167,22 @@ class InFlightFile:
             `bool`: Whether the groups in flight of the checkpoint itself may be used.
         """
         settings = self.identity if state is None else state["identity"]
-        changed = sorted(name for name in self.identity if settings.get(name) != self.identity[name])
+        changed = sorted(
+            name for name in self.identity if settings.get(name) != self.identity[name]
+        )
         if self._header:
             known = self._header["identity"]
             changed += [name for name in self.identity if known.get(name) != self.identity[name]]
-            other = self._header["policy"] != self.policy if state is None else self._header["run"] != state["run"]
-            changed += ["the weights that the run began with" if state is None else "the run"] if other else []
+            other = (
+                self._header["policy"] != self.policy
+                if state is None
+                else self._header["run"] != state["run"]
+            )
+            changed += (
+                ["the weights that the run began with" if state is None else "the run"]
+                if other
+                else []
+            )
         if changed and (self._header or state is not None):
             self._put_aside(sorted(set(changed)), len(self.groups))
         elif self._header:
@@ -180,12 +200,17 @@ class InFlightFile:
                 self._began = True
             except OSError as error:
                 if not self._failing:
-                    logger.warning("%s cannot be written, training goes on without: %s", self.file.path, error)
+                    logger.warning(
+                        "%s cannot be written, training goes on without: %s", self.file.path, error
+                    )
                 self._failing = True
 
     def forget_before(self, number: int) -> None:
         """Delete the entries of groups that no checkpoint needs any more."""
-        with self._lock, suppress(OSError):  # a full disk must cost no checkpoint: the next one tries again
+        with (
+            self._lock,
+            suppress(OSError),
+        ):  # a full disk must cost no checkpoint: the next one tries again
             self.file.keep(lambda record: record.get("group", number) >= number)
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -221,13 +246,21 @@ class InFlightFile:
         try:
             record = json.loads(line)
             if "identity" in record:
-                identity, run, policy = dict(record["identity"]), str(record["run"]), record["policy"]
+                identity, run, policy = (
+                    dict(record["identity"]),
+                    str(record["run"]),
+                    record["policy"],
+                )
                 self._header = {"identity": identity, "run": run, "policy": policy}
                 return True
             number = _whole_number(record["group"])
             if "prompts" in record:
                 _whole_number(record["update"]), _whole_number(record["prompts"])
-                self.groups[number] = {**record, "metadata": [dict(one) for one in record["metadata"]], "episodes": {}}
+                self.groups[number] = {
+                    **record,
+                    "metadata": [dict(one) for one in record["metadata"]],
+                    "episodes": {},
+                }
                 return True
             return number in self.groups and _add(self.groups[number]["episodes"], record)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -244,7 +277,11 @@ class InFlightFile:
 
 
 def identity_of(
-    spec: AgentSpec, limits: Limits, environment: Any, rollouts_per_row: int, args: MultiTurnGRPOConfig
+    spec: AgentSpec,
+    limits: Limits,
+    environment: Any,
+    rollouts_per_row: int,
+    args: MultiTurnGRPOConfig,
 ) -> dict[str, Any]:
     """The settings that decide what a group in flight is: with others its entries would describe another rollout.
 
@@ -255,7 +292,11 @@ def identity_of(
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.
     """
-    parts = list(getattr(environment, "by_name", {"": environment}).values()) if environment is not None else []
+    parts = (
+        list(getattr(environment, "by_name", {"": environment}).values())
+        if environment is not None
+        else []
+    )
     chats = [getattr(one, "chat", None) for one in parts]
     grammars = [one.grammar for one in spec.each() or [spec]]
     return {
@@ -269,7 +310,9 @@ def identity_of(
         "sampling": dict(spec.sampling),
         "chat_template_kwargs": json.dumps(spec.chat_template_kwargs, sort_keys=True, default=str),
         "environment": ", ".join(one.described_by.__qualname__ for one in parts),
-        "model": ", ".join(str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None),
+        "model": ", ".join(
+            str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None
+        ),
     }
 
 

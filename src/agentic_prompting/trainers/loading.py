@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
 # Files of models that also see. Training does not read them, but serving the trained model does.
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 
 
 def check_policy(model: Any, args: GRPOConfig, peft_config: Any, trains_weights: bool) -> None:
@@ -81,9 +85,13 @@ def _check_weights(model: Any) -> None:
         raise ValueError(f"every weight of the model is frozen, so nothing would be trained: {how}")
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if any(layer.merged for layer in layers):
-        raise ValueError("the model's adapter is merged into its base weights: call model.unmerge_adapter() first")
+        raise ValueError(
+            "the model's adapter is merged into its base weights: call model.unmerge_adapter() first"
+        )
     if layers and all(layer.disable_adapters for layer in layers):
-        raise ValueError("the model's adapter is disabled: call model.base_model.enable_adapter_layers() first")
+        raise ValueError(
+            "the model's adapter is disabled: call model.base_model.enable_adapter_layers() first"
+        )
 
 
 def is_adapter(name: str, args: GRPOConfig) -> bool:
@@ -129,7 +137,9 @@ def _load_adapter(folder: str, args: GRPOConfig) -> PeftModel:
     loading.setdefault("trust_remote_code", args.trust_remote_code)
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         loading["device_map"] = None
-    base = create_model_from_path(config.base_model_name_or_path, revision=config.revision, **loading)
+    base = create_model_from_path(
+        config.base_model_name_or_path, revision=config.revision, **loading
+    )
     return PeftModel.from_pretrained(base, folder, is_trainable=True, revision=revision)
 
 
@@ -137,7 +147,9 @@ def _load_tokenizer(name: str, args: GRPOConfig, revision: str | None) -> Any:
     """The tokenizer of a model, set up as TRL does; `None` if it has none, which TRL reports."""
     sides = {"truncation_side": "left", "padding_side": "left"}
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=args.trust_remote_code, **sides)
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=args.trust_remote_code, **sides
+        )
     except (OSError, ValueError, ImportError, KeyError):
         return None
 

@@ -109,7 +109,11 @@ class ScoredTokens:
         for name in PER_TOKEN:
             values = getattr(output, name)
             if values is not None:
-                setattr(output, name, values.new_zeros(is_scored.shape).masked_scatter(is_scored, values))
+                setattr(
+                    output,
+                    name,
+                    values.new_zeros(is_scored.shape).masked_scatter(is_scored, values),
+                )
         return output
 
     @property
@@ -183,7 +187,9 @@ def logp_difference(
     }
 
 
-def clipped_share(batch: Mapping[str, torch.Tensor], args: GRPOConfig, accelerator: Accelerator) -> float:
+def clipped_share(
+    batch: Mapping[str, torch.Tensor], args: GRPOConfig, accelerator: Accelerator
+) -> float:
     """Return the share of tokens whose importance ratio is out of bounds, over all processes.
 
     In the sequence modes of the ratio it is the share of sequences.
@@ -233,11 +239,15 @@ class SingleSequenceRows:
         """Return `None`: a batch that TRL splits into this many micro-batches needs no padding."""
         return None
 
-    def weigh_rows(self, scored: Mapping[str, Any], rollout_indices: Sequence[int]) -> dict[str, Any]:
+    def weigh_rows(
+        self, scored: Mapping[str, Any], rollout_indices: Sequence[int]
+    ) -> dict[str, Any]:
         """Return the batch unchanged."""
         return dict(scored)
 
-    def split_rows(self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator) -> list[Mapping[str, Any]]:
+    def split_rows(
+        self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator
+    ) -> list[Mapping[str, Any]]:
         """Return the micro-batch as a single slice: TRL has made it small enough for one pass."""
         return [inputs]
 
@@ -265,7 +275,9 @@ class MultiSequenceRows:
         """Return the number by which the number of rows has to be divisible."""
         return micro_batches
 
-    def weigh_rows(self, scored: Mapping[str, Any], rollout_indices: Sequence[int]) -> dict[str, Any]:
+    def weigh_rows(
+        self, scored: Mapping[str, Any], rollout_indices: Sequence[int]
+    ) -> dict[str, Any]:
         """Return the batch with an advantage for each row, and a weight for each token in its mask.
 
         Args:
@@ -294,12 +306,16 @@ class MultiSequenceRows:
             divisors = token_counts.clamp(min=1.0)
         else:  # dr_grpo
             divisors = torch.full_like(token_counts, self.max_completion_length)
-        tokens_per_rollout = scored["num_items_in_batch"].double() / (len(advantages) * self.num_processes)
+        tokens_per_rollout = scored["num_items_in_batch"].double() / (
+            len(advantages) * self.num_processes
+        )
         weights = (tokens_per_rollout / divisors[indices]).to(torch.float32)
         weighted["tool_mask"] = scored["tool_mask"] * weights.unsqueeze(1)
         return weighted
 
-    def split_rows(self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator) -> list[Mapping[str, Any]]:
+    def split_rows(
+        self, inputs: Mapping[str, Any], max_rows: int, accelerator: Accelerator
+    ) -> list[Mapping[str, Any]]:
         """Return the slices of a micro-batch for which forward and backward passes are made.
 
         With DeepSpeed, which counts backward passes, there is one slice, and memory grows with the

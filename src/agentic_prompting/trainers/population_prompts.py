@@ -41,7 +41,12 @@ class PopulationPrompts:
         render: Callable[[Mapping[str, Any]], Sequence[Any]],
         trust: Callable[[str], None] = lambda text: None,
     ):
-        self.generation, self.settings, self.render, self.trust = generation, settings, render, trust
+        self.generation, self.settings, self.render, self.trust = (
+            generation,
+            settings,
+            render,
+            trust,
+        )
         self.playing = [generation.population.best()]  # until the first batch draws its own
         self.trial: SystemPrompt | None = None
         self.left_out = False
@@ -59,7 +64,9 @@ class PopulationPrompts:
         """Draw the prompts of the next training batch; in an `rl` phase of mode `alternating` all are the best one."""
         size, mode = self.settings.prompts_per_step, self.settings.mode
         best_alone = mode == "alternating" and self.settings.mode_at(step) == "rl"
-        self.playing = [self.generation.population.best()] * size if best_alone else self.generation.draw(size)
+        self.playing = (
+            [self.generation.population.best()] * size if best_alone else self.generation.draw(size)
+        )
 
     def choose_metadata(self, index: int, training: bool) -> dict[str, Any]:
         """The id of the system prompt of a slot; `None` without one.
@@ -73,7 +80,9 @@ class PopulationPrompts:
         slot = (index // self.settings.num_generations) % self.settings.prompts_per_step
         return {"system_prompt": self.playing[slot].id}
 
-    def render_messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def render_messages(
+        self, row: Mapping[str, Any], metadata: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """The prompt messages of a row under the system prompt of its metadata.
 
         Raises:
@@ -87,7 +96,10 @@ class PopulationPrompts:
         return [dict(message) for message in messages]
 
     def matches(
-        self, rewards: Sequence[float | None], texts: Sequence[ReadRow], metadata: Sequence[Mapping[str, Any]]
+        self,
+        rewards: Sequence[float | None],
+        texts: Sequence[ReadRow],
+        metadata: Sequence[Mapping[str, Any]],
     ) -> list[list[PromptResult]]:
         """A batch of slots as [`Generation.record`] takes it.
 
@@ -106,11 +118,16 @@ class PopulationPrompts:
             drawn = tuple(metadata[start]["system_prompt"] for start in starts)
             # The text of the first slot stands for all: a row's own `prompt` is rendered differently in each slot.
             question, truth, _ = texts[first]
-            for slot, start in zip(cells.setdefault(drawn, [[] for _ in starts]), starts, strict=True):
+            for slot, start in zip(
+                cells.setdefault(drawn, [[] for _ in starts]), starts, strict=True
+            ):
                 attempts = tuple(Attempt(texts[i][2], rewards[i]) for i in range(start, start + n))
                 slot.append(ProblemResult(question, truth, attempts))
         return [
-            [PromptResult(members[name].prompt, tuple(row)) for name, row in zip(drawn, slots, strict=True)]
+            [
+                PromptResult(members[name].prompt, tuple(row))
+                for name, row in zip(drawn, slots, strict=True)
+            ]
             for drawn, slots in cells.items()
         ]
 

@@ -72,4 +72,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
 
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:
-        return template_for(environment, grammar) if environment is not None else prompt_r1_template(grammar)
+        return (
+            template_for(environment, grammar)
+            if environment is not None
+            else prompt_r1_template(grammar)
+        )

@@ -19,7 +19,15 @@ from accelerate.utils import broadcast_object_list
 from ..evolution import Job, Outcome, propose_children
 from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat, start
 from ..llm.guard import describe
-from ..rollout import ChatFormat, Limits, Policy, Rollout, SampleRequest, rollout_seed, run_with_engine
+from ..rollout import (
+    ChatFormat,
+    Limits,
+    Policy,
+    Rollout,
+    SampleRequest,
+    rollout_seed,
+    run_with_engine,
+)
 from .config import ESPLConfig
 
 logger = logging.getLogger(__name__)
@@ -99,7 +107,12 @@ class PolicyReflector:
         settings: ESPLConfig,
         asks: bool,
     ):
-        self.policy, self.session, self.chat_format, self.limits = policy, session, chat_format, limits
+        self.policy, self.session, self.chat_format, self.limits = (
+            policy,
+            session,
+            chat_format,
+            limits,
+        )
         self.settings, self.asks = settings, asks
 
     def begin(self, job: Job) -> None:
@@ -113,14 +126,22 @@ class PolicyReflector:
         with self.session():
             if self.asks:
                 try:
-                    policy, work = self.policy(), propose_children(self.write, job, self.settings, repeat=job.batch)
+                    policy, work = (
+                        self.policy(),
+                        propose_children(self.write, job, self.settings, repeat=job.batch),
+                    )
                     outcomes.set_result(run_with_engine(policy, work))
                 except Exception as error:
                     outcomes.set_exception(error)
         return _on_every_process(outcomes.result if self.asks else None)
 
     async def write(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
     ) -> Reply:
         """The policy as a [`ChatModel`]: one turn; an error if the context has no room for one."""
         context = self.chat_format.prompt_ids(messages)
@@ -129,7 +150,9 @@ class PolicyReflector:
             return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
         seed = rollout_seed(self.settings.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.policy()(SampleRequest(context, room, seed))
-        return Reply(self.chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
+        return Reply(
+            self.chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids))
+        )
 
 
 def _on_every_process(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:
@@ -155,4 +178,6 @@ def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:
             "reflector='policy' to let the policy reflect"
         )
     if args.evolves and reference is not None and args.reflector == "policy":
-        raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")
+        raise ValueError(
+            "with reflector='policy' the reference LLM would never be asked: pass reference=None"
+        )

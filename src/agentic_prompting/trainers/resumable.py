@@ -76,7 +76,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     locks_folder = True
 
-    _began = _evaluated = False  # whether this trainer has trained or evaluated, which writes to the output folder
+    _began = _evaluated = (
+        False  # whether this trainer has trained or evaluated, which writes to the output folder
+    )
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
     _checkpoint: str | None = None  # that training is resumed from
@@ -88,7 +90,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         backward = self.accelerator.backward
         # The loss of a batch with nothing to learn from is a constant and has no backward pass.
-        self.accelerator.backward = lambda loss, **options: backward(loss, **options) if loss.requires_grad else None
+        self.accelerator.backward = lambda loss, **options: (
+            backward(loss, **options) if loss.requires_grad else None
+        )
         self._clock = _Clock(self)
         self.add_callback(self._clock)
 
@@ -96,14 +100,18 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Note whether the output folder holds another run, before this one writes anything there; with
         `args.overwrite` move that aside."""
         folder, state = Path(args.output_dir), PartialState()
-        if from_first(state, lambda: args.overwrite and not asked_to_resume(args) and holds_run(folder)):
+        if from_first(
+            state, lambda: args.overwrite and not asked_to_resume(args) and holds_run(folder)
+        ):
             with alone_in(folder, state):
                 from_first(state, lambda: move_aside(folder, model))
         self._beside_another = from_first(state, lambda: holds_run(folder))
 
     def _second_run(self, folder: Path) -> bool:
         """Whether training from the beginning would mix with another run in the folder, or with one of this trainer."""
-        others = self._beside_another or self._began or not self._evaluated  # an evaluation writes rollouts, too
+        others = (
+            self._beside_another or self._began or not self._evaluated
+        )  # an evaluation writes rollouts, too
         return from_first(self.accelerator, lambda: others and holds_run(folder))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -182,7 +190,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- saving --------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self.staging.folder is None else str(self.staging.folder)
+        return (
+            super()._get_output_dir(trial)
+            if self.staging.folder is None
+            else str(self.staging.folder)
+        )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run = Path(self._get_output_dir(trial))
@@ -190,7 +202,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
             if not self.args.save_only_model:
                 folder.mkdir(parents=True, exist_ok=True)  # on a node whose disk is its own
-                torch.save(self._exact_state(), folder / STATE_FILE.format(self.accelerator.process_index))
+                torch.save(
+                    self._exact_state(), folder / STATE_FILE.format(self.accelerator.process_index)
+                )
 
     def _exact_state(self) -> dict[str, Any]:
         step, metrics, loss = self._clock.now()
@@ -208,7 +222,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     # --- resuming ------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As [`~trl.GRPOTrainer`]'s.
 
         With `resume_from_checkpoint=True` the newest whole checkpoint is resumed; damaged ones are skipped with a
@@ -233,7 +249,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
         with lock, checkpoint_on_interrupt(self):
             if not resume_from_checkpoint and self._second_run(folder):
                 raise ValueError(occupied(folder))
-            checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
+            checkpoint = from_first(
+                self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder)
+            )
             state = (
                 self._read_exact_state(checkpoint)
                 if self.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -277,7 +295,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = send_to_device(state["buffered"], self.accelerator.device)
         for mode, means in state["metrics"].items():
             self._metrics[mode].update(means)
-        self._tr_loss += state["loss"]  # of the steps not yet logged; transformers has set it to zero
+        self._tr_loss += state[
+            "loss"
+        ]  # of the steps not yet logged; transformers has set it to zero
         self._globalstep_last_logged = state["last_logged"]
         for name, keeper in self.keepers.items():
             if state["own"].get(name) is not None:
@@ -293,8 +313,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 try:
                     return torch.load(path, map_location="cpu", weights_only=True)
                 except Exception as error:  # each kind of damage raises another type
-                    raise ValueError(f"{path} cannot be read: resume from an earlier checkpoint") from error
-        logger.warning("%s has no %s: the resumed run is not exactly the uninterrupted one", checkpoint, STATE_FILE)
+                    raise ValueError(
+                        f"{path} cannot be read: resume from an earlier checkpoint"
+                    ) from error
+        logger.warning(
+            "%s has no %s: the resumed run is not exactly the uninterrupted one",
+            checkpoint,
+            STATE_FILE,
+        )
         return None
 
     # --- batches with nothing to learn from ----------------------------------------------------------------------
@@ -303,7 +329,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
         optimizer = super().create_optimizer(*args, **kwargs)
         if self.accelerator.scaler is not None:
-            optimizer.register_step_pre_hook(lambda one, *_: None if self._learns else one.zero_grad(set_to_none=True))
+            optimizer.register_step_pre_hook(
+                lambda one, *_: None if self._learns else one.zero_grad(set_to_none=True)
+            )
         return optimizer
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -505,7 +505,11 @@ class Batch:
             # TRL needs a last token, and takes a completion without an end token for truncated. A
             # turn that was stopped at its tag has none, nor has the completion of a prompt that
             # fills the context.
-            is_open = rollout.status != "truncated" and sequence.ids and sequence.ids[-1] not in eos_token_ids
+            is_open = (
+                rollout.status != "truncated"
+                and sequence.ids
+                and sequence.ids[-1] not in eos_token_ids
+            )
             end = [eos_token_ids[0]] if is_open or not sequence.ids else []
 
             prompt_ids.append(sequence.prompt_ids)

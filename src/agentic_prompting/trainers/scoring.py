@@ -229,7 +229,9 @@ def leave_out_infinite(rewards: Sequence[Any], function: Callable[..., Any]) -> 
     for reward in rewards:
         is_infinite = reward is not None and finite_float(reward) is None and reward == reward
         finite_rewards.append(None if is_infinite else reward)
-    count = sum(reward is None for reward in finite_rewards) - sum(reward is None for reward in rewards)
+    count = sum(reward is None for reward in finite_rewards) - sum(
+        reward is None for reward in rewards
+    )
     if count:
         logger.warning(
             "the reward function %s returned %d infinite rewards: these rollouts have no reward from it",
@@ -321,7 +323,9 @@ def find_turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
     return turn_spans
 
 
-def parse_tool_calls(text: str, grammar: Grammar, tools: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def parse_tool_calls(
+    text: str, grammar: Grammar, tools: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
     """Return the tool calls in a turn as chat templates write them.
 
     A malformed call has its text as `arguments`.
@@ -338,7 +342,9 @@ def parse_tool_calls(text: str, grammar: Grammar, tools: Sequence[Any] = ()) -> 
     return tool_calls
 
 
-def render_observation(text: str, tool_calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
+def render_observation(
+    text: str, tool_calls: Sequence[Mapping[str, Any]], grammar: Grammar
+) -> list[dict[str, Any]]:
     """Return an observation as messages: one per tool call, or one from the user."""
     if not tool_calls:
         return [{"role": "user", "content": text}]
@@ -442,7 +448,9 @@ class BatchMonitor:
         self._traceback_file = log.folder / f"errors-{process_index:05d}.txt"
         self._traceback_frames: set[str] = set()  # of tracebacks in the file
 
-    def process(self, batch: Batch, rewards: torch.Tensor, weights: Sequence[float] | None = None) -> BatchSummary:
+    def process(
+        self, batch: Batch, rewards: torch.Tensor, weights: Sequence[float] | None = None
+    ) -> BatchSummary:
         """Measure and record a batch. Must be called on every process.
 
         Args:
@@ -506,7 +514,9 @@ class BatchMonitor:
         self._write_tracebacks(batch.rollouts)
         self.log.write(self._iter_records(batch, rewards, totals))
 
-    def _iter_records(self, batch: Batch, rewards: list[list[float]], totals: list[float]) -> Iterator[dict[str, Any]]:
+    def _iter_records(
+        self, batch: Batch, rewards: list[list[float]], totals: list[float]
+    ) -> Iterator[dict[str, Any]]:
         """Yield the record of each rollout."""
         for rollout, rollout_rewards, total, metadata in zip(
             batch.rollouts, rewards, totals, batch.metadata, strict=True

@@ -106,8 +106,14 @@ def set_up(
     functions = [*([] if reward_funcs is None else functions), *added]
     if added and args.reward_weights is not None:
         args = _changed(args, reward_weights=[*args.reward_weights, *[1.0] * len(added)])
-    if is_program(environment) and args.use_vllm and args.vllm_importance_sampling_mode == "sequence_mask":
-        args = _changed(args, vllm_importance_sampling_mode="token_truncate")  # the other is TRL's default
+    if (
+        is_program(environment)
+        and args.use_vllm
+        and args.vllm_importance_sampling_mode == "sequence_mask"
+    ):
+        args = _changed(
+            args, vllm_importance_sampling_mode="token_truncate"
+        )  # the other is TRL's default
     check_group_sizes(functions, args, eval_dataset is not None)
     evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
     train_dataset = checked_rows(environment, args, train_dataset, evaluated)
@@ -119,9 +125,19 @@ def set_up(
     # Rows with prompts of their own and no environment: a turn is the answer, as in TRL, whatever form was saved.
     saved_in = None if environment is None and own_prompts(train_dataset) else model
     spec, origin = agent_spec(
-        saved_in, environment, args, prompt_template, system_prompt, grammar, default_grammar, default_template
+        saved_in,
+        environment,
+        args,
+        prompt_template,
+        system_prompt,
+        grammar,
+        default_grammar,
+        default_template,
     )
-    each = [f"{name}: {one.prompt_template[:300]!r}" for name, one in zip(spec.environments, spec.each(), strict=True)]
+    each = [
+        f"{name}: {one.prompt_template[:300]!r}"
+        for name, one in zip(spec.environments, spec.each(), strict=True)
+    ]
     asked = ", ".join(each) or f"{spec.prompt_template[:300]!r} ({origin})"
     asked = "the rows' own `prompt`" if own_prompts(train_dataset) else asked
     if args.use_vllm and args.stop_at_tags:
@@ -154,7 +170,9 @@ def charged(roles: Mapping[str, Any], args: MultiTurnGRPOConfig) -> Budget:
     Raises:
         [`LLMError`]: A component cannot be reached, or rejects the key.
     """
-    spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
+    spending = Budget(
+        args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite"
+    )
     charge(spending, **roles)
     if args.check_environment and args.process_index == 0:
         for component in roles.values():
@@ -182,7 +200,8 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
         f"loss_type={args.loss_type!r} (use dapo, grpo, dr_grpo or cispo)": (
             args.loss_type not in ("dapo", "cispo", *PER_ROLLOUT)
         ),
-        "importance_sampling_level='sequence' (use 'token')": args.importance_sampling_level != "token",
+        "importance_sampling_level='sequence' (use 'token')": args.importance_sampling_level
+        != "token",
         "top_entropy_quantile (leave it at 1.0)": args.top_entropy_quantile < 1.0,
         "entropy_coef (leave it at 0)": bool(args.entropy_coef) or bool(args.use_adaptive_entropy),
         "off_policy_mask_threshold (leave it out)": args.off_policy_mask_threshold is not None,
@@ -212,7 +231,9 @@ def prompt_format_of(*datasets: Any) -> str:
     Raises:
         `ValueError`: Some are text and some are not, or rows have images, which would be ignored.
     """
-    firsts: list[Mapping[str, Any]] = [next(iter(dataset), {}) for dataset in datasets if dataset is not None]
+    firsts: list[Mapping[str, Any]] = [
+        next(iter(dataset), {}) for dataset in datasets if dataset is not None
+    ]
     for row in firsts:
         _refuse_images(row)
     formats = {"text" if isinstance(row.get("prompt"), str) else "chat" for row in firsts}
@@ -226,7 +247,11 @@ def prompt_format_of(*datasets: Any) -> str:
 def _refuse_images(row: Mapping[str, Any]) -> None:
     columns = [name for name in ("image", "images") if name in row]
     prompt = row.get("prompt")
-    contents = [] if prompt is None or isinstance(prompt, str) else [message.get("content") for message in prompt]
+    contents = (
+        []
+        if prompt is None or isinstance(prompt, str)
+        else [message.get("content") for message in prompt]
+    )
     parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
     if columns or any(part.get("type") not in (None, "text") for part in parts):
         where = f"a column `{columns[0]}`" if columns else "a `prompt` with images"
@@ -279,7 +304,9 @@ def check_packed(model: Any) -> None:
         return
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+            model(
+                input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False
+            )
     except Exception as error:  # its type varies: packed weights have another shape and type
         whole = [*sorted(found), "lm_head"]
         kind = type(model.get_base_model() if hasattr(model, "peft_config") else model).__name__
@@ -293,8 +320,16 @@ def check_packed(model: Any) -> None:
 def _is_packed(layer: Any) -> bool:
     """Whether a linear layer's weights have another shape or type than its sizes imply. Sharded weights are not
     checked."""
-    weight, sizes = getattr(layer, "weight", None), [getattr(layer, f"{way}_features", None) for way in ("out", "in")]
-    if not isinstance(weight, torch.Tensor) or None in sizes or weight.is_meta or hasattr(weight, "ds_id"):
+    weight, sizes = (
+        getattr(layer, "weight", None),
+        [getattr(layer, f"{way}_features", None) for way in ("out", "in")],
+    )
+    if (
+        not isinstance(weight, torch.Tensor)
+        or None in sizes
+        or weight.is_meta
+        or hasattr(weight, "ds_id")
+    ):
         return False
     return not weight.is_floating_point() or list(weight.shape) != sizes
 

@@ -26,7 +26,10 @@ class RewardOf:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]):
-        self.environment, self.__wrapped__ = name, function  # its signature says which columns it needs
+        self.environment, self.__wrapped__ = (
+            name,
+            function,
+        )  # its signature says which columns it needs
         self.__name__ = f"{name}/{getattr(function, '__name__', type(function).__name__)}"
 
     def __getattr__(self, name: str) -> Any:
@@ -36,19 +39,27 @@ class RewardOf:
 
     def own_rows(self, dataset: Any) -> Any:
         """The rows of the environment."""
-        return dataset.select([place for place, name in enumerate(dataset["environment"]) if name == self.environment])
+        return dataset.select(
+            [place for place, name in enumerate(dataset["environment"]) if name == self.environment]
+        )
 
     async def __call__(self, **columns: Any) -> list[Any]:
         """The function's rewards for its own rollouts, at their positions."""
         n = len(columns["completions"])
-        places = [place for place, name in enumerate(columns["environment"]) if name == self.environment]
+        places = [
+            place for place, name in enumerate(columns["environment"]) if name == self.environment
+        ]
         if not places:
             return [None] * n
         own = {
-            key: [value[place] for place in places] if isinstance(value, list) and len(value) == n else value
+            key: [value[place] for place in places]
+            if isinstance(value, list) and len(value) == n
+            else value
             for key, value in columns.items()
         }
-        rewards = check_rewards(await call_guarded(self.__wrapped__, **own), len(places), self.__wrapped__)
+        rewards = check_rewards(
+            await call_guarded(self.__wrapped__, **own), len(places), self.__wrapped__
+        )
         by_place = dict(zip(places, rewards, strict=True))
         return [by_place.get(place) for place in range(n)]
 
@@ -69,8 +80,12 @@ def rewards_of(functions: Any, environment: Any) -> Any:
     if missing := [name for name in known if name not in functions]:
         raise ValueError(f"reward_funcs has no reward function for the environment {missing[0]!r}")
     if unknown := [name for name in functions if name not in known]:
-        raise ValueError(f"reward_funcs names the environment {unknown[0]!r}; there are: {', '.join(known) or 'none'}")
-    each = {name: own if isinstance(own, list | tuple) else [own] for name, own in functions.items()}
+        raise ValueError(
+            f"reward_funcs names the environment {unknown[0]!r}; there are: {', '.join(known) or 'none'}"
+        )
+    each = {
+        name: own if isinstance(own, list | tuple) else [own] for name, own in functions.items()
+    }
     return [RewardOf(name, function) for name, own in each.items() for function in own]
 
 
@@ -89,26 +104,38 @@ def checked_rows(environment: Any, args: Any, rows: Any, evaluated: Iterable[Any
     if not isinstance(environment, Environments):
         for name in ("environment_ratio", "environment_limits"):
             if getattr(args, name):
-                raise ValueError(f"{name} would be ignored: it needs several environments, environment={{name: ...}}")
+                raise ValueError(
+                    f"{name} would be ignored: it needs several environments, environment={{name: ...}}"
+                )
         return rows
-    if unknown := [name for name in args.environment_limits or () if name not in environment.by_name]:
+    if unknown := [
+        name for name in args.environment_limits or () if name not in environment.by_name
+    ]:
         known = ", ".join(environment.by_name)
-        raise ValueError(f"environment_limits names the environment {unknown[0]!r}; there are: {known}")
+        raise ValueError(
+            f"environment_limits names the environment {unknown[0]!r}; there are: {known}"
+        )
     for dataset in (rows, *evaluated):
         if dataset is not None or dataset is rows:
             check_environments(dataset, environment)
-    return draw_by_ratio(rows, args.environment_ratio, args.seed) if args.environment_ratio else rows
+    return (
+        draw_by_ratio(rows, args.environment_ratio, args.seed) if args.environment_ratio else rows
+    )
 
 
 def check_environments(dataset: Any, environment: Environments) -> None:
     """Raise `ValueError` unless each row names one of the environments."""
     validate_dataset(dataset, columns=("environment",))
     if not hasattr(dataset, "__len__"):
-        raise ValueError("several environments need rows that can be counted: do not stream the dataset")
+        raise ValueError(
+            "several environments need rows that can be counted: do not stream the dataset"
+        )
     for number, name in enumerate(dataset["environment"]):
         if name not in environment.by_name:
             known = ", ".join(environment.by_name)
-            raise ValueError(f"row {number} of the dataset names the environment {name!r}; there are: {known}")
+            raise ValueError(
+                f"row {number} of the dataset names the environment {name!r}; there are: {known}"
+            )
 
 
 def draw_by_ratio(dataset: Any, ratio: Mapping[str, float], seed: int) -> Any:
@@ -126,9 +153,13 @@ def draw_by_ratio(dataset: Any, ratio: Mapping[str, float], seed: int) -> Any:
     for place, name in enumerate(dataset["environment"]):
         places.setdefault(name, []).append(place)
     if set(ratio) != set(places):
-        raise ValueError(f"environment_ratio names {', '.join(ratio)}; the rows name {', '.join(places)}")
+        raise ValueError(
+            f"environment_ratio names {', '.join(ratio)}; the rows name {', '.join(places)}"
+        )
     if wrong := [name for name, share in ratio.items() if not 0 < share < math.inf]:
-        raise ValueError(f"environment_ratio of {wrong[0]!r} must be above 0, got {ratio[wrong[0]]}")
+        raise ValueError(
+            f"environment_ratio of {wrong[0]!r} must be above 0, got {ratio[wrong[0]]}"
+        )
     draw, total = random.Random(seed), sum(ratio.values())
     rows = max(len(own) * total / ratio[name] for name, own in places.items())
     drawn: list[int] = []

@@ -67,7 +67,13 @@ class FailureWatch:
         self.trained, self._last_cause = False, ""
         self._warned = self._warned_of_form = False
 
-    def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True, more: str = "", trains: bool = True) -> str:
+    def why_stop(
+        self,
+        facts: Sequence[RolloutFacts],
+        speaks: bool = True,
+        more: str = "",
+        trains: bool = True,
+    ) -> str:
         """Count a batch of all processes and return the reason to stop after it, or an empty text. At the run's first
         failure the process that `speaks` logs a warning with the cause, followed by `more`."""
         failed = [fact for fact in facts if fact.status == "failed"]
@@ -76,7 +82,14 @@ class FailureWatch:
             logger.warning(
                 "%d of %d rollouts of this batch failed; they get no reward, and training goes on "
                 "while at most %s fail. The first with %s: %s%s",
-                *(len(failed), len(facts), f"{self.max_share:.0%}", failed[0].error_kind, failed[0].error, more),
+                *(
+                    len(failed),
+                    len(facts),
+                    f"{self.max_share:.0%}",
+                    failed[0].error_kind,
+                    failed[0].error,
+                    more,
+                ),
             )
         self._warned |= bool(failed)
         if trains:
@@ -85,7 +98,9 @@ class FailureWatch:
         share = sum(n for n, _ in self._recent) / sum(n for _, n in self._recent)
         fatal = next((fact for fact in failed if fact.fatal), None)
         full = len(self._recent) == self._recent.maxlen
-        if fatal is None and not (failed and full and share > self.max_share):  # else it has recovered
+        if fatal is None and not (
+            failed and full and share > self.max_share
+        ):  # else it has recovered
             return ""
         cause = fatal or failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
@@ -93,11 +108,17 @@ class FailureWatch:
     def why_failed(self) -> str:
         """The reason why a run that is over has failed, or an empty text; it may be too short for `why_stop`."""
         all_failed = self._last_cause and not self.trained
-        return f"every rollout of this run failed, the last with {self._last_cause}" if all_failed else ""
+        return (
+            f"every rollout of this run failed, the last with {self._last_cause}"
+            if all_failed
+            else ""
+        )
 
     def warn_of_form(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
         """Warn once if nearly all rollouts of the first step were cut off or malformed: they teach nothing."""
-        cut, odd = (sum(fact.status == status for fact in facts) for status in ("truncated", "malformed"))
+        cut, odd = (
+            sum(fact.status == status for fact in facts) for status in ("truncated", "malformed")
+        )
         if self._warned_of_form or cut + odd <= 0.9 * len(facts):
             return
         self._warned_of_form = True
@@ -105,7 +126,15 @@ class FailureWatch:
             "%d of %d rollouts of the first step gave no answer in the form that is asked for (%d cut off, %d fit no "
             "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
             "how to write, and max_turn_tokens=%d and max_completion_length=%d have to let it. It is asked with %s",
-            *(cut + odd, len(facts), cut, odd, limits.max_turn_tokens, limits.max_tokens, self.asked),
+            *(
+                cut + odd,
+                len(facts),
+                cut,
+                odd,
+                limits.max_turn_tokens,
+                limits.max_tokens,
+                self.asked,
+            ),
         )
 
 
@@ -139,7 +168,9 @@ def why_spent(spending: Budget) -> str:
     return ""
 
 
-def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], Any] | None) -> NoReturn:
+def stop(
+    why: str, spending: Budget, args: Any, step: int, save: Callable[[], Any] | None
+) -> NoReturn:
     """End training so that it can be resumed later. Must be called on every process alike.
 
     Args:
@@ -164,7 +195,9 @@ def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], An
     try:
         spent = f"Spent so far: {spending}."
     except Exception as error:
-        spent = f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
+        spent = (
+            f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
+        )
     raise TrainingStopped(f"stopped at step {step}: {why}. {spent}{saved}")
 
 
@@ -206,7 +239,9 @@ def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
     except PeerFailed:
         raise
     except BaseException as error:
-        if store.check([f"{_STORE}/failed"]):  # this error comes from a collective that the failed process has left
+        if store.check(
+            [f"{_STORE}/failed"]
+        ):  # this error comes from a collective that the failed process has left
             raise PeerFailed(store.get(f"{_STORE}/failed").decode()) from error
         where = f"process {rank} of {world} ({socket.gethostname()}) failed in {what}"
         store.set(f"{_STORE}/failed", f"{where}: {describe(error, 1000)}")
@@ -260,7 +295,9 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         trainer.remove_callback(interrupt)
     if interrupt.stopped_at is not None:
-        checkpoint = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{interrupt.stopped_at}"
+        checkpoint = (
+            Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{interrupt.stopped_at}"
+        )
         raise TrainingInterrupted(
             f"interrupted after step {interrupt.stopped_at}, a checkpoint was saved; to go on, call "
             f"train(resume_from_checkpoint=True), or run the same command with --resume_from_checkpoint {checkpoint}"
@@ -280,7 +317,10 @@ class _StopAfterStep(TrainerCallback):
         if self.asked_at is None:
             self.asked_at = now
             if self.speaks:  # not `print`, which may be what the signal has interrupted
-                os.write(2, b"\nInterrupted: finishing this step, then saving a checkpoint. Ctrl-C again: at once.\n")
+                os.write(
+                    2,
+                    b"\nInterrupted: finishing this step, then saving a checkpoint. Ctrl-C again: at once.\n",
+                )
         elif now - self.asked_at > SAME_SECONDS:
             raise KeyboardInterrupt
 

@@ -48,7 +48,10 @@ class StepSpans(TrainerCallback):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         ended, self._open = self._open, None
         if ended is not None:
@@ -56,13 +59,23 @@ class StepSpans(TrainerCallback):
 
 
 def trace_rewards(
-    batch: Batch, by_function: Sequence[Sequence[float]], totals: Sequence[float], names: Sequence[str]
+    batch: Batch,
+    by_function: Sequence[Sequence[float]],
+    totals: Sequence[float],
+    names: Sequence[str],
 ) -> None:
     """A span with the rewards of each rollout, below the rollout's; without a value if it has no reward."""
     for rollout, scores, total in zip(batch.rollouts, by_function, totals, strict=True):
-        known = {name: score for name, score in zip(("", *names), (total, *scores), strict=True) if score == score}
+        known = {
+            name: score
+            for name, score in zip(("", *names), (total, *scores), strict=True)
+            if score == score
+        }
         about = {f"{spans.OWN}.reward.{name}".rstrip("."): score for name, score in known.items()}
-        evaluation = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": known.get("")}
+        evaluation = {
+            "gen_ai.evaluation.name": "reward",
+            "gen_ai.evaluation.score.value": known.get(""),
+        }
         with spans.span("reward", {**evaluation, **about}, parent=rollout.traceparent):
             pass
 
@@ -75,6 +88,9 @@ def trace_batch(rewards: torch.Tensor, failed: torch.Tensor, metrics: Mapping[st
             f"{spans.OWN}.rollouts": len(rewards),
             f"{spans.OWN}.failed": int(failed.sum()),
             **({f"{spans.OWN}.reward": totals.mean().item()} if len(totals) else {}),
-            **{f"{spans.OWN}.{name}": metrics[f"environment/{name}"] for name in ("calls", "tokens", "cost_usd")},
+            **{
+                f"{spans.OWN}.{name}": metrics[f"environment/{name}"]
+                for name in ("calls", "tokens", "cost_usd")
+            },
         }
     )

@@ -25,7 +25,11 @@ _SFT_ARGUMENTS = (  # those that distillation takes over from training
 
 
 def warm_start(
-    model: PreTrainedModel, tokenizer: Any, rollouts: Sequence[Rollout], output_dir: str | Path, **sft_arguments: Any
+    model: PreTrainedModel,
+    tokenizer: Any,
+    rollouts: Sequence[Rollout],
+    output_dir: str | Path,
+    **sft_arguments: Any,
 ) -> PreTrainedModel:
     """Imitate written conversations before learning from reward: train `model` in place on the agent's tokens of
     `rollouts`; prompts and observations are context only.
@@ -51,8 +55,12 @@ def warm_start(
     fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "packing": False}
     examples = []
     for rollout in rollouts:
-        labels = [token if own else IGNORED for token, own in zip(rollout.ids, rollout.mask, strict=True)]
-        examples.append({"input_ids": rollout.context, "labels": [IGNORED] * len(rollout.prompt_ids) + labels})
+        labels = [
+            token if own else IGNORED for token, own in zip(rollout.ids, rollout.mask, strict=True)
+        ]
+        examples.append(
+            {"input_ids": rollout.context, "labels": [IGNORED] * len(rollout.prompt_ids) + labels}
+        )
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(str(output_dir), **{**quiet, **sft_arguments, **fixed}),
@@ -65,7 +73,12 @@ def warm_start(
 
 
 def imitate_without(
-    prompt: SystemPrompt, rollouts: Sequence[Rollout], model: Any, chat_format: ChatFormat, args: GRPOConfig, **sft: Any
+    prompt: SystemPrompt,
+    rollouts: Sequence[Rollout],
+    model: Any,
+    chat_format: ChatFormat,
+    args: GRPOConfig,
+    **sft: Any,
 ) -> None:
     """Train a model on its own turns under a prompt, in the same conversations without that prompt.
 
@@ -80,7 +93,9 @@ def imitate_without(
         **sft: Arguments of [`~trl.SFTConfig`]. By default one epoch.
     """
     bare = [chat_format.prompt_ids(prompt.left_out(rollout.row["prompt"])) for rollout in rollouts]
-    examples = [replace(rollout, prompt_ids=ids) for rollout, ids in zip(rollouts, bare, strict=True)]
+    examples = [
+        replace(rollout, prompt_ids=ids) for rollout, ids in zip(rollouts, bare, strict=True)
+    ]
     same = {name: getattr(args, name) for name in _SFT_ARGUMENTS}
     folder = Path(args.output_dir) / "distill"
     sft = {**same, "num_train_epochs": 1, **sft}

@@ -18,7 +18,10 @@ async def main() -> None:
     set_tracing_disabled(True)  # traces would go to OpenAI, with the rollout's key
     set_default_openai_api("chat_completions")
     agent = Agent(
-        name="Teller", instructions="You know about money. Answer in one word.", model="agent", tools=[currency_of]
+        name="Teller",
+        instructions="You know about money. Answer in one word.",
+        model="agent",
+        tools=[currency_of],
     )
     run = Runner.run_streamed(agent, sys.argv[1])
     async for _ in run.stream_events():

@@ -15,6 +15,9 @@ def currency_of(country: str) -> str:
 
 set_tracing_disabled(True)  # traces would go to OpenAI, with the rollout's key
 agent = Agent(
-    name="Teller", instructions="You know about money. Answer in one word.", model="agent", tools=[currency_of]
+    name="Teller",
+    instructions="You know about money. Answer in one word.",
+    model="agent",
+    tools=[currency_of],
 )
 print(Runner.run_sync(agent, sys.argv[1]).final_output)

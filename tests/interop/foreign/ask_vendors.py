@@ -14,20 +14,34 @@ def through_anthropic():
     client = Anthropic(max_retries=0)
     asked = {"model": "agent", "messages": [{"role": "user", "content": "1+1"}]}
     counted = client.messages.count_tokens(**asked).input_tokens
-    asked |= {"max_tokens": 200, "tools": [{"name": "add", "description": "adds", "input_schema": SCHEMA}]}
+    asked |= {
+        "max_tokens": 200,
+        "tools": [{"name": "add", "description": "adds", "input_schema": SCHEMA}],
+    }
     with client.messages.stream(**asked) as stream:
         said = stream.get_final_message()
-    assert [block.type for block in said.content] == ["thinking", "text", "tool_use"] and said.stop_reason == "tool_use"
+    assert [block.type for block in said.content] == [
+        "thinking",
+        "text",
+        "tool_use",
+    ] and said.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": said.content[-1].id, "content": "2"}
-    asked["messages"] += [{"role": "assistant", "content": said.content}, {"role": "user", "content": [result]}]
+    asked["messages"] += [
+        {"role": "assistant", "content": said.content},
+        {"role": "user", "content": [result]},
+    ]
     return client.messages.create(**asked).content[-1].text, counted
 
 
 def through_google():
     options = {"base_url": os.environ["GOOGLE_GEMINI_BASE_URL"]}
-    client = genai.Client(api_key=os.environ["GEMINI_API_KEY"], http_options=options)  # closed with its last name
+    client = genai.Client(
+        api_key=os.environ["GEMINI_API_KEY"], http_options=options
+    )  # closed with its last name
     models = client.models
-    declared = types.FunctionDeclaration(name="add", description="adds", parameters_json_schema=SCHEMA)
+    declared = types.FunctionDeclaration(
+        name="add", description="adds", parameters_json_schema=SCHEMA
+    )
     off = types.AutomaticFunctionCallingConfig(disable=True)
     config = types.GenerateContentConfig(
         tools=[types.Tool(function_declarations=[declared])], automatic_function_calling=off

@@ -41,6 +41,6 @@ listening = socket.socket()
 listening.bind(("127.0.0.1", 0))
 listening.listen()
 print(listening.getsockname()[1], flush=True)
-uvicorn.Server(uvicorn.Config(create_fastapi_app(Game, Guess, Told, max_concurrent_envs=8), log_level="error")).run(
-    [listening]
-)
+uvicorn.Server(
+    uvicorn.Config(create_fastapi_app(Game, Guess, Told, max_concurrent_envs=8), log_level="error")
+).run([listening])

@@ -34,7 +34,9 @@ class Caller:
         last_error (`str`, *optional*): Of the last call that failed.
     """
 
-    def __init__(self, metric: Metric, max_in_flight: int = 64, sampling: Mapping[str, Any] | None = None):
+    def __init__(
+        self, metric: Metric, max_in_flight: int = 64, sampling: Mapping[str, Any] | None = None
+    ):
         self.metrics = find_metrics({"score": metric} if callable(metric) else [metric])
         self.sampling = dict(sampling or {})
         self.calls = 0
@@ -47,7 +49,9 @@ class Caller:
     def system_of(self, policy: Any, prompt: str) -> System:
         """A chat model or an agent under a system prompt."""
         if not is_agent(policy):
-            return PromptedSystem(policy, prompt or None, max_in_flight=self._max_in_flight, **self.sampling)
+            return PromptedSystem(
+                policy, prompt or None, max_in_flight=self._max_in_flight, **self.sampling
+            )
         agent = copy(policy)
         agent.spec = replace(policy.spec, system_prompt=prompt or None)
         return AgentSystem(agent, "agent", batch_size=self._max_in_flight)

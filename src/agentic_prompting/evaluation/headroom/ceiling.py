@@ -49,7 +49,9 @@ class Ceiling:
     def sentence(self) -> str:
         """The bracket in one sentence."""
         plain = self.each[self.names[0]]
-        luck = "" if self.cross is not None else " (right only if its answers are the same each time)"
+        luck = (
+            "" if self.cross is not None else " (right only if its answers are the same each time)"
+        )
         return (
             f"{self.names[0]} {plain.mean:.3f} [{plain.low:.3f}, {plain.high:.3f}]; the best of {len(self.names)} for "
             f"each row between {self.low:.3f} and {self.high:.3f}{luck}"
@@ -70,7 +72,9 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
     """
     table = np.asarray(scores, dtype=float)
     if table.ndim != 3 or table.shape[1] != len(names):
-        raise ValueError(f"expected scores of rows x {len(names)} choices x repeats, got the shape {table.shape}")
+        raise ValueError(
+            f"expected scores of rows x {len(names)} choices x repeats, got the shape {table.shape}"
+        )
     table = table[~np.isnan(table).any(axis=(1, 2))]
     if len(table) < 2:
         raise TooFewScores(f"a ceiling needs two complete rows, got {len(table)}")

@@ -115,7 +115,10 @@ def measure_groups(
         raise ValueError(f"a group has two rollouts at least, got {group_size}")
     if not rewards:
         raise ValueError("there are no rows")
-    scored = [[float(reward) for reward in row if reward is not None and reward == reward] for row in rewards]
+    scored = [
+        [float(reward) for reward in row if reward is not None and reward == reward]
+        for row in rewards
+    ]
     scored = [row for row in scored if row]
     measured_size = max(map(len, scored), default=0)
 
@@ -130,7 +133,9 @@ def measure_groups(
     right = [sum(reward >= RIGHT for reward in row) for row in scored]
     pass_at = {}
     for k in range(1, measured_size + 1):
-        passes = [pass_at_k(len(row), c, k) for row, c in zip(scored, right, strict=True) if len(row) >= k]
+        passes = [
+            pass_at_k(len(row), c, k) for row, c in zip(scored, right, strict=True) if len(row) >= k
+        ]
         pass_at[k] = mean_over_rows(passes)
 
     lost_to_form, failed = None, None
@@ -146,7 +151,9 @@ def measure_groups(
         differing=differing,
         extrapolated=extrapolated,
         pass_at=pass_at,
-        always_right=sum(c == len(row) for row, c in zip(scored, right, strict=True)) / n if n else 0.0,
+        always_right=sum(c == len(row) for row, c in zip(scored, right, strict=True)) / n
+        if n
+        else 0.0,
         never_right=sum(c == 0 for c in right) / n if n else 0.0,
         lost_to_form=lost_to_form,
         failed=failed,

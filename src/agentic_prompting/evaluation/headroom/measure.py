@@ -116,15 +116,28 @@ async def aheadroom(
     parts: dict[str, Any] = {}
     if policy is not None:
         parts["prompts"] = PromptPart(
-            caller, shuffled, policy, prompts, reference, tried, calls, top_up_calls, result.delta, seed
+            caller,
+            shuffled,
+            policy,
+            prompts,
+            reference,
+            tried,
+            calls,
+            top_up_calls,
+            result.delta,
+            seed,
         )
     if agent is not None:
         parts["signal"] = SignalPart(caller, shuffled, agent, group_size, reward, calls, seed)
     if refiner is not None:
         start = prompts[0] or DEFAULT_PROMPT
-        parts["refinement"] = RefinePart(caller, shuffled, refiner, start, calls, result.delta, seed)
+        parts["refinement"] = RefinePart(
+            caller, shuffled, refiner, start, calls, result.delta, seed
+        )
     if llm is not None:
-        parts["requests"] = ChoicePart.of_requests(caller, shuffled, llm, requests, repeats, calls, seed)
+        parts["requests"] = ChoicePart.of_requests(
+            caller, shuffled, llm, requests, repeats, calls, seed
+        )
     if pool:
         parts["pool"] = ChoicePart.of_models(caller, shuffled, pool, repeats, calls, seed)
 
@@ -134,7 +147,9 @@ async def aheadroom(
         try:
             await part.measure(result)
         except TooFewScores as error:  # of this part; another may ask other models
-            cause = f" (the last call that failed: {caller.last_error})" if caller.last_error else ""
+            cause = (
+                f" (the last call that failed: {caller.last_error})" if caller.last_error else ""
+            )
             result.stopped = f"{name}: {error}{cause}"
         except MeasurementStopped as error:
             result.stopped = f"{name}: {error}"

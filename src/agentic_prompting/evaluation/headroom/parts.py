@@ -22,7 +22,14 @@ from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of
 from .caller import Caller, MeasurementStopped, most_calls, record_of
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
-from .prompts import Table, TooFewScores, choose_challenger, expect_further, judge_prompts, plan_stages
+from .prompts import (
+    Table,
+    TooFewScores,
+    choose_challenger,
+    expect_further,
+    judge_prompts,
+    plan_stages,
+)
 from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
 from .refinement import judge_refinement
 from .result import FURTHER, Headroom
@@ -96,16 +103,23 @@ class PromptPart:
         written = [text for text in read_prompts(reply.text) if text not in self.texts]
         self.texts += written[: self.to_write]
         if len(self.texts) < 2:
-            raise MeasurementStopped(f"the reference LLM wrote no prompt: {reply.error or reply.text[:200]!r}")
+            raise MeasurementStopped(
+                f"the reference LLM wrote no prompt: {reply.error or reply.text[:200]!r}"
+            )
 
     async def _table(self, texts: Sequence[str], rows: Sequence[Row], repeats: int) -> Table:
         """Scores by row and prompt, means over the repeats that have one."""
         columns = []
         for text in texts:
             system = self.caller.system_of(self.policy, text)
-            scores = [await self.caller.score(system, rows, self.seed + repeat) for repeat in range(repeats)]
+            scores = [
+                await self.caller.score(system, rows, self.seed + repeat)
+                for repeat in range(repeats)
+            ]
             columns.append(_mean_without_missing(np.array(scores)))
-            if np.isnan(columns[0]).all():  # without the start prompt there is nothing to compare with
+            if np.isnan(
+                columns[0]
+            ).all():  # without the start prompt there is nothing to compare with
                 raise TooFewScores("no answer under the start prompt has a score")
         return np.column_stack(columns)
 
@@ -161,7 +175,9 @@ class SignalPart:
     async def _play(self, rows: Sequence[Row], number: int) -> list[Rollout]:
         repeated = [row for row in rows for _ in range(self.group_size)]
         seed = rollout_seed(self.seed, "headroom", number)
-        rollouts = await asyncio.to_thread(self.agent.answer_all, repeated, seed=seed, progress=False)
+        rollouts = await asyncio.to_thread(
+            self.agent.answer_all, repeated, seed=seed, progress=False
+        )
         self.caller.count([answer_of_rollout(rollout, 0.0) for rollout in rollouts])
         return rollouts
 
@@ -169,8 +185,12 @@ class SignalPart:
         if self.reward is not None:
             scores = await score_rollouts(self.reward, rollouts)
         else:
-            records = [record_of(answer_of_rollout(rollout, 0.0), rollout.row) for rollout in rollouts]
-            (scores,) = (await asyncio.to_thread(score_records, records, self.caller.metrics)).values()
+            records = [
+                record_of(answer_of_rollout(rollout, 0.0), rollout.row) for rollout in rollouts
+            ]
+            (scores,) = (
+                await asyncio.to_thread(score_records, records, self.caller.metrics)
+            ).values()
         self.caller.failed += list(scores).count(None)
         return list(scores)
 
@@ -273,7 +293,13 @@ class ChoicePart:
 
     @classmethod
     def of_models(
-        cls, caller: Caller, rows: Sequence[Row], pool: Mapping[str, ChatModel], repeats: int, calls: int, seed: int
+        cls,
+        caller: Caller,
+        rows: Sequence[Row],
+        pool: Mapping[str, ChatModel],
+        repeats: int,
+        calls: int,
+        seed: int,
     ) -> ChoicePart:
         """Several models, each asked the plain question."""
         ask = partial(_fill_question, DEFAULT_REQUESTS[0])

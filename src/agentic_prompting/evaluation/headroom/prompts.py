@@ -38,7 +38,9 @@ POWER = 0.8
 """The probability with which `rows_needed` rows show a gain of `delta`."""
 
 _FEW_DIFFERENCES = 4
-_RULE_OF_THREE = 3.5  # a variance of 3.5 / n gives none of n differing rows about the half-width 3.7 / n
+_RULE_OF_THREE = (
+    3.5  # a variance of 3.5 / n gives none of n differing rows about the half-width 3.7 / n
+)
 
 
 class TooFewScores(ValueError):
@@ -160,7 +162,9 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
         `ValueError`: Fewer than two prompts, or too few calls or rows for both stages.
     """
     if prompts < 2:
-        raise ValueError(f"headroom needs a start prompt and others to compare with, got {prompts} prompt")
+        raise ValueError(
+            f"headroom needs a start prompt and others to compare with, got {prompts} prompt"
+        )
     choosing_rows = max(_FEWEST_CHOOSING, int(calls * CHOOSING_SHARE) // prompts)
     choosing_rows = min(choosing_rows, rows // 2)
     remaining = calls - prompts * choosing_rows
@@ -201,7 +205,9 @@ def read_table(scores: ArrayLike) -> Table:
         raise ValueError(f"expected a table of rows and columns, got {table.ndim} dimensions")
     scored = table[~np.isnan(table)]
     if scored.size and (scored.min() < 0 or scored.max() > 1):
-        raise ValueError(f"scores must be between 0 and 1, got {scored.min():g} to {scored.max():g}")
+        raise ValueError(
+            f"scores must be between 0 and 1, got {scored.min():g} to {scored.max():g}"
+        )
     return table
 
 
@@ -287,7 +293,11 @@ def rows_needed(variance: float, delta: float, power: float = POWER) -> int:
 
 
 def judge_prompts(
-    choosing: ArrayLike, chosen: int, fresh: ArrayLike, delta: float, top_up: ArrayLike | None = None
+    choosing: ArrayLike,
+    chosen: int,
+    fresh: ArrayLike,
+    delta: float,
+    top_up: ArrayLike | None = None,
 ) -> PromptHeadroom:
     """The headroom of prompts, from the scores of both stages.
 
@@ -397,7 +407,9 @@ def expect_further(
     # Then the means, given s; the error's own variance is that of a chi-squared.
     degrees = (n - 1) * (k - 1)
     error_draws = error * degrees / rng.chisquare(degrees, draws)
-    mu = challengers.mean() + np.sqrt((s**2 + error_draws) / len(challengers)) * rng.standard_normal(draws)
+    mu = challengers.mean() + np.sqrt(
+        (s**2 + error_draws) / len(challengers)
+    ) * rng.standard_normal(draws)
     start = means[0] + np.sqrt(error_draws) * rng.standard_normal(draws)
     gains = np.minimum(mu + s * expected_maximum(further), 1.0) - start
     low, high = np.quantile(gains, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
@@ -409,7 +421,9 @@ def expected_maximum(draws: int) -> float:
     """The expected largest of so many standard normal draws."""
     if draws == 1:
         return 0.0
-    return float(stats.norm.expect(lambda x: draws * x * stats.norm.cdf(x) ** (draws - 1), lb=-9, ub=9))
+    return float(
+        stats.norm.expect(lambda x: draws * x * stats.norm.cdf(x) ** (draws - 1), lb=-9, ub=9)
+    )
 
 
 def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator) -> Estimate:

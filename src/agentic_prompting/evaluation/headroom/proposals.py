@@ -36,7 +36,9 @@ Write each system prompt between <prompt> and </prompt>, and nothing else betwee
 _MOST_EXAMPLE_LETTERS = 2000
 
 
-async def ask_for_prompts(reference: ChatModel, start: str, examples: Sequence[Row], count: int) -> Reply:
+async def ask_for_prompts(
+    reference: ChatModel, start: str, examples: Sequence[Row], count: int
+) -> Reply:
     """Ask an LLM for system prompts.
 
     Args:
@@ -48,7 +50,9 @@ async def ask_for_prompts(reference: ChatModel, start: str, examples: Sequence[R
     lines = []
     for row in examples:
         question = str(row["question"])[:_MOST_EXAMPLE_LETTERS]
-        lines.append(f"- {question}\n  accepted: {'; '.join(map(str, row['answers']))[:_MOST_EXAMPLE_LETTERS]}")
+        lines.append(
+            f"- {question}\n  accepted: {'; '.join(map(str, row['answers']))[:_MOST_EXAMPLE_LETTERS]}"
+        )
     text = fill(PROPOSE_TEMPLATE, count=count, start=start, examples="\n".join(lines))
     return await as_chat(reference)([Message(role="user", content=text)])
 

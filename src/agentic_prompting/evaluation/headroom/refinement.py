@@ -39,13 +39,9 @@ class RefineHeadroom:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {self.gain.n} rows"
-        counts = (
-            f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of {self.right} right ones broken"
-        )
+        counts = f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of {self.right} right ones broken"
         if self.verdict == "cannot tell":
-            return (
-                f"cannot tell at this budget: refining gains {interval}; {counts}; {self.rows_needed} rows could tell"
-            )
+            return f"cannot tell at this budget: refining gains {interval}; {counts}; {self.rows_needed} rows could tell"
         return f"{self.verdict}: refining gains {interval}; {counts}"
 
 

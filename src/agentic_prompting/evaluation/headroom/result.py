@@ -61,9 +61,16 @@ class Headroom:
         if self.signal is None:
             return None
         floor = self.signal.pass_at.get(1)
-        if self.requests is not None and floor is not None and self.requests.high - floor.low < self.delta:
+        if (
+            self.requests is not None
+            and floor is not None
+            and self.requests.high - floor.low < self.delta
+        ):
             most = self.requests.high - floor.low
-            return "not worth it", f"not worth it: an agent that asks perfectly gains {most:.3f} at most"
+            return (
+                "not worth it",
+                f"not worth it: an agent that asks perfectly gains {most:.3f} at most",
+            )
         return self.signal.verdict, self.signal.sentence()
 
     def report(self) -> str:
@@ -77,7 +84,9 @@ class Headroom:
             lines.append(f"ProRefine: {self.refinement.sentence()}.")
         if self.requests is not None:
             lines.append(f"Requests: {self.requests.sentence()}.")
-            lines.append(f"  An agent that asks perfectly gains {_interval(self.requests.gain)} at least.")
+            lines.append(
+                f"  An agent that asks perfectly gains {_interval(self.requests.gain)} at least."
+            )
         if self.training is not None and self.requests is not None:
             lines.append(f"Training an agent to ask: {self.training[1]}.")
         if self.pool is not None:
@@ -117,33 +126,47 @@ def _interval(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
-def _prompt_lines(found: PromptHeadroom, texts: Sequence[str], further: Estimate | None) -> list[str]:
+def _prompt_lines(
+    found: PromptHeadroom, texts: Sequence[str], further: Estimate | None
+) -> list[str]:
     lines = [f"Prompts: {found.sentence()}."]
-    lines.append(f"  Start prompt {found.start:.3f}, the chosen one {found.best:.3f} on the same rows.")
-    lines.append(f"  Chosen: {shorten(texts[found.chosen], 200, placeholder=' ...') or '(the empty prompt)'}")
+    lines.append(
+        f"  Start prompt {found.start:.3f}, the chosen one {found.best:.3f} on the same rows."
+    )
+    lines.append(
+        f"  Chosen: {shorten(texts[found.chosen], 200, placeholder=' ...') or '(the empty prompt)'}"
+    )
     if found.test is not None:
         lines.append(
             f"  Between the {found.tried + 1} prompts: F = {found.test.statistic:.2f}, p = {found.test.p_value:.3f}; "
             f"their spread is about {found.test.spread:.3f}."
         )
     if further is not None:
-        lines.append(f"  The best of {FURTHER} more prompts, if they are like these: {_interval(further)}.")
+        lines.append(
+            f"  The best of {FURTHER} more prompts, if they are like these: {_interval(further)}."
+        )
     if found.verdict == "not worth it":
-        lines.append(f"  Up to {found.possible_share:.0%} of such prompts may be good although none of these is.")
+        lines.append(
+            f"  Up to {found.possible_share:.0%} of such prompts may be good although none of these is."
+        )
     return lines
 
 
 def _signal_lines(signal: GroupSignal) -> list[str]:
     lines = [f"Signal for GRPO: {signal.sentence()}."]
     passes = [
-        f"pass@{k} {signal.pass_at[k].mean:.3f}" for k in sorted({1, signal.measured_size}) if k in signal.pass_at
+        f"pass@{k} {signal.pass_at[k].mean:.3f}"
+        for k in sorted({1, signal.measured_size})
+        if k in signal.pass_at
     ]
     if passes:
         first = signal.pass_at[1]
         lines.append(
             f"  {', '.join(passes)}; pass@1 is in [{first.low:.3f}, {first.high:.3f}], over {signal.rows} rows."
         )
-    lines.append(f"  Always right: {signal.always_right:.0%} of the rows; never: {signal.never_right:.0%}.")
+    lines.append(
+        f"  Always right: {signal.always_right:.0%} of the rows; never: {signal.never_right:.0%}."
+    )
     if signal.lost_to_form is not None and signal.failed is not None:
         lines.append(
             f"  Lost to form: {signal.lost_to_form.mean:.0%} of the rollouts; failed: {signal.failed.mean:.0%}."

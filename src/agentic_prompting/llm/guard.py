@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from .masking import mask_secrets
 from .threads import DaemonThreads
+from .waiting import watching
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -189,8 +190,10 @@ def guarded(
     function: Callable[..., Any],
     on_failure: Callable[..., Any] | None = None,
     on_return: Callable[..., Any] | None = None,
+    kind: str = "function",
 ) -> Callable[..., Any]:
-    """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none.
+    """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none. Where it takes long, a
+    warning names it.
 
     The result is `async` exactly if `function` is, and has its name and attributes.
 
@@ -201,6 +204,7 @@ def guarded(
             no ordinary exception.
         on_return (`Callable`, *optional*): Called with what the function returned and the arguments of the call; what
             it returns is returned, and what it raises is raised.
+        kind (`str`, *optional*, defaults to `"function"`): What it is, for the warning.
 
     Example:
 
@@ -213,6 +217,9 @@ def guarded(
     ```
     """
 
+    name = f"the {kind} {place_of(function)}"
+    advice = f"a {kind} has no time limit, give one to what it waits for"
+
     def ended(error: Exception, *args: Any, **kwargs: Any) -> Any:
         if on_failure is None:
             raise error
@@ -220,14 +227,16 @@ def guarded(
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         try:
-            value = await call_guarded(function, *args, **kwargs)
+            with watching(name, advice):
+                value = await call_guarded(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
         return value if on_return is None else on_return(value, *args, **kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            value = call_guarded_now(function, *args, **kwargs)
+            with watching(name, advice):
+                value = call_guarded_now(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
         return value if on_return is None else on_return(value, *args, **kwargs)

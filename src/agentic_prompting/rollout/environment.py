@@ -16,9 +16,9 @@ from typing import Any
 from ..llm import Budget, LLMError, ServerFailed
 from ..llm.budget import charge_models_of
 from ..llm.guard import call_guarded, failure_of, place_of
+from ..llm.waiting import wait_for
 from .grammar import Grammar
 from .types import Limits, Observation, Rollout
-from .waiting import wait_for
 
 RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
 

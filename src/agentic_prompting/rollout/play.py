@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from ..llm import LLMError, Message, ServerFailed, spans
 from ..llm.guard import failure_of, place_of
+from ..llm.waiting import wait_for
 from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment, Environments, call_environment
 from .types import Limits, Observation, Policy, Rollout, Sample, SampleRequest, turn_seed
-from .waiting import wait_for
 
 T = TypeVar("T")
 

@@ -180,7 +180,9 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
     def check_return_value(value: Any, **columns: Any) -> list[Any]:
         return check_rewards(value, len(columns["completions"]), function)
 
-    reward_function: Any = guarded(function, return_no_rewards, check_return_value)
+    reward_function: Any = guarded(
+        function, return_no_rewards, check_return_value, kind="reward function"
+    )
     return reward_function
 
 

@@ -17,6 +17,8 @@ import torch
 
 from ..data import as_dataset
 from ..llm import Budget, charge
+from ..llm.guard import place_of
+from ..llm.waiting import watching
 from ..rollout import AgentSpec, Environment, Grammar, Limits
 from .config import MultiTurnGRPOConfig
 from .form import agent_spec, own_prompts
@@ -177,7 +179,8 @@ def charged(roles: Mapping[str, Any], args: MultiTurnGRPOConfig) -> Budget:
     if args.check_environment and args.process_index == 0:
         for component in roles.values():
             if hasattr(component, "check"):
-                component.check()
+                with watching(place_of(component.check), "check_environment=False leaves it out"):
+                    component.check()
     return spending
 
 

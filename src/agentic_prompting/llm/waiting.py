@@ -1,4 +1,4 @@
-"""Waiting for code of the user's (an environment's step, a tool) with a time limit, and naming who is waited for.
+"""Waiting for code of the user's (an environment's step, a tool, a reward) and naming who is waited for.
 
 A thread of its own watches, because an `async` function that blocks stops the event loop and every timer on it.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..llm import TimedOut
+from .types import TimedOut
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class _Wait:
     """A call that has not returned."""
 
     name: str
-    limit: float | None
+    advice: str
     began: float
     task: asyncio.Task[Any] | None = None  # where it runs on an event loop
 
@@ -94,7 +94,7 @@ class _Watch:
             if is_blocker_known and not is_blocking:
                 continue  # it cannot go on before the one that blocks the loop does
             self._next_warning[name] = 2 * longest
-            logger.warning(_warning(name, longest, len(calls), calls[0].limit, is_blocking))
+            logger.warning(_warning(name, longest, len(calls), calls[0].advice, is_blocking))
 
     def _find_blocking_tasks(self, waits: list[_Wait], now: float) -> list[asyncio.Task[Any]]:
         """The tasks that run on event loops that have given no sign of life; asks every loop for the next one."""
@@ -114,21 +114,31 @@ class _Watch:
         self._signs_of_life[loop] = time.monotonic()
 
 
-def _warning(name: str, seconds: float, calls: int, limit: float | None, is_blocking: bool) -> str:
+def _warning(name: str, seconds: float, calls: int, advice: str, is_blocking: bool) -> str:
     text = f"{name} has not returned for {seconds:.0f} s"
     if calls > 1:
         text += f" ({calls} calls)"
     if is_blocking:
         return f"{text} and blocks every rollout: an `async` function must not block, make it a plain `def`"
-    if limit is None:
-        return f"{text}; it has no time limit, set step_timeout"
-    return f"{text}; its rollout fails after {limit:g} s (step_timeout)"
+    return f"{text}; {advice}"
 
 
 @functools.cache
 def _watch_of(process: int) -> _Watch:
     """The watch of a process: a fork has no thread."""
     return _Watch()
+
+
+@contextmanager
+def watching(name: str, advice: str) -> Iterator[None]:
+    """The context of a call that blocks this thread; warns after half a minute that it is waited for.
+
+    Args:
+        name (`str`): Names it in the warning.
+        advice (`str`): The end of the warning: what can be done.
+    """
+    with _watch_of(os.getpid()).watching(_Wait(name, advice, time.monotonic())):
+        yield
 
 
 async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None = None) -> T:
@@ -145,7 +155,11 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
         [`TimedOut`]: It took longer.
     """
     task = asyncio.ensure_future(work)
-    with _watch_of(os.getpid()).watching(_Wait(name, limit, time.monotonic(), task)):
+    if limit is None:
+        advice = "it has no time limit, set step_timeout"
+    else:
+        advice = f"its rollout fails after {limit:g} s (step_timeout)"
+    with _watch_of(os.getpid()).watching(_Wait(name, advice, time.monotonic(), task)):
         try:
             await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:

@@ -1,7 +1,6 @@
 """`train --harness` and `check-env --harness`, with a stand-in for the program of a harness."""
 
 import json
-import stat
 import sys
 from contextlib import ExitStack
 
@@ -51,7 +50,7 @@ def parts(tmp_path, monkeypatch):
     tmp_path.chmod(0o755)  # as root, commands run as another user
     program = tmp_path / "stand-in"
     program.write_text(STAND_IN.replace("{python}", sys.executable))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
     (tmp_path / "own_agent.py").write_text(MODULE)
     rows = [
         {"question": f"task {i}", "answers": ["x"], "files": {f"{i}.txt": "a"}, "tests": {}}
@@ -166,7 +165,7 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
         "google",
         "Do: {question}",
     )
-    assert program._score(None, None) == 1.0 and given["reward_funcs"] is None
+    assert program._reward_function(None, None) == 1.0 and given["reward_funcs"] is None
     assert program.workspace.keep_failed == "kept"
     assert [row["files"] for row in given["train_dataset"]] == [{f"{i}.txt": "a"} for i in range(3)]
     given = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",

@@ -101,7 +101,6 @@ CONTRACT = (
     ),
     Part("trl.trainer.grpo_trainer"),
     # Functions.
-    Part("trl.trainer.utils.create_model_from_path", "model_id"),
     Part("trl.models.unwrap_model_for_generation", "model accelerator gather_deepspeed3_params"),
 )
 """Every undocumented part of TRL (and of transformers' `Trainer` under it) that this room uses."""

@@ -15,10 +15,9 @@ from typing import Any
 
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 from trl import GRPOConfig
-from trl.trainer.utils import create_model_from_path
 
 from ..local.gguf import as_dense_model, is_from_gguf, warn_of_copied_head
 
@@ -135,9 +134,10 @@ def _load_adapter(folder: str, args: GRPOConfig) -> PeftModel:
     revision = loading.pop("revision", None)  # of the adapter
     config = PeftConfig.from_pretrained(folder, revision=revision)
     loading.setdefault("trust_remote_code", args.trust_remote_code)
-    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        loading["device_map"] = None
-    base = create_model_from_path(
+    loading.setdefault("dtype", "float32")  # as TRL loads models
+
+    # The trainer moves the model to its device, except where the caller has spread it over several.
+    base = AutoModelForCausalLM.from_pretrained(
         config.base_model_name_or_path, revision=config.revision, **loading
     )
     return PeftModel.from_pretrained(base, folder, is_trainable=True, revision=revision)

@@ -31,7 +31,7 @@ _ANY_MARK = re.compile(
 class SplitReply(NamedTuple):
     """A reply in two parts.
 
-    Args:
+    Attributes:
         thought (`str`): The thought, stripped; several are joined by an empty line.
         visible (`str`): The text outside of thoughts, as it stands.
     """

@@ -53,7 +53,7 @@ class Call:
         repeat (`int`): Distinguishes calls with the same context; set by [`CallTree.add`].
         children (`list[Call]`): The calls that continue its reply, in the order of their arrival.
         max_tokens (`int`): Maximum number of tokens of the reply.
-        conversation_id (`int`): See [`SampleRequest.conversation`].
+        conversation_id (`int`): The `conversation` of a [`SampleRequest`].
         sample ([`Sample`]): The sampled tokens, up to the stop text if there is one.
         text (`str`): Their text.
         reply ([`ChatMessage`]): The text parsed into thought, text and tool calls.

@@ -35,7 +35,7 @@ class CallText:
 
     Args:
         body (`str`): The text between the tags, stripped.
-        start (`int`): Index in [`TurnText.visible`] where its opening tag begins.
+        start (`int`): Index in the `visible` text of [`TurnText`] where its opening tag begins.
         end (`int`): Index behind its closing tag.
     """
 
@@ -350,7 +350,7 @@ def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
     """Read a tool call in either form. Never raises.
 
     Args:
-        body (`str`): The text between its tags: [`CallText.body`].
+        body (`str`): The text between its tags: the `body` of a [`CallText`].
         tools (`Iterable[dict]`, *optional*): The tools in the form of chat templates. The XML form writes texts without
             quotes, so the schema of a parameter decides whether `12` is a number.
     """

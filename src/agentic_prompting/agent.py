@@ -303,7 +303,10 @@ class PromptAgent:
         self, rows: list[dict[str, Any]]
     ) -> list[tuple[dict[str, Any], str | list[Any]]]:
         """The rows with their prompts, after the environment has started an episode for each."""
-        prompts = [self.chat_format.of(row).prompt(self._messages(row)) for row in rows]
+        prompts = []
+        for row in rows:
+            messages = self._messages(row)  # an error if the row names no environment of several
+            prompts.append(self.chat_format.of(row).prompt(messages))
         if self.environment is not None and (self.environment.has_reset or self._plays_itself):
             # The environment finds the whole prompt in the row, as in training, and may change it: what it leaves
             # there is complete, the system prompt included.

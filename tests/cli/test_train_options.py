@@ -336,6 +336,8 @@ def test_every_shipped_grammar_is_one():
     from agentic_prompting.cli.loader import load_object
 
     assert {name: type(load_object(name, "grammar", GRAMMARS)).__name__ for name in GRAMMARS} == {
-        "tags": "TagGrammar", "free": "FreeText"
-    }  # fmt: skip
+        "tags": "TagGrammar",
+        "question": "QuestionGrammar",
+        "free": "FreeText",
+    }
     assert "prompt_template" in schema_of(PROGRAMS["espl"], "")["properties"]

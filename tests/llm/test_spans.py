@@ -23,6 +23,7 @@ from agentic_prompting.llm import (
 )
 from agentic_prompting.programs import Program
 from agentic_prompting.programs.command import run_command
+from agentic_prompting.programs.workspace import Workspace
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import (
     ChatFormat,
@@ -311,15 +312,17 @@ def test_a_programs_calls_are_below_its_rollout(headers):
 def test_a_command_gets_the_rollouts_name(tmp_path):
     code = "import os; print(os.environ.get('TRACEPARENT'))"
 
+    place = Workspace(isolation="none").open({})
+
     async def commanded():
         with spans.span("outer") as outer:
             address = {"base_url": "http://x/v1", "address": "http://x", "api_key": "k"}
-            return await run_command(
-                [sys.executable, "-c", code], {}, address, tmp_path
-            ), outer.traceparent
+            command = [sys.executable, "-c", code]
+            return await run_command(command, {}, address, place), outer.traceparent
 
     with traced():
         said, expected = run(commanded())
+    place.close()
     assert said == expected and expected.startswith("00-")
 
 

@@ -232,7 +232,7 @@ def broken(rollout, folder):
 
 
 def none_is_a_number(value):
-    return lambda rollout, folder: value, f"its reward is {value!r}, and no number"
+    return lambda rollout, folder: value, f"{value!r}, not a number"
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ def test_environments_of_other_vendors_name_the_address(tmp_path):
 
 
 def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentic_prompting.programs.program._GRACE", 1.0)
+    monkeypatch.setattr("agentic_prompting.programs.program._GRACE_SECONDS", 1.0)
     text = """
     import time, urllib.error
     while True:

@@ -242,13 +242,18 @@ def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_polic
 CURL = """set -e
 reply=$(curl -sS --fail "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\
   -H "Content-Type: application/json" -d '{"model": "agent", "messages": [{"role": "user", "content": "capital"}]}')
-echo "{\\"answer\\": \\"${#reply}\\", \\"reward\\": $(( ${#reply} % 7 ))}"
+echo "{\\"answer\\": \\"${#reply}\\"}"
 """
+
+
+def answer_length(rollout, folder):
+    return float(int(rollout.answer) % 7)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_a_shell_command_with_curl_trains_three_steps(tiny_policy, tmp_path):
-    program = Program(["bash", "-c", CURL], workspace=Workspace(isolation=ISOLATION))
+    workspace = Workspace(isolation=ISOLATION)
+    program = Program(["bash", "-c", CURL], workspace=workspace, reward=answer_length)
     trainer = trainer_of(tiny_policy, tmp_path, program, max_steps=3)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))

@@ -32,11 +32,13 @@ class Dialogue:
     def parse(self, text: str) -> Turn:
         parts = split_turn(text, call_tags=())
         thought = parts.thought or None
-        message = parts.outside.strip()
+        # The user does not read a further thought that was cut off.
+        message, cut_thought, _ = parts.outside.partition("<think>")
+        message = message.strip()
         if not message:
-            problem = "unclosed tag" if parts.is_cut else "empty request"
+            problem = "unclosed tag" if parts.is_cut or cut_thought else "empty request"
             return Turn(text, "malformed", False, thought=thought, problem=problem)
-        is_well_formed = "<think>" not in message and "</think>" not in message
+        is_well_formed = not cut_thought and "</think>" not in message
         return Turn(text, "act", is_well_formed, thought=thought, request=message)
 
     def escape(self, text: str) -> str:

@@ -107,7 +107,8 @@ def ids(samples):
 def distributions(model, request, sample, sampling=PLAIN):
     """What each token of a sample was drawn from, by transformers: log-probabilities, tokens x vocabulary."""
     read = torch.tensor([[*request.context, *sample.ids]])
-    scores = model(read).logits[0] / sampling.temperature
+    temperature = sampling.temperature or 1.0  # greedy sampling scales nothing
+    scores = model(read).logits[0] / temperature
     first = len(request.context)
     rows = [
         sampling.shaping(read[:, :n], scores[n - 1 : n].clone())

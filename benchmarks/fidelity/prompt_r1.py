@@ -30,6 +30,7 @@ from agentic_prompting.rollout import (
     Rollout,
     Sample,
     SampleRequest,
+    TagGrammar,
     Turn,
     parse_turn,
     play,
@@ -57,6 +58,8 @@ def turn(thought: str | None, tag: str | None, text: str = "") -> str:
 
 class Letters:
     """A chat format whose tokens are characters, so that token ids can be read."""
+
+    grammar = TagGrammar()
 
     def of(self, row: Mapping[str, Any]) -> Letters:
         return self

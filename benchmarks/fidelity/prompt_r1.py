@@ -22,7 +22,6 @@ from agentic_prompting.rewards import (
     PromptR1Reward,
     exact_match,
     normalize_answer,
-    prompt_r1_score,
     token_f1,
 )
 from agentic_prompting.rollout import (
@@ -255,7 +254,7 @@ def rewards() -> Iterator[Row]:
             "eq 10-13",
             name,
             float(reward(told, ["right"])),
-            prompt_r1_score(turns, ["right"]).total,
+            PromptR1Reward().score_turns(turns, ["right"]).total,
         )
     rng, apart, outside = random.Random(0), 0, 0
     words = ["Paris", "the", "a", "Paris,", "PARIS", "city", "An", "of", "42", "U.S."]
@@ -274,14 +273,16 @@ def rewards() -> Iterator[Row]:
             )
         if not told:
             continue
-        got = prompt_r1_score(
-            [turn(thought or None, tag, text) for thought, tag, text in told], golds
-        ).total
+        got = (
+            PromptR1Reward()
+            .score_turns([turn(thought or None, tag, text) for thought, tag, text in told], golds)
+            .total
+        )
         apart += abs(float(reward(told, golds)) - got) > 1e-9
         outside += not -1 - 1e-9 <= got <= 1 + 1e-9
     yield Row("eq 10-13", "3,000 random trajectories: rewards that differ", 0, apart)
     yield Row("eq 13", "3,000 random trajectories: outside of [-1, 1]", 0, outside)
-    two = PromptR1Reward(k=2.0, alpha=1.0).score(
+    two = PromptR1Reward(k=2.0, alpha=1.0).score_turns(
         [parse_turn(turn("w", ASK, "p"))] * 2 + [parse_turn(turn("w", ANSWER, "x"))], ["x"]
     )
     yield Row(

@@ -22,8 +22,8 @@ _EXPORTS = {
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "programs": "Harness Program Workspace harness",
     "rewards": (
-        "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
-        "prompt_r1_score search_reward token_f1"
+        "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer "
+        "search_reward token_f1"
     ),
     "evolution": "EvolveConfig Population SystemPrompt evolve",
     "refine": "ProRefiner RefinedChat",
@@ -110,8 +110,6 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         exact_match_reward as exact_match_reward,
         math_reward as math_reward,
         normalize_answer as normalize_answer,
-        prompt_r1_reward as prompt_r1_reward,
-        prompt_r1_score as prompt_r1_score,
         search_reward as search_reward,
         token_f1 as token_f1,
     )

@@ -15,8 +15,6 @@ from agentic_prompting.rewards import (
     exact_match,
     exact_match_reward,
     normalize_answer,
-    prompt_r1_reward,
-    prompt_r1_score,
     token_f1,
     token_f1_reward,
 )
@@ -27,6 +25,10 @@ END = "<think>The reply is clear.</think><answer>the Nile</answer>"
 WRONG = "<think>The reply is clear.</think><answer>Danube</answer>"
 BARE = "<answer>the Nile</answer>"
 NILE = ["Nile"]
+
+
+def score(turns, answers, **arguments) -> PromptR1Score:
+    return PromptR1Reward(**arguments).score_turns(turns, answers)
 
 
 def episode(*texts: str, status: str = "answered", grammar: TagGrammar = TagGrammar()) -> Rollout:
@@ -52,8 +54,8 @@ GOLDEN = {
 
 @pytest.mark.parametrize(("turns", "paper", "strict"), GOLDEN.values(), ids=GOLDEN.keys())
 def test_golden_table(turns, paper, strict):
-    assert prompt_r1_score(turns, NILE).total == pytest.approx(paper, abs=1e-12)
-    assert prompt_r1_score(turns, NILE, gate="strict").total == pytest.approx(strict, abs=1e-12)
+    assert score(turns, NILE).total == pytest.approx(paper, abs=1e-12)
+    assert score(turns, NILE, gate="strict").total == pytest.approx(strict, abs=1e-12)
 
 
 @pytest.mark.parametrize("gate", ["paper", "strict"])
@@ -69,7 +71,7 @@ def test_figure_8(gate):
         for i, r in enumerate(requests)
     ]
     turns.append("<think>Place and owners are confirmed.</think>\n<answer>Cawdor Castle</answer>")
-    assert prompt_r1_score(turns, ["Cawdor Castle"], gate=gate) == PromptR1Score(
+    assert score(turns, ["Cawdor Castle"], gate=gate) == PromptR1Score(
         total=1.0, format=1.0, answer=1.0
     )
 
@@ -88,50 +90,54 @@ def test_figure_8(gate):
     ],
 )
 def test_format_reward_by_parts(turns, form):
-    score = prompt_r1_score(turns, NILE)
-    assert score.format == pytest.approx(form)
-    assert score.total == pytest.approx(form - 1)
+    result = score(turns, NILE)
+    assert result.format == pytest.approx(form)
+    assert result.total == pytest.approx(form - 1)
 
 
 def test_the_answer_is_reported_even_where_form_bars_it_from_the_total():
-    assert prompt_r1_score([END], NILE).answer == 1.0
-    assert prompt_r1_score([ASK], NILE).answer == 0.0
+    assert score([END], NILE).answer == 1.0
+    assert score([ASK], NILE).answer == 0.0
 
 
 def test_partial_answers_get_their_f1_over_the_best_reference():
     turns = [ASK, "<think>Known.</think><answer>river Nile</answer>"]
-    assert prompt_r1_score(turns, ["Danube", "Nile"]).total == pytest.approx(2 / 3)
+    assert score(turns, ["Danube", "Nile"]).total == pytest.approx(2 / 3)
 
 
 def test_k_is_reached_within_a_tolerance():
     # 3 * .1 is not .3 in floating point; on paper the format is complete.
-    score = prompt_r1_score(
-        [ASK, END], NILE, alpha=0.1 + 0.1 + 0.1, beta=0.25, gamma=0.25, delta=0.2
-    )
-    assert score == (1.0, 1.0, 1.0)
-    assert prompt_r1_score([ASK, END], NILE, k=2.0).total == pytest.approx(-1.0)
+    result = score([ASK, END], NILE, alpha=0.1 + 0.1 + 0.1, beta=0.25, gamma=0.25, delta=0.2)
+    assert result == (1.0, 1.0, 1.0)
+    assert score([ASK, END], NILE, k=2.0).total == pytest.approx(-1.0)
 
 
 def test_no_answer_is_not_the_answer_nothing():
     """A question without an answer (gold `""`) is not solved by never answering."""
-    assert prompt_r1_score([ASK] * 4, [""]).answer == 0.0
-    assert prompt_r1_score([ASK, "<think>None.</think><answer></answer>"], [""]).answer == 1.0
+    assert score([ASK] * 4, [""]).answer == 0.0
+    assert score([ASK, "<think>None.</think><answer></answer>"], [""]).answer == 1.0
 
 
 def test_no_answer_is_no_exact_match_in_the_logs():
     """To a question that has no answer (SQuAD v2) the answer "" is right; a rollout out of turns gave none."""
     logged = {}
-    prompt_r1_reward(
+    PromptR1Reward()(
         [], [], [episode(ASK, status="out_of_turns")], [[""]], log_metric=logged.__setitem__
     )
     assert (logged["exact_match"], logged["f1"]) == (0.0, 0.0)
 
 
+def test_score_reads_a_rollouts_own_answers():
+    rollout = episode(ASK, END)
+    rollout.row["answers"] = NILE
+    assert PromptR1Reward().score(rollout) == (1.0, 1.0, 1.0)
+
+
 def test_another_grammar():
     grammar = TagGrammar(think="thought", act="ask", observation="reply", answer="final")
     turns = ["<thought>a</thought><ask>b</ask>", "<thought>c</thought><final>Nile</final>"]
-    assert prompt_r1_score(turns, NILE, grammar=grammar).total == 1.0
-    assert prompt_r1_score(turns, NILE).total == -1.0
+    assert score(turns, NILE, grammar=grammar).total == 1.0
+    assert score(turns, NILE).total == -1.0
 
 
 @given(
@@ -144,32 +150,33 @@ def test_another_grammar():
     gate=st.sampled_from(["paper", "strict"]),
 )
 def test_range(turns, answers, gate):
-    score = prompt_r1_score(turns, answers, gate=gate)
-    assert -1 <= score.total <= 1
-    assert 0 <= score.format <= 1
-    assert 0 <= score.answer <= 1
+    result = score(turns, answers, gate=gate)
+    assert -1 <= result.total <= 1
+    assert 0 <= result.format <= 1
+    assert 0 <= result.answer <= 1
 
 
 @given(turns=st.lists(st.sampled_from([ASK, END, WRONG, BARE, "text"]), max_size=8))
 def test_strict_never_pays_more_and_only_pays_for_an_answer(turns):
-    paper, strict = prompt_r1_score(turns, NILE), prompt_r1_score(turns, NILE, gate="strict")
+    paper = score(turns, NILE)
+    strict = score(turns, NILE, gate="strict")
     assert strict.total <= paper.total
     assert strict.total < 0 or parse_turn(turns[-1]).kind == "answer"
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="gate must be one of paper, strict, got 'lenient'"):
-        prompt_r1_score([END], NILE, gate="lenient")
-    with pytest.raises(ValueError, match="gate must be one of"):
+    with pytest.raises(ValueError, match="gate"):
+        score([END], NILE, gate="lenient")
+    with pytest.raises(ValueError, match="gate"):
         PromptR1Reward(gate="")
-    with pytest.raises(ValueError, match="answers is empty"):
-        prompt_r1_score([ASK], [])
-    with pytest.raises(ValueError, match="must be a list of strings"):
-        prompt_r1_score([END], "Nile")
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="answers"):
+        score([ASK], [])
+    with pytest.raises(ValueError, match="answers"):
+        score([END], "Nile")
+    with pytest.raises(ValueError, match="alpha"):
         PromptR1Reward(alpha=-1)
     for coefficients in ({"alpha": float("nan")}, {"k": float("nan")}, {"k": float("inf")}):
-        with pytest.raises(ValueError, match="finite"):
+        with pytest.raises(ValueError, match="alpha"):
             PromptR1Reward(**coefficients)
 
 
@@ -182,7 +189,7 @@ def failed_episode() -> Rollout:
     return rollout
 
 
-@pytest.mark.parametrize("reward", [prompt_r1_reward, exact_match_reward, token_f1_reward])
+@pytest.mark.parametrize("reward", [PromptR1Reward(), exact_match_reward, token_f1_reward])
 def test_a_failed_rollout_has_no_reward_and_its_neighbours_do(reward):
     rollouts = [episode(ASK, END), failed_episode(), episode(ASK, END), episode(status="truncated")]
     rewards = reward(
@@ -218,7 +225,7 @@ def test_answers_that_were_not_given_score_zero():
 def test_the_reward_uses_the_turns_as_the_trainer_parsed_them():
     grammar = TagGrammar(act="ask")
     rollout = episode("<think>a</think><ask>b</ask>", END, grammar=grammar)
-    assert prompt_r1_reward([], [], [rollout], [NILE]) == [1.0]
+    assert PromptR1Reward()([], [], [rollout], [NILE]) == [1.0]
     assert PromptR1Reward(grammar=TagGrammar())([], [], [rollout], [NILE]) == [pytest.approx(-0.4)]
     assert PromptR1Reward(grammar=grammar)([], [], [rollout], [NILE]) == [1.0]
 
@@ -228,11 +235,11 @@ def test_the_reward_object():
     assert strict([], [], [episode(*[ASK] * 4, status="out_of_turns")], [NILE]) == [
         pytest.approx(-0.6)
     ]
-    assert strict.__name__ == prompt_r1_reward.__name__ == "prompt_r1_reward"
-    assert pickle.loads(pickle.dumps(strict)) == strict != prompt_r1_reward
+    assert strict.__name__ == PromptR1Reward().__name__ == "prompt_r1_reward"
+    assert pickle.loads(pickle.dumps(strict)) == strict != PromptR1Reward()
     with pytest.raises(FrozenInstanceError):
         strict.alpha = 1.0
-    with pytest.raises(ValueError, match="answers is empty"):
+    with pytest.raises(ValueError, match="answers"):
         strict([], [], [episode(ASK, END)], [[]])
     with pytest.raises(ValueError):  # a batch of unequal columns is a bug, not a shorter batch
         strict([], [], [episode(ASK, END)], [])
@@ -244,7 +251,7 @@ def test_trl_names_the_rewards():
 
     names = [
         get_callable_name(reward)
-        for reward in (prompt_r1_reward, exact_match_reward, token_f1_reward)
+        for reward in (PromptR1Reward(), exact_match_reward, token_f1_reward)
     ]
     assert names == ["prompt_r1_reward", "exact_match_reward", "token_f1_reward"]
 
@@ -351,4 +358,4 @@ def test_where_normalisation_leaves_nothing_articles_count(answer, golds, expect
         f"<think>w</think><answer>{answer}</answer>",
     ]
     if answer:
-        assert prompt_r1_score(turns, golds).total == expected
+        assert score(turns, golds).total == expected

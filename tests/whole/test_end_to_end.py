@@ -26,7 +26,7 @@ import agentic_prompting
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
 from agentic_prompting.cli import programs
 from agentic_prompting.llm import ServerFailed
-from agentic_prompting.rewards import exact_match, prompt_r1_score, token_f1
+from agentic_prompting.rewards import PromptR1Reward, exact_match, token_f1
 from agentic_prompting.rollout import parse_turn, read_rollouts
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.server import OracleServer
@@ -486,7 +486,7 @@ def test_real_hotpotqa_rows_are_played_and_scored(asking_policy):
     assert any(rollout.status == "answered" for rollout in rollouts)
     for row, rollout in zip(rows, rollouts, strict=True):
         assert rollout.row["question"] == row["question"] and row["answers"]
-        score = prompt_r1_score(rollout.texts, row["answers"])
+        score = PromptR1Reward().score_turns(rollout.texts, row["answers"])
         numbers = [
             exact_match(rollout.answer or "", row["answers"]), token_f1(rollout.answer or "", row["answers"]),
             score.total, score.format, score.answer,
@@ -505,8 +505,8 @@ def test_the_released_instruction_can_be_used_verbatim(asking_policy):
         "<think> a </think>\n<interaction_prompt> b </interaction_prompt>",
         f"<think> a </think>\n<answer> {row['answers'][0]} </answer>",
     ]
-    assert prompt_r1_score(turns, row["answers"]).total == pytest.approx(1.0)
-    assert prompt_r1_score(
+    assert PromptR1Reward().score_turns(turns, row["answers"]).total == pytest.approx(1.0)
+    assert PromptR1Reward().score_turns(
         [*turns[:1], turns[1].replace(row["answers"][0], "zzz")], row["answers"]
     ).total == pytest.approx(0.0)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..llm.guard import call_guarded
-from ..rewards import prompt_r1_score
+from ..rewards import PromptR1Reward
 from ..rollout import Rollout
 from ..rollout.environment import same_columns
 from .metrics import BINARY, EvaluateScore, Score, judged
@@ -122,7 +122,7 @@ async def score_rollouts(
 def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for failures."""
     return [
-        prompt_r1_score([turn["text"] for turn in turns], record["answers"]).format
+        PromptR1Reward().score_turns([turn["text"] for turn in turns], record["answers"]).format
         if _given(record) and (turns := _turns(record))
         else None
         for record in records

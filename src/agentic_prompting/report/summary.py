@@ -22,7 +22,7 @@ from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
 from ..records import Record
 from ..refine import RefinementResult
-from ..rewards import exact_match, prompt_r1_score, token_f1
+from ..rewards import PromptR1Reward, exact_match, token_f1
 from ..rollout import STATUSES
 from .plots import OPTIMISATION
 from .sound import (
@@ -381,7 +381,7 @@ def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float |
     if not record.get("answers"):
         return []
     for gate in ("paper", "strict"):
-        score = prompt_r1_score(texts, record["answers"], gate=gate)
+        score = PromptR1Reward(gate=gate).score_turns(texts, record["answers"])
         if abs(score.total - recorded) < _CLOSE:
             passed = score.answer if score.total >= 0 else 0.0
             return [

@@ -5,7 +5,7 @@ from .answers import read_answer
 from .cost import CostReward
 from .judges import GroupJudge, RubricJudge
 from .math import math_equal, math_match, math_reward
-from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
+from .prompt_r1 import PromptR1Reward, PromptR1Score
 from .qa import (
     exact_match,
     exact_match_reward,
@@ -43,8 +43,6 @@ __all__ = [
     "math_reward",
     "normalize_answer",
     "parse_integer",
-    "prompt_r1_reward",
-    "prompt_r1_score",
     "read_answer",
     "read_verdict",
     "scorable",

@@ -233,7 +233,7 @@ class Rollout(TokenSequence):
 
     @property
     def texts(self) -> list[str]:
-        """The agent's turns as text, for example for [`prompt_r1_score`]."""
+        """The agent's turns as text, for example for [`PromptR1Reward.score_turns`]."""
         return [turn.text for turn in self.turns]
 
     @property

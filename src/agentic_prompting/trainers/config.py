@@ -236,7 +236,7 @@ class PromptR1Config(MultiTurnGRPOConfig):
 
     Args:
         gate (`str`, *optional*, defaults to `"paper"`): How the format reward is capped: `"paper"` (eq 10) or
-            `"strict"`; see [`prompt_r1_score`].
+            `"strict"`; see [`PromptR1Reward`].
     """
 
     gate: str = setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")

@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.calls --json --quick  # 1 seed for tuning, the plain world: minutes
 
 Each run is appended to `--records` when it ends, and a recorded run is not repeated. The figures in
-docs/howto/save_calls.md are computed from these records by `benchmarks/recompute.py`. The records also hold settings
+docs/howto/costs.md are computed from these records by `benchmarks/recompute.py`. The records also hold settings
 that have been removed from the library because they saved no calls: growing groups, refilled batches, a curriculum,
 and ending hopeless episodes early.
 

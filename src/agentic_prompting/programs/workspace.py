@@ -148,7 +148,7 @@ class Workspace:
         if reason := why_unavailable(self.network):
             raise Misconfigured(
                 f"a command that a policy drives is confined with bubblewrap (bwrap), which does not work here: "
-                f"{reason}. Install it, or allow user namespaces (docs/howto/isolation.md). "
+                f"{reason}. Install it, or allow user namespaces (docs/howto/harnesses.md). "
                 "Workspace(isolation='none'), or --isolation none, runs the command unconfined: only on a machine, and "
                 "as a user, that you can lose"
             )

@@ -1,29 +1,27 @@
-"""Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
+"""Scores of answers, and reward functions of rollouts with TRL's signature."""
 
 from .answer_checks import check_answers
 from .answers import read_answer
 from .cost import CostReward
-from .judges import GroupJudge, RubricJudge
+from .judges import AccuracyJudge, GroupJudge, RubricJudge, read_verdict
 from .math import math_equal, math_match, math_reward
 from .prompt_r1 import PromptR1Reward, PromptR1Score
 from .qa import (
     exact_match,
     exact_match_reward,
+    is_scorable,
     normalize_answer,
-    scorable,
-    search_reward,
     token_f1,
     token_f1_reward,
 )
 from .reasoning import (
     REASONING_SCORERS,
-    AccuracyJudge,
     integer_match,
     letter_match,
     parse_integer,
-    read_verdict,
     word_sorting_match,
 )
+from .search import search_reward
 
 __all__ = [
     "REASONING_SCORERS",
@@ -37,6 +35,7 @@ __all__ = [
     "exact_match",
     "exact_match_reward",
     "integer_match",
+    "is_scorable",
     "letter_match",
     "math_equal",
     "math_match",
@@ -45,7 +44,6 @@ __all__ = [
     "parse_integer",
     "read_answer",
     "read_verdict",
-    "scorable",
     "search_reward",
     "token_f1",
     "token_f1_reward",

@@ -1,8 +1,9 @@
-"""The comparison of two mathematical answers by math-verify, and a process for it that can be killed.
+"""The comparison of two mathematical answers by math-verify, and a program that serves it.
 
-`math.py` imports this file, and runs it as a program for calls outside of the main thread. There nothing can interrupt
-a computation such as 10^(10^10), which a policy may write: it would hold the interpreter's lock for ever. So this file
-imports nothing of the package, and reads and writes lines of JSON.
+`math.py` calls it on the main thread, and `math_process.py` runs this file as a program for calls
+on other threads. There nothing can interrupt a computation such as 10^(10^10), which a policy may
+write: it would hold the interpreter's lock for ever. This file imports nothing of the package. As a
+program it reads requests and writes replies, each one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,63 +17,60 @@ from typing import Any
 
 _MEMORY_BYTES = 4 * 1024**3
 _MAX_DECIMALS = 300
-_FLOAT_DECIMALS = (
-    6  # math-verify's: floats are rounded to so many decimals before they are compared
-)
-_DIGITS = 15  # math-verify's, for other expressions
+_FLOAT_DECIMALS = 6  # math-verify's default: decimals to which floats are rounded for a comparison
+_DIGITS = 15  # math-verify's default for other expressions
 
 
 def compare(
-    gold: str, answer: str, plain: str | None, timeout_seconds: int | None = None
+    gold: str, answer: str, text: str | None, timeout_seconds: int | None = None
 ) -> bool | None:
-    """Whether an answer equals the accepted one.
+    """Return whether an answer equals the accepted one.
+
+    `None` if math-verify cannot read the accepted one.
 
     Args:
         gold (`str`): The accepted answer, LaTeX or plain, without delimiters around it.
-        answer (`str`): The answer, likewise.
-        plain (`str`, *optional*): A text in which math-verify looks for the answer if `answer` is not equal as LaTeX.
+        answer (`str`): The answer, in the same form.
+        text (`str`, *optional*): A text in which math-verify looks for the answer if `answer` as a
+            whole is not equal.
         timeout_seconds (`int`, *optional*): Only on the main thread and not on Windows.
-
-    Returns:
-        `bool | None`: `None` if math-verify cannot read the accepted answer.
     """
     from math_verify import grader, parser
     from math_verify.utils import timeout
 
-    # Its warning that parsing and comparing have no limits of their own: the limit is around both.
-    grader.TIMEOUT_WARNING_SHOWN = parser.TIMEOUT_WARNING_SHOWN = True
-    return timeout(timeout_seconds)(_compare)(gold, answer, plain)  # type: ignore[no-any-return]
+    # Silence its warning that parsing and comparing have no limits: one limit is around both.
+    grader.TIMEOUT_WARNING_SHOWN = True
+    parser.TIMEOUT_WARNING_SHOWN = True
+    return timeout(timeout_seconds)(_compare)(gold, answer, text)  # type: ignore[no-any-return]
 
 
-def _compare(gold: str, answer: str, plain: str | None) -> bool | None:
+def _compare(gold: str, answer: str, text: str | None) -> bool | None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    unlimited: dict[str, Any] = {"parsing_timeout": None, "raise_on_error": True}
-    accepted = parse(_delimited(gold), **unlimited)
-    if not accepted:
+    options: dict[str, Any] = {"parsing_timeout": None, "raise_on_error": True}
+
+    # The whole answer as one expression.
+    has_delimiters = "$" in gold or "\\boxed" in gold
+    parsed_gold = parse(gold if has_delimiters else f"${gold}$", **options)
+    if not parsed_gold:
         return None
     targets = [
         LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),
         ExprExtractionConfig(try_extract_without_anchor=False),
     ]
-    if _is_equal(accepted, parse(f"\\boxed{{{answer}}}", targets, **unlimited)):
+    parsed_answer = parse(f"\\boxed{{{answer}}}", targets, **options)
+    if _is_equal(parsed_gold, parsed_answer):
         return True
-    if plain is None:
+    if text is None:
         return False
 
-    # Units and words beside a number, of the answer or of the accepted one.
-    from_text = parse(plain, **unlimited)
-    if _is_equal(accepted, from_text):
+    # A number beside a unit or words, in the answer or in the accepted one.
+    if _is_equal(parsed_gold, parse(text, **options)):
         return True
-    bare_gold = parse(gold, [ExprExtractionConfig()], **unlimited) if _has_words(gold) else []
-    return _is_equal(
-        bare_gold, parse(f"\\boxed{{{answer}}}", targets, **unlimited)
-    ) and not _has_words(answer)
-
-
-def _delimited(gold: str) -> str:
-    """LaTeX is recognised between dollar signs."""
-    return gold if "$" in gold or "\\boxed" in gold else f"${gold}$"
+    # Words in the accepted answer: its number must be the whole answer.
+    if not _has_words(gold) or _has_words(answer):
+        return False
+    return _is_equal(parse(gold, [ExprExtractionConfig()], **options), parsed_answer)
 
 
 def _has_words(text: str) -> bool:
@@ -80,13 +78,16 @@ def _has_words(text: str) -> bool:
 
 
 def _is_equal(gold: list[Any], answer: list[Any]) -> bool:
+    """Return whether two results of math-verify's parser are equal."""
     from math_verify import verify
 
     if not gold or not answer:
         return False
-    # math-verify rounds floats to six decimals, by which all numbers below 5e-7 are equal. Six significant digits then.
+    # math-verify rounds floats to six decimals, by which all numbers below 5e-7 would be equal.
+    # Round to six significant digits of the smallest number instead.
     smallest = min([*_magnitudes(gold), *_magnitudes(answer)], default=1.0)
-    shift = min(max(0, -math.floor(math.log10(smallest)) - 1), _MAX_DECIMALS)
+    leading_zeros = max(0, -math.floor(math.log10(smallest)) - 1)
+    shift = min(leading_zeros, _MAX_DECIMALS)
     return bool(
         verify(
             gold,
@@ -100,10 +101,11 @@ def _is_equal(gold: list[Any], answer: list[Any]) -> bool:
 
 
 def _magnitudes(expressions: list[Any]) -> Iterator[float]:
-    """The absolute values of the numbers other than 0 that are compared: an expression, or the parts of a set."""
-    waiting = list(expressions)
-    while waiting:
-        expression = waiting.pop()
+    """Yield the absolute values of the numbers other than 0 in expressions and sets of them."""
+    # Sets and tuples are compared part by part.
+    pending = list(expressions)
+    while pending:
+        expression = pending.pop()
         if getattr(expression, "is_number", False):
             try:
                 value = abs(complex(expression.evalf(_DIGITS)))
@@ -112,36 +114,48 @@ def _magnitudes(expressions: list[Any]) -> Iterator[float]:
             if 0 < value < math.inf:
                 yield value
         else:
-            waiting.extend(getattr(expression, "args", ()))
+            pending.extend(getattr(expression, "args", ()))
 
 
 def serve() -> None:
-    """Answer requests, a line of JSON each, until the input ends. The first line that is written says `ready`."""
+    """Answer requests, a line of JSON each, until the input ends.
+
+    The first line written is `"ready"`.
+    """
     import signal
 
-    import math_verify  # noqa: F401  # takes a second, which is not the first request's
+    import math_verify  # noqa: F401  # takes a second, which the first request should not wait for
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the input
-    if hasattr(signal, "alarm"):
+    # Ctrl-C is for the parent process, which closes the input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    # Limit the memory of a computation.
+    has_limits = hasattr(signal, "alarm")  # not on Windows
+    if has_limits:
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[1]
-        memory = _MEMORY_BYTES if limit == resource.RLIM_INFINITY else min(_MEMORY_BYTES, limit)
-        resource.setrlimit(resource.RLIMIT_AS, (memory, limit))
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        memory = _MEMORY_BYTES
+        if hard_limit != resource.RLIM_INFINITY:
+            memory = min(memory, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard_limit))
+
+    # Keep texts that libraries print out of the replies.
     replies = os.fdopen(os.dup(1), "w")
-    sys.stdout = sys.stderr  # what libraries print is no reply
+    sys.stdout = sys.stderr
     print(json.dumps("ready"), file=replies, flush=True)
+
+    # One reply to each request.
     for line in sys.stdin:
         request = json.loads(line)
-        if hasattr(signal, "alarm"):  # ends this process, also in the middle of a computation
+        if has_limits:  # ends this process, even in the middle of a computation
             signal.alarm(request["seconds"])
         try:
-            reply: dict[str, Any] = {
-                "equal": compare(request["gold"], request["answer"], request["plain"])
-            }
+            is_equal = compare(request["gold"], request["answer"], request["text"])
+            reply: dict[str, Any] = {"equal": is_equal}
         except Exception as error:  # sympy fails in many ways on what models write
             reply = {"error": f"{type(error).__name__}: {error}"[:300]}
-        if hasattr(signal, "alarm"):
+        if has_limits:
             signal.alarm(0)
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -1,7 +1,8 @@
-"""Prompt-R1's double-constrained reward (eq 10-13): first the form of the conversation, then the answer.
+"""Prompt-R1's double-constrained reward (eq 10-13).
 
-It reads parsed turns rather than decoded text and is independent of the chat template. Malformed
-output is the agent's own: it is scored and never raises an error.
+It scores the form of the conversation, and the answer if the form is complete. It reads parsed
+turns rather than decoded text and is independent of the chat template. Malformed output is the
+agent's own: it is scored and never raises an error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..rollout import Rollout, TagGrammar, Turn, parse_turn
-from .qa import exact_match, scorable, token_f1
+from .qa import exact_match, is_scorable, token_f1
 
 _GATES = ("paper", "strict")
 # In floating point 0.4 + 0.25 + 0.25 + 0.1 need not be exactly 1, as it is on paper.
@@ -90,6 +91,7 @@ class PromptR1Reward:
     grammar: TagGrammar | None = None
 
     def __post_init__(self):
+        # Check that the formula gives values in [-k, 1].
         if self.gate not in _GATES:
             raise ValueError(f"gate must be one of {', '.join(_GATES)}, got {self.gate!r}")
         coefficients = (self.alpha, self.beta, self.gamma, self.delta)
@@ -132,16 +134,17 @@ class PromptR1Reward:
         log_metric: Callable[[str, float], None] | None = kwargs.get("log_metric")
         rewards: list[float | None] = []
         for episode, accepted in zip(rollout, answers, strict=True):
-            if not scorable(episode):
+            if not is_scorable(episode):
                 rewards.append(None)
                 continue
             score = self.score_turns(episode.turns, accepted)
             rewards.append(score.total)
             if log_metric is not None:
                 # No answer is not the answer "", which is right for a question without an answer.
-                has_answer = episode.answer is not None
-                is_match = exact_match(episode.answer or "", accepted) if has_answer else 0.0
-                log_metric("exact_match", is_match)
+                match_score = 0.0
+                if episode.answer is not None:
+                    match_score = exact_match(episode.answer, accepted)
+                log_metric("exact_match", match_score)
                 log_metric("f1", score.answer)
                 log_metric("format_reward", score.format)
                 log_metric("answer_reward", max(score.total, 0.0))
@@ -170,12 +173,14 @@ class PromptR1Reward:
         parsed_turns = [self._parse(turn) for turn in turns]
         format_reward = self._score_format(parsed_turns)
 
+        # R_ans (eq 11-12).
         answer = parsed_turns[-1].answer if parsed_turns else None
         # Computed without an answer, too, because an empty `answers` must raise an error.
         answer_reward = token_f1(answer or "", answers)
         if answer is None:
             answer_reward = 0.0
 
+        # R (eq 13): the answer counts only if the form is complete.
         total = format_reward - self.k
         if format_reward == self.k:
             total += answer_reward
@@ -194,12 +199,14 @@ class PromptR1Reward:
             return 0.0
         *earlier_turns, last_turn = turns
 
+        # alpha * sum_{t<T} M_t
         request_count = sum(turn.well_formed and turn.kind == "act" for turn in earlier_turns)
         requests_part = self.alpha * request_count
         if self.gate == "strict":
             cap = self.k - (self.beta + self.gamma + self.delta)
             requests_part = min(requests_part, max(0.0, cap))
 
+        # beta * A_p + gamma * A_n + delta * C_f
         ending_part = 0.0
         if last_turn.kind == "answer":
             ending_part = self.beta

@@ -1,7 +1,7 @@
-"""Question answering: exact match and token F1 (Appendix F of the Prompt-R1 paper), as scores and as TRL rewards.
+"""Question answering: exact match and token F1, as scores and as rewards.
 
-And the reward of agentic search. The scores are SQuAD's, pure functions of two texts. What an answer *is* in an
-episode is not decided here: the rewards read [`Rollout.answer`].
+The definitions are in Appendix F of the Prompt-R1 paper. The scores are SQuAD's, pure functions of
+texts. The rewards apply them to [`Rollout.answer`].
 """
 
 from __future__ import annotations
@@ -16,71 +16,59 @@ from ..llm.numbers import read_plain_number
 from ..rollout import Rollout
 from .answers import accepted_answers
 
+# As in SQuAD's script.
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """SQuAD's normalisation: lower case, no (ASCII) punctuation, no articles, white space folded.
+    """Return a text as SQuAD normalises it.
 
-    An answer that is nothing but an article or punctuation becomes empty. Where that happens to both sides of a
-    comparison, the scores below compare them with their articles: the option `"A"` is not `"the"`.
+    The result is in lower case, without (ASCII) punctuation and articles, and with single spaces.
+    An answer that is nothing but an article or punctuation becomes empty. Where that happens to
+    both sides of a comparison, the scores below keep the articles: the option `"A"` is not `"the"`.
     """
-    return " ".join(_ARTICLES.sub(" ", _folded(text)).split())
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.lower().translate(_PUNCTUATION).split())
-
-
-def _pairs(prediction: str, answers: Sequence[str]) -> list[tuple[str, str]]:
-    """Prediction and each accepted answer in the form in which they are compared."""
-    pairs = []
-    number = read_plain_number(prediction)
-    for answer in accepted_answers(answers):
-        accepted_number = read_plain_number(answer)
-        if number is not None and accepted_number is not None:
-            # SQuAD drops points and signs, by which 2.5 is 25 and -5 is 5.
-            pair = (str(number), str(accepted_number))
-        else:
-            pair = (normalize_answer(prediction), normalize_answer(answer))
-            if not any(pair):
-                pair = (_folded(prediction), _folded(answer))
-        pairs.append(pair)
-    return pairs
+    return " ".join(_ARTICLES.sub(" ", _normalize_keeping_articles(text)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0 (Appendix F, EM).
+    """Return 1.0 if the normalised prediction equals a normalised answer, else 0.0 (EM).
 
-    Where both are nothing but a number they are compared as numbers: to SQuAD's normalisation, which drops points and
-    signs, 2.5 is 25.
+    If both are nothing but a number, they are compared as numbers: SQuAD's normalisation drops
+    points and signs, by which 2.5 would be 25.
 
     Args:
         prediction (`str`): The answer given.
-        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without an answer.
+        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without
+            an answer.
 
     Raises:
-        `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
+        `ValueError`: If there is no accepted answer, or a string is passed for the list.
     """
-    return float(any(given == answer for given, answer in _pairs(prediction, answers)))
+    pairs = _normalize_pairs(prediction, answers)
+    return float(any(predicted == accepted for predicted, accepted in pairs))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Token F1, the best over the accepted answers, in [0, 1] (eq 11-12; Appendix F, F1).
+    """Return the token F1, the best over the accepted answers, in [0, 1] (eq 11-12.
 
-    The overlap counts tokens with multiplicity. Where one side has no token left after normalisation this is SQuAD
-    v2.0's rule: 1.0 if both have none, else 0.0. (v1.1 gives 0.0 in both cases, and would score the right answer to a
-    question without an answer as wrong.) Two numbers are compared as in [`exact_match`].
+    Appendix F, F1).
+
+    The overlap counts tokens with multiplicity. Where one side has no token left after
+    normalisation this is SQuAD v2.0's rule: 1.0 if both have none, else 0.0. (v1.1 gives 0.0 in
+    both cases, and would score the right answer to a question without an answer as wrong.) Two
+    numbers are compared as in [`exact_match`].
 
     Args:
         prediction (`str`): The answer given.
-        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without an answer.
+        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without
+            an answer.
 
     Raises:
-        `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
+        `ValueError`: If there is no accepted answer, or a string is passed for the list.
     """
-    return max(_f1(given.split(), answer.split()) for given, answer in _pairs(prediction, answers))
+    pairs = _normalize_pairs(prediction, answers)
+    return max(_f1(predicted.split(), accepted.split()) for predicted, accepted in pairs)
 
 
 def exact_match_reward(
@@ -88,19 +76,20 @@ def exact_match_reward(
     completions: Sequence[Any],
     rollout: Sequence[Rollout],
     answers: Sequence[Sequence[str]],
-    **_: Any,
+    **_: object,
 ) -> list[float | None]:
-    """[`exact_match`] of each rollout's answer, with TRL's reward signature.
+    """Return [`exact_match`] of each rollout's answer, with TRL's reward signature.
 
     Args:
         prompts (`Sequence`), completions (`Sequence`): Not read.
-        rollout (`Sequence[Rollout]`): One episode per row.
-        answers (`Sequence[Sequence[str]]`): Accepted answers per row.
+        rollout (`Sequence[Rollout]`): One rollout per row.
+        answers (`Sequence[Sequence[str]]`): The accepted answers of each row.
 
     Returns:
-        `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0 without an answer.
+        `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0
+        without an answer.
     """
-    return rewards_of(exact_match, rollout, answers)
+    return score_answers(exact_match, rollout, answers)
 
 
 def token_f1_reward(
@@ -108,65 +97,74 @@ def token_f1_reward(
     completions: Sequence[Any],
     rollout: Sequence[Rollout],
     answers: Sequence[Sequence[str]],
-    **_: Any,
+    **_: object,
 ) -> list[float | None]:
-    """[`token_f1`] of each rollout's answer, with TRL's reward signature. See [`exact_match_reward`]."""
-    return rewards_of(token_f1, rollout, answers)
+    """Return [`token_f1`] of each rollout's answer, with TRL's reward signature.
 
-
-def search_reward(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    rollout: Sequence[Rollout],
-    answers: Sequence[Sequence[str]],
-    **_: Any,
-) -> list[float | None]:
-    """Agentic search: exact match, and a little for form: `0.1 · (format - 1) + correct` (released E-SPL recipe).
-
-    `correct` is 1 if the answer matches one of `answers` after SQuAD normalisation; `format` is 1 if the last turn has
-    exactly one `Answer:`. An episode that ended without an answer (too many searches, an unclosed tag, out of tokens)
-    has reward 0, as in the recipe. The arguments are those of [`exact_match_reward`].
-
-    Args:
-        rollout (`Sequence[Rollout]`): One episode per row, under [`SearchGrammar`].
-
-    Returns:
-        `list[float | None]`: In [-0.1, 1]; `None` for a rollout that failed through no fault of the agent.
+    See [`exact_match_reward`].
     """
-    # A gold that is empty after normalisation is not matched by an empty answer: the recipe asks for one.
-    correct = rewards_of(
-        lambda answer, accepted: exact_match(answer, accepted) if answer else 0.0, rollout, answers
-    )
-    form = [0.0 if one.answer is None else 0.1 * (one.turns[-1].well_formed - 1) for one in rollout]
-    return [
-        None if score is None else score + bonus for score, bonus in zip(correct, form, strict=True)
-    ]
+    return score_answers(token_f1, rollout, answers)
 
 
-def scorable(rollout: Rollout) -> bool:
-    """Whether there is anything of the agent's to score.
+def is_scorable(rollout: Rollout) -> bool:
+    """Return whether a rollout has anything of the agent's to score.
 
-    Not if the environment failed, and not if no turn was ever sampled because the prompt alone filled the context:
-    neither is the agent's doing, and a 0.0 would teach it something that is not true.
+    It has not if the environment failed, nor if no turn was ever sampled because the prompt alone
+    filled the context. Neither is the agent's fault, and a reward of 0.0 would punish it.
     """
     return rollout.status != "failed" and rollout.error is None and bool(rollout.turns)
 
 
-def rewards_of(
+def score_answers(
     score: Callable[[str, Sequence[str]], float],
     rollouts: Sequence[Rollout],
     answers: Sequence[Sequence[str]],
 ) -> list[float | None]:
-    """The score of each rollout's answer; `None` where there is nothing of the agent's to score."""
-    # Not answering is not the same as answering "": the latter is right where there is no answer.
-    return [
-        None if not scorable(one) else 0.0 if one.answer is None else score(one.answer, accepted)
-        for one, accepted in zip(rollouts, answers, strict=True)
-    ]
+    """Return the score of each rollout's answer.
+
+    `None` where there is nothing of the agent's to score.
+    """
+    rewards: list[float | None] = []
+    for rollout, accepted in zip(rollouts, answers, strict=True):
+        if not is_scorable(rollout):
+            rewards.append(None)
+        elif rollout.answer is None:
+            # No answer is not the answer "", which is right for a question without an answer.
+            rewards.append(0.0)
+        else:
+            rewards.append(score(rollout.answer, accepted))
+    return rewards
+
+
+def _normalize_pairs(prediction: str, answers: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the prediction and each accepted answer in the form in which they are compared."""
+    pairs = []
+    number = read_plain_number(prediction)
+    for answer in accepted_answers(answers):
+        # Two numbers are compared as numbers.
+        accepted_number = read_plain_number(answer)
+        if number is not None and accepted_number is not None:
+            pair = (str(number), str(accepted_number))
+        # Other answers without their articles, unless nothing else is left of both.
+        else:
+            pair = (normalize_answer(prediction), normalize_answer(answer))
+            is_nothing_left = pair == ("", "")
+            if is_nothing_left:
+                pair = (
+                    _normalize_keeping_articles(prediction),
+                    _normalize_keeping_articles(answer),
+                )
+        pairs.append(pair)
+    return pairs
+
+
+def _normalize_keeping_articles(text: str) -> str:
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
 def _f1(predicted: list[str], expected: list[str]) -> float:
     if not predicted or not expected:
         return float(predicted == expected)
+    # Tokens that both have, counted with multiplicity.
     overlap = (Counter(predicted) & Counter(expected)).total()
     return 2 * overlap / (len(predicted) + len(expected))

@@ -149,7 +149,7 @@ def test_no_answer_stalls_other_threads():
 
 
 def test_the_grading_process_gets_no_secrets(monkeypatch):
-    from agentic_prompting.rewards import math as module
+    from agentic_prompting.rewards import math_process as module
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     started = []
@@ -160,7 +160,7 @@ def test_the_grading_process_gets_no_secrets(monkeypatch):
         return popen(*arguments, **options)
 
     monkeypatch.setattr(module.subprocess, "Popen", start)
-    monkeypatch.setattr(module, "_graders", {})
+    monkeypatch.setattr(module, "_processes", {})
     verdicts = []
     thread = threading.Thread(target=lambda: verdicts.append(math_equal("\\boxed{4}", "2+2")))
     thread.start()
@@ -189,9 +189,9 @@ def test_reward():
     free.add_turn(Sample([2]), FreeText().parse("Twice two. The final answer is 4.\n"))
     free.status = "answered"
     assert math_reward(None, [""], answers=[["4"]], rollout=[free]) == [1.0]
-    with pytest.raises(ValueError, match="must be a list"):
+    with pytest.raises(ValueError, match="answers"):
         math_reward(None, ["x"], answers=["4"])
-    with pytest.raises(ValueError, match="answers is empty"):
+    with pytest.raises(ValueError, match="answers"):
         math_reward(None, ["x"], answers=[[]])
 
 

@@ -1,45 +1,26 @@
-"""The rewards against the paper's formula, the reference's golden table, and an independent SQuAD implementation."""
+"""Prompt-R1's reward against the paper's formula."""
 
 import pickle
-import re
 from dataclasses import FrozenInstanceError
 
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import (
-    CostReward,
     PromptR1Reward,
     PromptR1Score,
-    exact_match,
     exact_match_reward,
-    normalize_answer,
-    token_f1,
     token_f1_reward,
 )
-from agentic_prompting.rollout import Observation, Rollout, Sample, TagGrammar, parse_turn
-
-ASK = "<think>Which river is it?</think><interaction_prompt>Which river runs through Cairo?</interaction_prompt>"
-END = "<think>The reply is clear.</think><answer>the Nile</answer>"
-WRONG = "<think>The reply is clear.</think><answer>Danube</answer>"
-BARE = "<answer>the Nile</answer>"
-NILE = ["Nile"]
+from agentic_prompting.rollout import TagGrammar, parse_turn
+from support.agent_turns import ASK, BARE, END, NILE, WRONG, episode
 
 
 def score(turns, answers, **arguments) -> PromptR1Score:
     return PromptR1Reward(**arguments).score_turns(turns, answers)
 
 
-def episode(*texts: str, status: str = "answered", grammar: TagGrammar = TagGrammar()) -> Rollout:
-    rollout = Rollout([1])
-    for text in texts:
-        rollout.add_turn(Sample([2]), parse_turn(text, grammar))
-    rollout.status = status
-    return rollout
-
-
-# Prompt-R1's reward: the golden table of the reference --------------------------------------------------------------
+# The golden table of the reference.
 
 GOLDEN = {
     "t, end, right": ([ASK, END], 1.0, 1.0),
@@ -180,48 +161,6 @@ def test_bad_arguments_are_named():
             PromptR1Reward(**coefficients)
 
 
-# As TRL reward functions --------------------------------------------------------------------------------------------
-
-
-def failed_episode() -> Rollout:
-    rollout = episode(ASK, status="running")
-    rollout.fail(Observation(error=ServerFailed("the server was down", "oracle", 3, 503)))
-    return rollout
-
-
-@pytest.mark.parametrize("reward", [PromptR1Reward(), exact_match_reward, token_f1_reward])
-def test_a_failed_rollout_has_no_reward_and_its_neighbours_do(reward):
-    rollouts = [episode(ASK, END), failed_episode(), episode(ASK, END), episode(status="truncated")]
-    rewards = reward(
-        prompts=["p"] * 4,
-        completions=["c"] * 4,
-        completion_ids=[[2]] * 4,
-        rollout=rollouts,
-        answers=[NILE, NILE, ["Danube"], NILE],
-        question=["q"] * 4,
-        trainer_state=None,
-    )
-    assert rewards == [1.0, None, 0.0, None]
-
-
-def test_a_price_is_no_reward_where_there_is_none():
-    """Else the total of a rollout that was never sampled is 0, the best that there is where answers cost."""
-    rollouts = [episode(ASK, END), failed_episode(), episode(status="truncated")]
-    assert CostReward(1.0)(rollouts) == [0.0, None, None]
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_a_price_is_finite(weight):
-    with pytest.raises(ValueError, match="finite weight"):
-        CostReward(weight)
-
-
-def test_answers_that_were_not_given_score_zero():
-    rollouts = [episode(ASK, status="out_of_turns"), episode("<think>…", status="truncated")]
-    assert exact_match_reward([], [], rollouts, [[""], NILE]) == [0.0, 0.0]
-    assert token_f1_reward([], [], rollouts, [[""], NILE]) == [0.0, 0.0]
-
-
 def test_the_reward_uses_the_turns_as_the_trainer_parsed_them():
     grammar = TagGrammar(act="ask")
     rollout = episode("<think>a</think><ask>b</ask>", END, grammar=grammar)
@@ -254,108 +193,3 @@ def test_trl_names_the_rewards():
         for reward in (PromptR1Reward(), exact_match_reward, token_f1_reward)
     ]
     assert names == ["prompt_r1_reward", "exact_match_reward", "token_f1_reward"]
-
-
-# Exact match and F1 -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "normal"),
-    [
-        ("  The  Cat's  \tHat. ", "cats hat"),
-        ("An apple a day", "apple day"),
-        ("theatre", "theatre"),
-        ("24,960", "24960"),
-        ("A", ""),
-        ("$5-year", "5year"),
-    ],
-)
-def test_normalize_answer(text, normal):
-    assert normalize_answer(text) == normal
-    assert normalize_answer(normal) == normal
-
-
-def test_both_empty_is_squad_v2s_rule():
-    assert exact_match("", [""]) == token_f1("", [""]) == token_f1("?!", ["..."]) == 1.0
-    assert token_f1("", ["Nile"]) == token_f1("Nile", [""]) == 0.0
-
-
-def test_overlap_is_a_multiset():
-    assert token_f1("no no no", ["no"]) == pytest.approx(2 * 1 / 4)
-    assert token_f1("no no", ["no no no"]) == pytest.approx(2 * 2 / 5)
-
-
-def reference_tokens(text: str, articles: str = r"\b(?:a|an|the)\b") -> list[str]:
-    kept = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-    return [word for word in re.sub(articles, " ", kept).split() if word]
-
-
-def reference_pair(prediction: str, answer: str) -> tuple[list[str], list[str]]:
-    """The tokens of both; with articles where they are all there is."""
-    pair = reference_tokens(prediction), reference_tokens(answer)
-    return (
-        pair
-        if any(pair)
-        else (reference_tokens(prediction, "(?!)"), reference_tokens(answer, "(?!)"))
-    )
-
-
-def reference_f1(prediction: str, answer: str) -> float:
-    """Written from the definition: precision and recall of a greedy one-to-one matching of tokens."""
-    predicted, expected = reference_pair(prediction, answer)
-    if not predicted and not expected:
-        return 1.0
-    unmatched, hits = list(expected), 0
-    for token in predicted:
-        if token in unmatched:
-            unmatched.remove(token)
-            hits += 1
-    if hits == 0:
-        return 0.0
-    precision, recall = hits / len(predicted), hits / len(expected)
-    return 2 * precision * recall / (precision + recall)
-
-
-ANSWERS = st.lists(
-    st.sampled_from(["the", "a", "Nile", "nile!", "river", "24,960", "...", "Ünlü", "an\n"]),
-    max_size=6,
-).map(" ".join)
-
-
-@given(
-    prediction=ANSWERS | st.text(), answers=st.lists(ANSWERS | st.text(), min_size=1, max_size=4)
-)
-def test_scores_agree_with_an_independent_implementation(prediction, answers):
-    assert token_f1(prediction, answers) == pytest.approx(
-        max(reference_f1(prediction, a) for a in answers)
-    )
-    pairs = [reference_pair(prediction, a) for a in answers]
-    assert exact_match(prediction, answers) == float(any(one == other for one, other in pairs))
-
-
-@given(prediction=ANSWERS, answers=st.lists(ANSWERS, min_size=1, max_size=4))
-def test_exact_match_implies_f1(prediction, answers):
-    assert exact_match(prediction, answers) <= token_f1(prediction, answers) <= 1.0
-    assert token_f1(prediction, answers) == token_f1(prediction, answers[::-1])
-
-
-@pytest.mark.parametrize(
-    ("answer", "golds", "expected"),
-    [
-        ("the", ["A"], 0.0),
-        ("a", ["A"], 1.0),
-        ("A.", ["B", "A"], 1.0),
-        ("", [""], 1.0),
-        ("the", [""], 0.0),
-        ("?", ["!"], 1.0),
-    ],
-)
-def test_where_normalisation_leaves_nothing_articles_count(answer, golds, expected):
-    """An option letter is an article to SQuAD: "the" is not the right answer to a question whose answer is "A"."""
-    assert exact_match(answer, golds) == token_f1(answer, golds) == expected
-    turns = [
-        "<think>w</think><interaction_prompt>p</interaction_prompt>",
-        f"<think>w</think><answer>{answer}</answer>",
-    ]
-    if answer:
-        assert score(turns, golds).total == expected

@@ -12,12 +12,14 @@ from hypothesis import given, settings, strategies as st
 from agentic_prompting.llm import RateLimited, Reply, ServerFailed, Usage
 from agentic_prompting.rollout import (
     AgentSpec,
+    Environment,
     Limits,
     Observation,
     Rollout,
     Sample,
     SampleRequest,
     Turn,
+    observe,
 )
 from agentic_prompting.trainers.ahead import Ahead
 from agentic_prompting.trainers.in_flight import (
@@ -206,9 +208,11 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
         asked.append(("turn", request.seed))
         return Sample([request.seed, 3], [-1.0, -1.0])
 
-    async def environment(rollout):
+    async def environment(rollout, record):
         asked.append(("reply", len(rollout.turns) - 1))
-        return Observation("new")
+        observation = Observation("new")
+        record(observation)
+        return observation
 
     async def played(turns):
         """What a resumed run asks for until it is killed, after so many turns."""
@@ -253,9 +257,11 @@ def test_failed_replies_are_found_again(tmp_path):
     async def policy(request):
         return Sample([5, 3], [-1.0, -1.0])
 
-    async def environment(rollout):
+    async def environment(rollout, record):
         asked.append(len(rollout.replies))
-        return Observation("Nairobi", replies=replies, seconds=0.5)
+        observation = Observation("Nairobi", replies=replies, seconds=0.5)
+        record(observation)
+        return observation
 
     async def played():
         kept = resumed(path)[0].groups[0]["episodes"].get(0, {})
@@ -277,6 +283,34 @@ def test_failed_replies_are_found_again(tmp_path):
     ]
     assert [type(reply.error) for reply in again.replies] == [RateLimited, type(None), ServerFailed]
     assert str(again.replies[0].error) == str(failed.error)
+
+
+def test_a_reply_is_kept_when_its_episode_is_cancelled(tmp_path):
+    """At the moment between the environment's return and the episode's next line, as when another rollout fails."""
+    entries = []
+
+    class Shop(Environment):
+        async def step(self, rollout):
+            asyncio.get_running_loop().call_soon(episode.cancel)  # before the episode resumes
+            return Observation("paid")
+
+    async def ask(rollout, record):
+        return await observe(Shop(), rollout, step_timeout=60, record=record)
+
+    async def play_until_cancelled():
+        nonlocal episode
+        rollout = Rollout([1])
+        rollout.add_turn(Sample([5]), Turn("", "act", True))
+        log = EpisodeLog(None, ask, int, entries.append)
+        episode = asyncio.ensure_future(log.step(rollout))
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+        return log.replies
+
+    episode: asyncio.Future
+    replies = asyncio.run(play_until_cancelled())
+    assert [reply["text"] for reply in replies] == ["paid"]
+    assert entries == [{"at": 0, "reply": replies[0]}]
 
 
 def test_a_time_limit_may_change_on_resume():

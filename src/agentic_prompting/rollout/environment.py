@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..llm import Budget, LLMError, ServerFailed
 from ..llm.budget import charge_models_of
@@ -19,6 +19,8 @@ from ..llm.guard import call_guarded, failure_of, place_of
 from ..llm.waiting import wait_for
 from .grammar import Grammar
 from .types import Limits, Observation, Rollout
+
+T = TypeVar("T")
 
 RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
 
@@ -288,7 +290,8 @@ async def call_environment(
     method: Callable[[Any], Any],
     argument: Any,
     step_timeout: float | None,
-) -> Any:
+    receive: Callable[[Any], T] = lambda returned: returned,
+) -> T:
     """What a method of an environment returns, within the time limit.
 
     Args:
@@ -296,18 +299,23 @@ async def call_environment(
         method (`Callable`): Its `step` or `reset`.
         argument (`Any`): The method's argument.
         step_timeout (`float`, *optional*): The limit in seconds.
+        receive (`Callable`, *optional*): Converts the returned value, in the task that called the method. A caller
+            that is cancelled may never see the value; `receive` always does.
 
     Raises:
         [`TimedOut`]: The method did not return in time.
-        `Exception`: Whatever the method raises.
+        `Exception`: Whatever the method or `receive` raises.
     """
+
+    async def call_method() -> T:
+        return receive(await call_guarded(method, argument))
+
     limit = getattr(environment, "step_timeout", None)
     if limit is None:
         limit = step_timeout
-    call = call_guarded(method, argument)
     if limit == math.inf:
-        return await call
-    return await wait_for(call, f"the environment {place_of(method)}", limit)
+        return await call_method()
+    return await wait_for(call_method(), f"the environment {place_of(method)}", limit)
 
 
 async def reset_rows(

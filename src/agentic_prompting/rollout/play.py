@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..llm import LLMError, Message, ServerFailed, spans
@@ -138,7 +138,10 @@ async def sample_turn(
 
 
 async def observe(
-    environment: Environment | None, rollout: Rollout, step_timeout: float | None = None
+    environment: Environment | None,
+    rollout: Rollout,
+    step_timeout: float | None = None,
+    record: Callable[[Observation | None], None] = lambda observation: None,
 ) -> Observation | None:
     """The environment's observation after the rollout's last turn; `None` if the episode is over. Never raises.
 
@@ -149,6 +152,8 @@ async def observe(
         rollout ([`Rollout`]): The rollout.
         step_timeout (`float`, *optional*): Seconds that the step may take, unless the environment has a limit of its
             own.
+        record (`Callable`, *optional*): Called with an observation as soon as the step returns it, in the step's own
+            task: a reply that was paid for is then recorded even if this call is cancelled at that moment.
     """
     if environment is None:
         return None
@@ -156,7 +161,7 @@ async def observe(
         environment = environment.of(rollout.row)
     # An environment that only forwards the step to another one is private, and has no span.
     name = getattr(getattr(environment, "described_by", None), "__name__", "_")
-    work = _observe(environment, rollout, step_timeout)
+    work = _observe(environment, rollout, step_timeout, record)
     if name.startswith("_"):
         return await work
     request = rollout.turns[-1].request if rollout.turns else None
@@ -184,26 +189,31 @@ async def _in_span(name: str, arguments: str, work: Awaitable[T]) -> T:
 
 
 async def _observe(
-    environment: Environment, rollout: Rollout, step_timeout: float | None
+    environment: Environment,
+    rollout: Rollout,
+    step_timeout: float | None,
+    record: Callable[[Observation | None], None],
 ) -> Observation | None:
     started = time.perf_counter()
-    try:
-        returned: Any = await call_environment(environment, environment.step, rollout, step_timeout)
+
+    def receive(returned: Any) -> Observation | None:
         if not (returned is None or isinstance(returned, str | Observation)):
             wrong = type(returned).__name__
             raise ServerFailed(
                 f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}"
             )
+        if isinstance(returned, str):
+            returned = Observation(returned, seconds=time.perf_counter() - started)
+        record(returned)
+        return returned
+
+    try:
+        return await call_environment(environment, environment.step, rollout, step_timeout, receive)
     except LLMError as error:
-        returned = Observation(error=error, seconds=time.perf_counter() - started)
+        return Observation(error=error, seconds=time.perf_counter() - started)
     except Exception as error:  # a bug in an environment fails this rollout, not the batch
         failure = failure_of(ServerFailed, "the environment", error)
-        returned = Observation(error=failure, seconds=time.perf_counter() - started)
-    return (
-        Observation(returned, seconds=time.perf_counter() - started)
-        if isinstance(returned, str)
-        else returned
-    )
+        return Observation(error=failure, seconds=time.perf_counter() - started)
 
 
 def _about_rollout(rollout: Rollout) -> dict[str, Any]:

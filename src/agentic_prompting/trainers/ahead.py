@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,14 +309,16 @@ class Ahead:
         finally:
             self._clock.tick(turns=-1)
 
-    async def _ask_environment(self, rollout: Rollout) -> Observation | None:
+    async def _ask_environment(
+        self, rollout: Rollout, record: Callable[[Observation | None], None]
+    ) -> Observation | None:
         if self._landing:
             raise asyncio.CancelledError
         task = asyncio.current_task()
         self._asking.add(task)
         try:
             limits = self.player.limits.of(rollout.row)
-            return await observe(self.player.environment, rollout, limits.step_timeout)
+            return await observe(self.player.environment, rollout, limits.step_timeout, record)
         finally:
             self._asking.discard(task)
 

@@ -39,7 +39,8 @@ class EpisodeLog(Environment):
 
     Args:
         policy (`Callable`): Samples a turn that is not in the log.
-        environment (`Callable`): Answers a turn whose reply is not in the log.
+        environment (`Callable`): Answers a turn whose reply is not in the log. Its second argument records the reply
+            and must be called in the task that receives it: the episode's own task may be cancelled before it resumes.
         updates (`Callable`): Returns the number of updates of the weights so far.
         keep (`Callable[[dict], None]`): Writes an entry to disk.
         turns (`list[dict]`, *optional*): Turns sampled before a restart, each the fields of a [`Sample`] and the
@@ -59,7 +60,9 @@ class EpisodeLog(Environment):
     def __init__(
         self,
         policy: Callable[[SampleRequest], Awaitable[Sample]],
-        environment: Callable[[Rollout], Awaitable[Observation | None]],
+        environment: Callable[
+            [Rollout, Callable[[Observation | None], None]], Awaitable[Observation | None]
+        ],
         updates: Callable[[], int],
         keep: Callable[[dict[str, Any]], None],
         turns: Any = (),
@@ -115,14 +118,15 @@ class EpisodeLog(Environment):
         """The reply to the last turn: from the log, else from the environment. Failures are not logged; a resumed run
         asks again."""
         at = len(rollout.turns) - 1
-        if at == len(self.replies):
-            observation = await self.environment(rollout)
-            if observation is None or observation.error is None:
-                reply = _plain(observation)
-                self.keep({"at": at, "reply": reply})
-                self.replies.append(reply)
-            return observation
-        return _observation(self.replies[at])
+        if at < len(self.replies):
+            return _observation(self.replies[at])
+        return await self.environment(rollout, self._record_reply)
+
+    def _record_reply(self, observation: Observation | None) -> None:
+        if observation is None or observation.error is None:
+            reply = _plain(observation)
+            self.keep({"at": len(self.replies), "reply": reply})
+            self.replies.append(reply)
 
 
 class InFlightFile:

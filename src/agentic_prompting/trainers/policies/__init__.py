@@ -230,7 +230,10 @@ def _without_start_of_forward(engine: Any) -> Iterator[None]:
 @contextmanager
 def _unsharded(module: FSDPModule) -> Iterator[None]:
     """One FSDP2 unit with its parameters gathered, and left so by its forward pass."""
-    groups = module._get_fsdp_state()._fsdp_param_groups  # type: ignore[operator]
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch before 2.12 has one group, or none
+        groups = [state._fsdp_param_group] if state._fsdp_param_group else []
     # Private because there is a setter only: the root and the head are not resharded after forward, the layers are.
     before = [group.post_forward_mesh_info for group in groups]
     module.set_reshard_after_forward(False, recurse=False)

@@ -84,7 +84,7 @@ def test_a_system_message_is_there(in_its_template):
 
 
 def test_a_template_without_a_place_for_a_system_message_is_refused():
-    says = "takes no system messages .System role not supported.: leave the system prompt out"
+    says = "system messages .System role not supported.: leave the system prompt out"
     with pytest.raises(ValueError, match=says):
         AgentSpec(system_prompt="Be brief.").tokens(tokenizer_for("trl/gemma"))
     drops = copy.deepcopy(tokenizer_for("chatml"))

@@ -844,7 +844,7 @@ def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_tra
         )  # fmt: skip
 
     with pytest.raises(
-        ValueError, match=r"takes no system messages \(no system role\): set prompt_place='user'"
+        ValueError, match=r"system messages \(no system role\): set prompt_place='user'"
     ):
         trainer()
     for changes in ({"prompt_place": "user"}, {"mode": "rl"}):

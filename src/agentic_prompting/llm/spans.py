@@ -17,15 +17,17 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from .masking import mask_secrets
 from .types import Message, Reply
 
 C = TypeVar("C", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +165,29 @@ def workflow(name: str, **numbers: Any) -> Span | _Off:
     about = {f"{OWN}.{key}": value for key, value in numbers.items()}
     given = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": name, **about}
     return span(f"invoke_workflow {name}", given)
+
+
+def traced(
+    traced_call: Callable[..., Coroutine[Any, Any, T]],
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Decorate an `async` function with its traced version, which runs only while traces are on.
+
+    Args:
+        traced_call (`Callable`): Gets the undecorated function and the arguments of the call.
+    """
+
+    def decorate(
+        function: Callable[P, Coroutine[Any, Any, T]],
+    ) -> Callable[P, Coroutine[Any, Any, T]]:
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if _traces is None:
+                return await function(*args, **kwargs)
+            return await traced_call(function, *args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def note(attributes: Mapping[str, Any]) -> None:

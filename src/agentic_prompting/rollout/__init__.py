@@ -1,10 +1,9 @@
 """Episodes: the grammar, the `Rollout`, the loop that plays them. Tokens and masks are made here and nowhere else."""
 
-from .chat_format import ChatFormat, TextFormat
+from .chat_format import ChatFormat, PlainText, TextFormat
 from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
 from .environment import RESET_ERROR, Environment, Environments, as_environment, reset_rows
 from .grammar import FreeText, Grammar, QuestionGrammar, TagGrammar, Turn, escape, parse_turn
-from .plain_text import PlainText
 from .play import observe, play, sample_turn
 from .recording import (
     STATUSES,

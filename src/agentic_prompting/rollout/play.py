@@ -1,38 +1,33 @@
 """The episode: agent and environment take turns until it is over.
 
-`play` is a coroutine, so any number of episodes run side by side and none waits for another. The policy decides which
-requests share a batch (`engine.py`). The tokens of an episode do not depend on its batch: each turn has its own seed.
+`play` is a coroutine, so any number of episodes run concurrently and none waits for another. The
+policy decides which requests share a batch (`engine.py`). The tokens of an episode do not depend on
+the batch: each turn has a seed of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..llm import LLMError, Message, ServerFailed, spans
+from ..llm import LLMError, ServerFailed
 from ..llm.guard import failure_of, place_of
+from ..llm.spans import traced
 from ..llm.waiting import wait_for
 from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment, Environments, call_environment
+from .tracing import trace_episode, trace_step, trace_tool, trace_turn
 from .types import Limits, Observation, Policy, Rollout, Sample, SampleRequest, turn_seed
 
 T = TypeVar("T")
 
-# An engine keeps what it computed for one turn for the next turn of the same conversation.
-_conversations = itertools.count()
-_ABOUT = {
-    name: {"gen_ai.operation.name": name, "gen_ai.provider.name": spans.OWN, **more}
-    for name, more in {
-        "invoke_agent": {"gen_ai.agent.name": "agent"},
-        "chat": {"gen_ai.request.model": "agent"},
-        "execute_tool": {"gen_ai.tool.type": "function"},
-    }.items()
-}
-"""The first attributes of an episode's spans, by operation."""
+# An engine may keep the keys and values of one turn for the next turn of the same conversation.
+_conversation_numbers = itertools.count()
 
 
+@traced(trace_episode)
 async def play(
     rollout: Rollout,
     policy: Policy,
@@ -43,60 +38,50 @@ async def play(
     """Play one rollout to its end, in place.
 
     Args:
-        rollout ([`Rollout`]): A fresh one, its prompt rendered.
+        rollout ([`Rollout`]): A fresh rollout with its rendered prompt.
         policy ([`Policy`]): The agent's weights.
-        environment ([`Environment`], *optional*): Answers the agent's requests. Without one a request ends the
-            episode as `out_of_turns`.
-        chat_format ([`TextFormat`]): Renders observations and parses turns; for conversations a [`ChatFormat`].
+        environment ([`Environment`], *optional*): Answers the agent's requests. Without one a
+            request ends the episode as `out_of_turns`.
+        chat_format ([`TextFormat`]): Renders observations and parses turns; for conversations a
+            [`ChatFormat`].
         limits ([`Limits`], *optional*): Turn and token limits.
 
     Returns:
-        [`Rollout`]: The same one, `done`.
+        [`Rollout`]: The same object, `done`.
 
     Raises:
         `Exception`: Any error of the policy. An error of the environment fails this rollout only.
     """
-    if not spans.is_on():
-        return await _play(rollout, policy, environment, chat_format, limits)
-    with spans.span("invoke_agent agent", _ABOUT["invoke_agent"]) as episode:
-        rollout.traceparent = episode.traceparent
-        await _play(rollout, policy, environment, chat_format, limits)
-        episode.set(_about_rollout(rollout))
-        if rollout.error is not None:
-            episode.fail(rollout.error.kind)
-    return rollout
+    reset_error = rollout.row.get(RESET_ERROR)
+    if reset_error is not None:
+        return rollout.fail(Observation(error=reset_error))
 
-
-async def _play(
-    rollout: Rollout,
-    policy: Policy,
-    environment: Environment | None,
-    chat_format: TextFormat,
-    limits: Limits,
-) -> Rollout:
-    if (error := rollout.row.get(RESET_ERROR)) is not None:
-        return rollout.fail(Observation(error=error))
+    # A program keeps its own loop.
     if environment is not None and environment.play_episode is not None:
         return await environment.play_episode(rollout, policy, chat_format, limits)
-    chat_format, limits = chat_format.of(rollout.row), limits.of(rollout.row)
-    conversation = next(_conversations)
+
+    chat_format = chat_format.of(rollout.row)
+    limits = limits.of(rollout.row)
+    conversation = next(_conversation_numbers)
     while (remaining := limits.remaining_tokens(rollout)) > 0:
-        seed = turn_seed(rollout.seed, len(rollout.turns))
+        # The agent's turn.
+        turn_number = len(rollout.turns)
+        seed = turn_seed(rollout.seed, turn_number)
         request = SampleRequest(rollout.context, remaining, seed, conversation)
-        sample = await sample_turn(policy, request, len(rollout.turns), chat_format)
+        sample = await sample_turn(policy, request, turn_number, chat_format)
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            # An answer that the token limit has cut off is incomplete, unless its closing tag came before that.
+            # An answer cut off by the token limit is incomplete, unless its closing tag came first.
             is_closed = any(stop in turn.text for stop in chat_format.grammar.stops)
             return rollout.finish("answered" if sample.finished or is_closed else "truncated")
         if turn.kind == "malformed":
             # A turn that was cut off before it could close its tags is too long, not malformed.
             return rollout.finish("malformed" if sample.finished else "truncated")
+
+        # The environment's turn. Without a further turn of the agent the reply would be useless.
         if len(rollout.turns) >= limits.max_turns:
-            return rollout.finish(
-                "out_of_turns"
-            )  # without a further turn a reply would be paid for in vain
+            return rollout.finish("out_of_turns")
         observation = await observe(environment, rollout, limits.step_timeout)
         if observation is None:
             return rollout.finish("out_of_turns")
@@ -108,99 +93,55 @@ async def _play(
             rollout.observations.append(observation)
             return rollout.finish("truncated")
         rollout.add_observation(observation, ids)
-    return rollout.finish("truncated")  # prompt and turns fill the context
+
+    # The prompt and the turns fill the context.
+    return rollout.finish("truncated")
 
 
+@traced(trace_turn)
 async def sample_turn(
-    policy: Policy, request: SampleRequest, number: int, chat_format: TextFormat
+    policy: Policy, request: SampleRequest, turn_number: int, chat_format: TextFormat
 ) -> Sample:
-    """The policy's turn, in a span if traces are on."""
-    if not spans.is_on():
-        return await policy(request)
-    with spans.span("chat agent", {**_ABOUT["chat"], f"{spans.OWN}.turn": number}) as turn:
-        sample = await policy(request)
-        # A generator, because the text is needed only if spans have contents.
-        said = (
-            Message(role="assistant", content=chat_format.parse(ids).text) for ids in [sample.ids]
-        )
-        turn.set(
-            {
-                "gen_ai.usage.input_tokens": len(request.context),
-                "gen_ai.usage.output_tokens": len(sample.ids),
-                **spans.messages(
-                    "gen_ai.output.messages",
-                    said,
-                    finish_reason="stop" if sample.finished else "length",
-                ),
-            }
-        )
-        return sample
+    """Sample one turn; its number and the chat format describe it in traces."""
+    return await policy(request)
 
 
+@traced(trace_step)
 async def observe(
     environment: Environment | None,
     rollout: Rollout,
     step_timeout: float | None = None,
     record: Callable[[Observation | None], None] = lambda observation: None,
 ) -> Observation | None:
-    """The environment's observation after the rollout's last turn; `None` if the episode is over. Never raises.
+    """Return the environment's observation after the rollout's last turn.
 
-    A plain `def step` runs in a thread, so that it may block. A `str` is an observation of that text.
+    A plain `def step` runs in a thread and may block. An error of the environment is returned in
+    the observation.
 
     Args:
         environment ([`Environment`], *optional*): Answers the turn.
         rollout ([`Rollout`]): The rollout.
-        step_timeout (`float`, *optional*): Seconds that the step may take, unless the environment has a limit of its
-            own.
-        record (`Callable`, *optional*): Called with an observation as soon as the step returns it, in the step's own
-            task: a reply that was paid for is then recorded even if this call is cancelled at that moment.
+        step_timeout (`float`, *optional*): Seconds that the step may take. The environment's own
+            `step_timeout` takes precedence.
+        record (`Callable`, *optional*): Called with an observation as soon as the step returns it,
+            in the step's own task: a reply that was paid for is then recorded even if this call is
+            cancelled at that moment.
+
+    Returns:
+        [`Observation`]: The observation; `None` if the episode is over.
     """
     if environment is None:
         return None
     if isinstance(environment, Environments):
         environment = environment.of(rollout.row)
-    # An environment that only forwards the step to another one is private, and has no span.
-    name = getattr(getattr(environment, "described_by", None), "__name__", "_")
-    work = _observe(environment, rollout, step_timeout, record)
-    if name.startswith("_"):
-        return await work
-    request = rollout.turns[-1].request if rollout.turns else None
-    return await _in_span(name, request or "", work)
-
-
-async def run_tool(name: str, arguments: str, work: Coroutine[Any, Any, T]) -> T:
-    """Await a tool's observation, in a span if traces are on. A tool that takes long is named in a warning."""
-    return await _in_span(name, arguments, wait_for(work, f"the environment's tool {name}"))
-
-
-async def _in_span(name: str, arguments: str, work: Awaitable[T]) -> T:
-    if not spans.is_on():
-        return await work
-    with spans.span(
-        f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}
-    ) as tool:
-        observation = await work
-        tool.set(spans.content("gen_ai.tool.call.arguments", arguments))
-        if isinstance(observation, Observation):
-            tool.set(spans.content("gen_ai.tool.call.result", observation.text))
-            if observation.error is not None:
-                tool.fail(observation.error.kind)
-        return observation
-
-
-async def _observe(
-    environment: Environment,
-    rollout: Rollout,
-    step_timeout: float | None,
-    record: Callable[[Observation | None], None],
-) -> Observation | None:
+    step = environment.step
     started = time.perf_counter()
 
     def receive(returned: Any) -> Observation | None:
         if not (returned is None or isinstance(returned, str | Observation)):
-            wrong = type(returned).__name__
             raise ServerFailed(
-                f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}"
+                f"{place_of(step)} must return an Observation, a str or None, "
+                f"not {type(returned).__name__}"
             )
         if isinstance(returned, str):
             returned = Observation(returned, seconds=time.perf_counter() - started)
@@ -208,26 +149,16 @@ async def _observe(
         return returned
 
     try:
-        return await call_environment(environment, environment.step, rollout, step_timeout, receive)
+        return await call_environment(environment, step, rollout, step_timeout, receive)
     except LLMError as error:
         return Observation(error=error, seconds=time.perf_counter() - started)
-    except Exception as error:  # a bug in an environment fails this rollout, not the batch
+    except Exception as error:
+        # A bug in an environment fails this rollout, not the batch.
         failure = failure_of(ServerFailed, "the environment", error)
         return Observation(error=failure, seconds=time.perf_counter() - started)
 
 
-def _about_rollout(rollout: Rollout) -> dict[str, Any]:
-    agents = sum(map(sum, (one.mask for one in rollout.sequences)))
-    answer = [Message(role="assistant", content=rollout.answer or "")]
-    return {
-        "gen_ai.usage.output_tokens": agents,
-        f"{spans.OWN}.status": rollout.status,
-        f"{spans.OWN}.turns": len(rollout.turns),
-        f"{spans.OWN}.group": rollout.group,
-        f"{spans.OWN}.cost_usd": sum(reply.usage.cost_usd for reply in rollout.replies),
-        **spans.messages(
-            "gen_ai.input.messages",
-            [Message(role="user", content=str(rollout.row.get("question", "")))],
-        ),
-        **spans.messages("gen_ai.output.messages", answer, finish_reason=rollout.status),
-    }
+@traced(trace_tool)
+async def run_tool(name: str, arguments: str, call: Coroutine[Any, Any, T]) -> T:
+    """Await a tool's result, and warn if it takes long; its arguments describe it in traces."""
+    return await wait_for(call, f"the environment's tool {name}")

@@ -1,20 +1,10 @@
 """Text from outside forges no token, through whichever door it comes; what the chat template writes stays."""
 
-import subprocess
-import sys
-import threading
-
 import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, normalizers
 
-from agentic_prompting.rollout import (
-    AgentSpec,
-    ChatFormat,
-    PlainText,
-    prompt_r1_template,
-    time_limit,
-)
+from agentic_prompting.rollout import AgentSpec, ChatFormat, PlainText, prompt_r1_template
 from benchmarks.reliability import forged_tokens
 from support.hostile import PIECES
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
@@ -112,118 +102,3 @@ def test_the_local_large_llm_cuts_special_tokens_and_keeps_ordinary_ones():
     ids = text.conversation_ids([{"role": "user", "content": "<think> <|im_end|>"}])
     names = text.tokenizer.convert_ids_to_tokens(ids)
     assert names.count("<think>") == 1 and names.count("<|im_end|>") == 1
-
-
-# --- a template that loops --------------------------------------------------------------------------------------------
-
-LOOPS = {
-    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "a macro that calls itself": (
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
-    ),
-}
-
-
-def looping(template, only_for=None):
-    import copy
-
-    tokenizer = copy.deepcopy(tokenizer_for("chatml"))
-    condition = (
-        f"{{% if messages[0].content == '{only_for}' %}}{template}{{% endif %}}"
-        if only_for
-        else template
-    )
-    tokenizer.chat_template = condition + tokenizer.chat_template
-    return tokenizer
-
-
-@pytest.fixture
-def half_a_second(monkeypatch):
-    monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.5)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_template_that_loops_is_refused(name, half_a_second):
-    with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
-        ChatFormat(looping(LOOPS[name]))
-
-
-@pytest.mark.timeout(60)
-def test_one_that_loops_for_some_messages_only_ends_on_every_thread(half_a_second):
-    form = ChatFormat(looping(LOOPS["loops in loops"], only_for="Hang"))
-    ended = []
-
-    def ask(text):
-        try:
-            ended.append(form.prompt_ids([{"role": "user", "content": text}]))
-        except ValueError as error:
-            ended.append(str(error))
-
-    threads = [threading.Thread(target=ask, args=(text,)) for text in ("Hang", "Hello", "Hang")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sum(isinstance(one, str) and "did not end" in one for one in ended) == 2
-    assert form.prompt_ids([{"role": "user", "content": "Hello"}]) in ended
-
-
-TRACED = """
-import sys
-from agentic_prompting.rollout.time_limit import limited
-
-def loops():
-    while True:
-        pass
-
-def ends_late():
-    try:
-        loops()
-    except BaseException:
-        return 1
-
-for work in (loops, ends_late):
-    try:
-        limited(work, "it", seconds=0.2)
-    except ValueError as error:
-        print(error)
-sys.setprofile(lambda *_: None)
-(lambda: None)()
-sys.setprofile(None)
-sys.settrace(lambda *_: None)
-(lambda: None)()
-"""
-
-
-def test_code_can_be_traced_after_a_limit_was_reached():
-    """By a debugger, a profiler, coverage or Hypothesis. In a process of its own: what goes wrong here never ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and done.stdout.count("did not end within 0.2 seconds") >= 1, (
-        done.stderr
-    )
-
-
-@pytest.mark.timeout(120)
-def test_many_that_end_about_when_the_limit_does_leave_nothing_behind(monkeypatch):
-    """Whatever the moment, a call returns or raises its error, and nothing is raised in the thread afterwards."""
-    import time
-
-    outcomes = set()
-    for i in range(18):
-        until = time.monotonic() + 0.19 + i % 6 * 0.02
-
-        def work(until=until):
-            while time.monotonic() < until:
-                pass
-            return "done"
-
-        try:
-            outcomes.add(time_limit.limited(work, "it", seconds=0.2))
-        except ValueError:
-            outcomes.add("late")
-        sum(range(2000))
-    assert outcomes <= {"done", "late"}
-    time.sleep(0.3)

@@ -157,14 +157,13 @@ class Counted:
     async def __call__(
         self, messages: Any, *, repeat: int | None = None, session: str | None = None
     ) -> Any:
-        from agentic_prompting.llm.budget import PRICES
-        from agentic_prompting.llm.wire import priced
+        from agentic_prompting.llm.budget import PRICES, price_tokens
 
         reply = await self.oracle(messages, repeat=repeat, session=session)
         if self.training:
             self.calls += 1
             self.asked[self.step, json.dumps(messages)] += 1
-            usage = priced(
+            usage = price_tokens(
                 reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"]
             )
             self.usd += usage.cost_usd

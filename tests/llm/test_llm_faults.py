@@ -9,9 +9,9 @@ from concurrent.futures import wait
 import pytest
 
 from agentic_prompting.llm import LLMError, OpenAIChat, ReplayCache, RoutedChat, Unreachable, start
-from agentic_prompting.llm.openai_http import Breaker
+from agentic_prompting.llm.circuit_breaker import CircuitBreaker
+from agentic_prompting.llm.completions import read_completion
 from agentic_prompting.llm.usage import TokenCounts
-from agentic_prompting.llm.wire import read_completion
 from support.misbehaving import FAULTS, ODD_REPLIES, PASSING, MisbehavingServer, at_random, in_turn
 from support.servers import completion, unused_url
 
@@ -19,9 +19,9 @@ from support.servers import completion, unused_url
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_WAIT", 0.05)
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_PAUSE", 0.05)
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._MAX_WAIT", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._MAX_PAUSE", 0.2)
 
 
 def ask(chat, text):
@@ -46,9 +46,9 @@ def outcomes():
     """What becomes of a call under each fault that does not stop, and the number of requests made for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
-        patch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 12 << 20)
+        patch.setattr("agentic_prompting.llm.openai_http._MAX_REPLY_BYTES", 12 << 20)
         patch.setattr(
-            "agentic_prompting.llm.openai_http._FAILURES", 10**6
+            "agentic_prompting.llm.circuit_breaker._MAX_FAILURES", 10**6
         )  # here every fault is met on purpose
         with MisbehavingServer(by_name, hang_seconds=9) as server:
             with OpenAIChat(
@@ -151,7 +151,7 @@ def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path)
 
 
 def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._FIRST_PAUSE", 0.1)
     with (
         MisbehavingServer(latency=0.05) as server,
         OpenAIChat("m", server.base_url, max_retries=2) as chat,
@@ -229,19 +229,19 @@ def test_being_refused_is_not_being_dead():
 
 
 def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._MAX_PAUSE", 1.0)
     slept, at_once = [], []
 
     async def run():
-        breaker, inside = Breaker(), 0
+        breaker, inside = CircuitBreaker(), 0
         for _ in range(5):
-            breaker.dead(probing=False)
+            breaker.dead(is_probe=False)
 
         async def sleep(seconds, real=asyncio.sleep):
             slept.append(seconds)
             await real(0)
 
-        monkeypatch.setattr("agentic_prompting.llm.openai_http.asyncio.sleep", sleep)
+        monkeypatch.setattr("agentic_prompting.llm.circuit_breaker.asyncio.sleep", sleep)
 
         async def attempt(number):
             nonlocal inside
@@ -259,9 +259,9 @@ def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch)
 
 
 def test_failures_of_those_already_on_their_way_do_not_lengthen_the_pause():
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(64):
-        breaker.dead(probing=False)
+        breaker.dead(is_probe=False)
     assert (breaker.pause, breaker.pauses) == (0.05, 1)
 
 

@@ -36,8 +36,9 @@ from agentic_prompting.llm import (
     run,
     start,
 )
+from agentic_prompting.llm.addresses import redact_url
 from agentic_prompting.llm.budget import find_price
-from agentic_prompting.llm.wire import clean, shown_url, visible
+from agentic_prompting.llm.masking import escape_controls, sanitize_message
 from support.servers import Answer, LoopbackServer, completion, unused_url
 
 KEY = "sk-test-0123456789abcdefSECRET"
@@ -405,7 +406,7 @@ def test_retries_after_a_429_without_a_time_last_about_a_minute(
 def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(
     serve, asked, monkeypatch
 ):
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_ASKED", 0.05, raising=False)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._MAX_RETRY_AFTER", 0.05, raising=False)
     asked = email.utils.formatdate(time.time() + 7200, usegmt=True) if asked == "a date" else asked
     _server, chat = serve(
         in_turn(Answer("later", status=429, headers={"retry-after": asked}), "ok")
@@ -569,7 +570,7 @@ BAD = [
 
 def test_every_end_of_a_call_gives_its_connection_back(serve, monkeypatch):
     """More failures of each kind, and cancelled calls, than there are places."""
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 1000)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._MAX_REPLY_BYTES", 1000)
     bad = [*BAD, Answer("x" * 5000)]
     _server, chat = serve(
         lambda request, n: "ok" if request["messages"][0]["content"] == "ok" else bad[n % len(bad)],
@@ -664,10 +665,10 @@ def test_the_key_is_nowhere_to_be_seen(serve, tmp_path, monkeypatch):
 
 
 def test_secrets_are_cut_out_of_texts():
-    assert clean("key hunter2hunter2 here", "hunter2hunter2") == "key [key] here"
-    assert clean("got sk-proj-ab**************wxyz.").startswith("got [key]")
-    assert "token123" not in clean("Illegal header value b'Bearer token123'")
-    assert clean("two\nlines none", "none") == "two lines none"
+    assert sanitize_message("key hunter2hunter2 here", "hunter2hunter2") == "key [key] here"
+    assert sanitize_message("got sk-proj-ab**************wxyz.").startswith("got [key]")
+    assert "token123" not in sanitize_message("Illegal header value b'Bearer token123'")
+    assert sanitize_message("two\nlines none", "none") == "two lines none"
     assert "user:pw" not in repr(OpenAIChat("m", "http://user:pw@host/v1?api_key=abc"))
 
 
@@ -686,7 +687,7 @@ def test_secrets_are_cut_out_of_texts():
     ],
 )
 def test_of_an_address_the_host_and_the_known_end_are_shown(url, shown):
-    assert shown_url(url) == shown
+    assert redact_url(url) == shown
 
 
 def test_a_key_in_the_path_is_not_shown(serve, caplog):
@@ -725,9 +726,9 @@ def test_a_key_of_the_address_is_not_shown_as_a_server_quotes_it(serve, address)
     ids=["clipboard", "clear", "direction", "return", "invisible", "ordinary"],
 )
 def test_what_would_steer_a_terminal_is_shown_instead(text, shown):
-    assert visible(text) == visible(shown) == shown
+    assert escape_controls(text) == escape_controls(shown) == shown
     line = json.dumps({"said": text}, ensure_ascii=False)
-    assert json.loads(visible(line)) == {"said": text}, "JSON stays the same JSON"
+    assert json.loads(escape_controls(line)) == {"said": text}, "JSON stays the same JSON"
 
 
 def test_errors_steer_no_terminal(serve):
@@ -813,7 +814,7 @@ def test_a_check_is_paid_for_once_and_not_where_a_call_has_succeeded(serve, monk
     server, chat = serve(in_turn(Answer(status=400), "ok"))
     complete(chat, "x"), chat.check()
     assert len(server.requests) == 2, "a call that failed says nothing"
-    monkeypatch.setattr("agentic_prompting.llm.openai_chat._CHECKED_SECONDS", 0.0)
+    monkeypatch.setattr("agentic_prompting.llm.openai_chat._SECONDS_WITHOUT_CHECK", 0.0)
     chat.check()
     assert len(server.requests) == 3, "long ago is not now"
 

@@ -332,7 +332,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(
     )
     monkeypatch.setitem(FAULTS, "quotes the key", says_it)
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
-    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._MAX_PAUSE", 0.05)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     cache = ReplayCache(tmp_path / "replies.sqlite")
     with (

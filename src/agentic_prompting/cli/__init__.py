@@ -219,7 +219,7 @@ def _with_dashes(word: str) -> str:
 
 
 def _refuse(message: str, status: int = BAD_INPUT) -> int:
-    from ..llm.wire import visible
+    from ..llm.masking import escape_controls
 
-    print(f"agentic-prompting: {visible(' '.join(message.split()))}", file=sys.stderr)
+    print(f"agentic-prompting: {escape_controls(' '.join(message.split()))}", file=sys.stderr)
     return status

@@ -177,10 +177,10 @@ def line(text: str, style: str = "") -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ..llm.wire import visible
+    from ..llm.masking import escape_controls
 
     Console(soft_wrap=True, highlight=False).print(
-        Text(visible(text), style=style)
+        Text(escape_controls(text), style=style)
     )  # Text: brackets are no markup
 
 

@@ -328,7 +328,7 @@ def _fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
         return f"--{role}-base-url {url}/v1"
     if error.kind == "RateLimited":
         return "wait and run this again; in training fewer calls at once help: OpenAIChat(max_concurrency=8)"
-    if error.status == 402 or "credit" in error.what:
+    if error.status == 402 or "credit" in error.message:
         return f"add credit, or export {chat.key_variable}=ANOTHER_KEY"
     return f"start the server, or correct its address: --{role}-base-url http://HOST:PORT/v1 --{role}-model NAME"
 

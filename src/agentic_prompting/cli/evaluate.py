@@ -171,7 +171,7 @@ def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..llm.wire import visible
+    from ..llm.masking import escape_controls
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -187,7 +187,7 @@ def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
         *names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for row in table:
-        shown.add_row(*(Text(visible(row[name])) for name in names))
+        shown.add_row(*(Text(escape_controls(row[name])) for name in names))
     console.print(shown)
 
 

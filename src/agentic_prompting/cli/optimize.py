@@ -217,13 +217,13 @@ def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> N
     from rich.console import Console
     from rich.text import Text
 
-    from ..llm.wire import visible
+    from ..llm.masking import escape_controls
 
     console = Console(soft_wrap=True)
     if len(results) == 1:
         for mark, line in described_lines(results[0]):
             console.print(
-                Text(visible(line), style=_STYLES[mark])
+                Text(escape_controls(line), style=_STYLES[mark])
             )  # Text: brackets in it are no markup
         console.print()
     for name, value in summary.items():

@@ -334,9 +334,9 @@ class HeldOutRows:
 
 def say(text: str) -> None:
     """Print text that may come from a model, with terminal control characters made visible."""
-    from ..llm.wire import visible
+    from ..llm.masking import escape_controls
 
-    print(visible(text))
+    print(escape_controls(text))
 
 
 @contextmanager

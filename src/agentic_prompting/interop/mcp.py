@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..llm import LLMError, ServerFailed, TimedOut, Unreachable
+from ..llm.addresses import find_url_secrets
 from ..llm.loop import background_loop, run
 from ..llm.masking import mask_secrets
-from ..llm.wire import secrets_in
 from ..rollout import Observation, Rollout
 from .tools import Tool
 
@@ -209,7 +209,7 @@ def _fail(opened: asyncio.Future[Any], keeper: asyncio.Task[None]) -> None:
 def _known_secrets(server: Any) -> list[str]:
     """Keys in a server's address, or in the environment of its command."""
     if isinstance(server, str):
-        pieces = secrets_in(server)
+        pieces = find_url_secrets(server)
         return [*pieces, *(piece.partition("=")[2] for piece in pieces)]
     variables = getattr(server, "env", None) or {}
     return [

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 
 from ..llm import LLMError, ServerFailed, TimedOut, Unreachable
+from ..llm.addresses import find_url_secrets, redact_url
 from ..llm.loop import run, start
 from ..llm.masking import mask_secrets
 from ..llm.numbers import finite_float
-from ..llm.wire import secrets_in, shown_url
 from ..rollout import Observation, Rollout
 from .tools import Tool
 from .trl import TRLEnvironment
@@ -201,21 +201,21 @@ class _Session:
         return aiohttp.ClientSession(headers=self._headers, trace_configs=[watch])
 
     async def _refuse_redirect(self, session: Any, context: Any, redirect: Any) -> None:
-        to = shown_url(redirect.response.headers.get("location", "")) or "another address"
+        to = redact_url(redirect.response.headers.get("location", "")) or "another address"
         raise Unreachable(
-            f"the OpenEnv server at {shown_url(self._url)} redirects to {to}, which is not followed: if that is the "
+            f"the OpenEnv server at {redact_url(self._url)} redirects to {to}, which is not followed: if that is the "
             "server you want, pass its address"
         )
 
     def _masked(self, text: str) -> str:
-        return mask_secrets(text, *secrets_in(self._url), *(self._headers or {}).values())
+        return mask_secrets(text, *find_url_secrets(self._url), *(self._headers or {}).values())
 
     def _described(self, error: Exception) -> str:
         return f"{type(error).__name__}: {self._masked(str(error))[:300]}"
 
     @asynccontextmanager
     async def _reaching(self) -> AsyncIterator[None]:
-        where = shown_url(self._url)
+        where = redact_url(self._url)
         try:
             async with asyncio.timeout(self._timeout):
                 yield

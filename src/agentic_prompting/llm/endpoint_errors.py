@@ -1,4 +1,4 @@
-"""Errors that an endpoint reports: their class and message, by HTTP status, by error code and by finish reason."""
+"""Classifies an endpoint's errors by HTTP status, error code and finish reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .types import (
     TimedOut,
 )
 
-_MAX_READ = (
-    5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
-)
+MAX_READ_LENGTH = 5000
+"""How much of an answer an error quotes.
 
-# Error codes that are words, with the HTTP status of the same meaning. Endpoints put them into `code`, `type` or
-# `status` of an error.
+Far more than is shown: keys are masked before a text is cut, otherwise half a key could stay."""
+
+# Error codes that are words, with the HTTP status of the same meaning. Endpoints put them into the
+# field `code`, `type` or `status` of an error.
 _STATUS_OF_CODE = {
     "invalid_request_error": 400,
     "invalid_argument": 400,
@@ -73,14 +74,15 @@ _FILTER_CODES = {
     "safety",
 }
 _FLAGGED = re.compile(
-    r"\b(?:input|prompt|request|message|content|text) (?:was|were|has been|is|got) (?:flagged|filtered)\b"
+    r"\b(?:input|prompt|request|message|content|text) (?:was|were|has been|is|got) "
+    r"(?:flagged|filtered)\b"
     r"|\bcontent (?:management )?policy\b|\bcontent filter|\bsafety system\b",
     re.IGNORECASE,
 )
 _FLAGGED_STATUSES = (400, 403, 422, 451)
 
 # Finish reasons of a reply that broke off: OpenRouter's, vLLM's, DeepSeek's, Zhipu's.
-_BROKEN_OFF = {
+_BROKEN_OFF_REASONS = {
     "abort",
     "aborted",
     "cancelled",
@@ -91,7 +93,7 @@ _BROKEN_OFF = {
     "network_error",
     "timeout",
 }
-_FILTERED = {
+_FILTERED_REASONS = {
     "content_filter",
     "content-filter",
     "blocklist",
@@ -103,65 +105,73 @@ _FILTERED = {
 
 def is_broken_off(finish_reason: str) -> bool:
     """Whether a finish reason says that the text is incomplete because the endpoint failed."""
-    return finish_reason.lower() in _BROKEN_OFF
+    return finish_reason.lower() in _BROKEN_OFF_REASONS
 
 
 def is_filtered(finish_reason: str) -> bool:
     """Whether a finish reason says that a content filter stopped the reply."""
-    return finish_reason.lower() in _FILTERED
+    return finish_reason.lower() in _FILTERED_REASONS
 
 
-def error_from_status(status: int, body: Any, model: str) -> LLMError:
-    """The error of an HTTP status, with what the user can do about it.
+def error_from_status(status: int, body: object, model: str) -> LLMError:
+    """Return the error of an HTTP status; its message says what the user can do about it.
 
     Args:
         status (`int`): The status, or an error code of the same meaning; at least 400.
-        body (`Any`): The decoded body of the response, or its text.
+        body (`object`): The decoded body of the response, or its text.
         model (`str`): The model's name, for the message.
     """
     message = error_message(body)
     if status in _FLAGGED_STATUSES and is_flagged(body):
         return Refused(f"a filter of the endpoint flagged the request: {message}", status=status)
-    # OpenAI answers 429 for an empty account as well, which no retry fills.
-    is_out_of_credit = status == 402 or (
-        status == 429 and _status_of_words(_error_object(body)) == 402
-    )
+
+    # OpenAI also answers 429 for an account without credit, which no retry can fix.
+    is_out_of_credit = status == 402
+    if status == 429:
+        is_out_of_credit = _status_of_words(_error_object(body)) == 402
     if is_out_of_credit:
         return Misconfigured(f"the account is out of credit: {message}", status=status)
-    if status == 401:  # without the server's own message, which may quote the key
+
+    # The server's own message is left out: it may quote the key.
+    if status == 401:
         return Misconfigured(
             "the key was rejected: set OPENAI_API_KEY or pass api_key=", status=status
         )
     if status == 403:
-        hint = "set OPENAI_API_KEY or pass api_key="
         return Misconfigured(
-            f"the key was rejected or may not use {model!r}: {hint} ({message})", status=status
+            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or pass api_key= "
+            f"({message})",
+            status=status,
         )
     if status == 404:
-        hint = "check model= and that base_url= is right"
         return Misconfigured(
-            f"unknown model {model!r} or wrong path: {hint} ({message})", status=status
+            f"unknown model {model!r} or wrong path: check model= and that base_url= is right "
+            f"({message})",
+            status=status,
         )
     if status == 408:
         return TimedOut(f"the endpoint gave up waiting: {message}", status=status)
     if status == 429:
-        hint = "lower max_concurrency or requests_per_minute"
-        return RateLimited(f"too many requests, {hint}: {message}", status=status)
+        return RateLimited(
+            f"too many requests, lower max_concurrency or requests_per_minute: {message}",
+            status=status,
+        )
     if status >= 500:
         return ServerFailed(f"the endpoint failed: {message}", status=status)
     return BadRequest(f"the endpoint rejected the request: {message}", status=status)
 
 
 def error_from_body(body: Mapping[str, Any], model: str) -> LLMError | None:
-    """The error that the body of a successful response reports; `None` if it reports none.
+    """Return the error that the body of a successful response reports; `None` if it reports none.
 
-    Routers report a failure of the server behind them in this way. A code in it has its meaning as an HTTP status.
+    Routers report a failure of the server behind them in this way. An error code in the body means
+    the same as an HTTP status.
     """
     if not body.get("error") and body.get("object") != "error":
         return None
-    error = _error_object(body)
     if is_flagged(body):
         return Refused(f"a filter of the endpoint flagged the request: {error_message(body)}")
+    error = _error_object(body)
     status = _status_of_number(error) or _status_of_number(body) or _status_of_words(error)
     if status is None:
         return BadReply(f"the endpoint answered with an error: {error_message(body)}")
@@ -169,54 +179,59 @@ def error_from_body(body: Mapping[str, Any], model: str) -> LLMError | None:
 
 
 def error_from_choice(choice: Mapping[str, Any], finish_reason: str, model: str) -> LLMError | None:
-    """The error of a reply that broke off; `None` if it did not.
+    """Return the error of a reply that broke off; `None` if it did not.
 
-    It concerns the server behind a router: a rejected key or an unknown model is then not the caller's, so the error is
-    never fatal.
+    The error comes from the server behind a router. A rejected key or an unknown model is then not
+    the caller's, so the error is never fatal.
     """
     error = error_from_body({"error": choice.get("error")}, model)
+    if error is None and not is_broken_off(finish_reason):
+        return None
     if error is not None and not error.fatal:
         return error
-    if error is not None or is_broken_off(finish_reason):
-        message = (
-            error_message(choice) if choice.get("error") else f"finish_reason {finish_reason!r}"
-        )
-        return BadReply(f"the reply broke off: {message}")
-    return None
+    if choice.get("error"):
+        return BadReply(f"the reply broke off: {error_message(choice)}")
+    return BadReply(f"the reply broke off: finish_reason {finish_reason!r}")
 
 
-def is_flagged(body: Any) -> bool:
+def is_flagged(body: object) -> bool:
     """Whether an error says that a filter flagged the text of the request."""
     error = _error_object(body)
-    metadata, inner = error.get("metadata"), error.get("innererror")
+    metadata = error.get("metadata")
     if isinstance(metadata, Mapping) and (metadata.get("reasons") or metadata.get("flagged_input")):
         return True
     codes = [error.get("code"), error.get("type")]
-    if isinstance(inner, Mapping):
-        codes.append(inner.get("code"))
+    inner_error = error.get("innererror")
+    if isinstance(inner_error, Mapping):
+        codes.append(inner_error.get("code"))
     if any(isinstance(code, str) and code.lower() in _FILTER_CODES for code in codes):
         return True
     return _FLAGGED.search(error_message(body)) is not None
 
 
-def error_message(body: Any) -> str:
-    """The error message in a decoded response body, in whichever field a server puts it. It may contain secrets."""
+def error_message(body: object) -> str:
+    """Return the error message in a decoded response body, whichever field a server puts it in.
+
+    It may contain secrets.
+    """
+    message = body
     if isinstance(body, Mapping):
-        inner = body.get("error") or body.get("message") or body.get("detail") or body
-        body = inner.get("message", inner) if isinstance(inner, Mapping) else inner
-    return str(body)[:_MAX_READ] if body else ""
+        message = body.get("error") or body.get("message") or body.get("detail") or body
+        if isinstance(message, Mapping):
+            message = message.get("message", message)
+    return str(message)[:MAX_READ_LENGTH] if message else ""
 
 
-def _error_object(body: Any) -> Mapping[str, Any]:
-    """The object that describes the error: `error` of the body, or the body itself."""
-    error = body.get("error") if isinstance(body, Mapping) else None
-    if isinstance(error, Mapping):
-        return error
-    return body if isinstance(body, Mapping) else {}
+def _error_object(body: object) -> Mapping[str, Any]:
+    """Return the object that describes the error: `error` of the body, or the body itself."""
+    if not isinstance(body, Mapping):
+        return {}
+    error = body.get("error")
+    return error if isinstance(error, Mapping) else body
 
 
 def _status_of_number(error: Mapping[str, Any]) -> int | None:
-    """The HTTP status that an error has as its code: `502` or `"502"`."""
+    """Return the HTTP status that an error has as its code: `502` or `"502"`."""
     for name in ("code", "status", "status_code"):
         code = error.get(name)
         if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
@@ -227,7 +242,7 @@ def _status_of_number(error: Mapping[str, Any]) -> int | None:
 
 
 def _status_of_words(error: Mapping[str, Any]) -> int | None:
-    """The HTTP status with the meaning of an error's code."""
+    """Return the HTTP status with the meaning of an error's code."""
     for name in ("code", "type", "status"):
         code = error.get(name)
         if isinstance(code, str) and code.lower() in _STATUS_OF_CODE:

@@ -1,4 +1,4 @@
-"""Numbers as texts: one canonical text for equal numbers of every type, and texts that are nothing but a number."""
+"""Converts numbers to canonical texts, the same for equal numbers of every type, and back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from numbers import Integral, Rational, Real
-from typing import Any
+from typing import SupportsFloat
 
-# A number with more digits before the point, or more zeros behind it, is written with an exponent.
+# A number with more digits before the point, or more zeros after it, is written with an exponent.
 _MAX_WHOLE_DIGITS = 400
 _MAX_ZEROS = 20
 _MAX_PLAIN_LENGTH = 4_000
@@ -19,50 +19,56 @@ _PLAIN = re.compile(
 )
 
 
-def is_missing(value: Any) -> bool:
-    """Whether there is no value: `None`, a NaN of any type, pandas' `NA` and `NaT`."""
+def is_missing(value: object) -> bool:
+    """Whether there is no value: `None`, a NaN of any type, pandas' `NA` or `NaT`."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, Decimal):
         return value.is_nan()
-    # `float(value)` is only called on floats: a large integer has none.
-    return isinstance(value, Real) and not isinstance(value, Rational) and math.isnan(value)
+    # A rational number is never NaN, and a large integer cannot be converted to a float.
+    if isinstance(value, Rational) or not isinstance(value, Real):
+        return False
+    return math.isnan(value)
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number: of Python, NumPy, `decimal` or `fractions`. A truth value is none."""
+def is_number(value: object) -> bool:
+    """Whether a value is a number of Python, NumPy, `decimal` or `fractions`; a `bool` is not."""
     return isinstance(value, (Real, Decimal)) and not isinstance(value, bool)
 
 
 def number_text(value: Real | Decimal) -> str:
-    """The canonical text of a number: equal numbers have one text, whatever their type.
+    """Return the canonical text of a number: equal numbers have one text, whatever their type.
 
-    Whole numbers have no point, others as few digits as tell them apart from their neighbours of the same type. A
-    fraction without a finite decimal expansion is written as one.
+    Whole numbers have no point; others have as few digits as distinguish them from their neighbours
+    of the same type. A fraction without a finite decimal expansion is written as a fraction.
 
     Args:
         value (`int`, `float`, `Decimal`, `Fraction` or a NumPy number): The number.
 
     Raises:
-        `ValueError`: It is infinite or NaN.
+        `ValueError`: The number is infinite or NaN.
 
     Example:
 
         >>> [number_text(value) for value in (4, 4.0, Decimal("4.00"), Fraction(8, 2))]
         ['4', '4', '4', '4']
-        >>> number_text(2.50), number_text(1e-7), number_text(Fraction(1, 3)), number_text(Decimal("1e500"))
-        ('2.5', '0.0000001', '1/3', '1e500')
+        >>> number_text(2.50), number_text(1e-7), number_text(Fraction(1, 3))
+        ('2.5', '0.0000001', '1/3')
+        >>> number_text(Decimal("1e500"))
+        '1e500'
     """
     if isinstance(value, Rational) and not isinstance(value, Integral):
         return _fraction_text(Fraction(int(value.numerator), int(value.denominator)))
     if not isinstance(value, (Decimal, Integral)) and not math.isfinite(value):
         raise ValueError(f"an accepted answer must be a finite number, got {value!r}")
+
+    # Convert to a decimal number without losing or adding a digit.
     try:
         if isinstance(value, Decimal):
             number = value
         elif isinstance(value, Integral):
             number = Decimal(int(value))
-        else:  # `str` of a NumPy float has the digits that its own precision needs
+        else:  # `str` of a NumPy float has as many digits as its precision needs
             number = Decimal(str(value))
     except (ValueError, InvalidOperation):
         raise ValueError(
@@ -73,21 +79,29 @@ def number_text(value: Real | Decimal) -> str:
     return _decimal_text(number)
 
 
-def value_text(value: Any) -> str:
-    """Any value as text: a number by its canonical text, no value as the empty one, everything else by `str`."""
+def value_text(value: object) -> str:
+    """Return any value as text.
+
+    A number is written as its canonical text, a missing value as the empty text, everything else by
+    `str`.
+    """
     if is_missing(value):
         return ""
-    try:
-        return number_text(value) if is_number(value) else str(value)
-    except ValueError:  # infinite
-        return str(value)
+    if isinstance(value, (Real, Decimal)) and is_number(value):
+        try:
+            return number_text(value)
+        except ValueError:  # infinite
+            return str(value)
+    return str(value)
 
 
-def finite_float(value: Any) -> float | None:
-    """A number as a float, or `None` if it is NaN or has none in single precision, in which rewards are added up.
+def finite_float(value: SupportsFloat | str) -> float | None:
+    """Convert a number to a float; `None` if it is NaN or too large for single precision.
+
+    Rewards are added up in single precision.
 
     Raises:
-        `TypeError` or `ValueError`: It is no number.
+        `TypeError` or `ValueError`: The value is not a number.
     """
     try:
         number = float(value)
@@ -97,16 +111,18 @@ def finite_float(value: Any) -> float | None:
 
 
 def read_plain_number(text: str) -> Fraction | None:
-    """The number that a text consists of, or `None`.
+    """Return the number that a text consists of; `None` if it contains anything else.
 
-    A sign, commas between thousands, a dollar or percent sign and a full stop are read; `1e3`, `1/2` and numbers with
-    leading zeros (`007` is a name) are not.
+    A sign, commas between thousands, a dollar or percent sign and a full stop are accepted; `1e3`,
+    `1/2` and numbers with leading zeros (`007` is a name) are not.
 
     Args:
         text (`str`): An answer.
     """
     if len(text) > _MAX_PLAIN_LENGTH:
         return None
+
+    # Remove the marks around the digits.
     text = text.strip().replace("−", "-")
     if text.endswith("."):
         text = text[:-1]
@@ -119,6 +135,8 @@ def read_plain_number(text: str) -> Fraction | None:
 
 
 def _decimal_text(number: Decimal) -> str:
+    """Write a decimal number, with an exponent if it is very large or very small."""
+    # The significant digits, without zeros at either end.
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     significant = "".join(map(str, digits)).lstrip("0")
@@ -127,7 +145,7 @@ def _decimal_text(number: Decimal) -> str:
     if not significant:
         return "0"
 
-    # Where the point stands: the number is 0.SIGNIFICANT times ten to this power.
+    # The position of the point: the number is 0.SIGNIFICANT times ten to this power.
     point = len(significant) + exponent
     if -_MAX_ZEROS <= point <= _MAX_WHOLE_DIGITS:
         if exponent >= 0:
@@ -143,7 +161,10 @@ def _decimal_text(number: Decimal) -> str:
 
 
 def _fraction_text(fraction: Fraction) -> str:
-    """As a decimal number where that ends, which it does if the denominator has no prime factors but 2 and 5."""
+    """Write a fraction as a decimal number if its expansion is finite, else as a fraction.
+
+    The expansion is finite if the denominator has no prime factors except 2 and 5.
+    """
     rest = fraction.denominator
     places = 0
     for prime in (2, 5):

@@ -1,14 +1,16 @@
-"""[`OpenAIChat`]: a client for any endpoint with OpenAI's chat format - OpenAI, vLLM, SGLang, Ollama, a router.
+"""[`OpenAIChat`]: a client for endpoints with OpenAI's chat format: OpenAI, vLLM, Ollama, a router.
 
-This file has the settings, the counts and the steps of a call: check the cache, acquire a slot, send the request,
-record and return the reply. HTTP and retries are in `openai_http.py`, the budget of each attempt in `account.py`. A
-call may come from any thread and any event loop; it runs on the background loop of `loop.py`.
+This file has the settings, the counts and the steps of a call: check the cache, acquire a slot,
+send the request, record and return the reply. HTTP and retries are in `openai_http.py`, the budget
+of each attempt in `account.py`. A call may come from any thread and any event loop; it runs on the
+background loop of `loop.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -20,14 +22,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from .account import SpendingAccount
-from .budget import Budget, Limit, Price, find_price
-from .cache import ReplayCache
+from .addresses import find_url_secrets, redact_url
+from .budget import Budget, Limit, Price, find_price, price_tokens
+from .cache import CacheKey, ReplayCache
 from .chats import with_system
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
+from .masking import sanitize_message
+from .openai_call import ChatCall
 from .spans import traced_chat
 from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage
-from .wire import Call, clean, priced, secrets_in, shown_url
 
 if TYPE_CHECKING:
     from .openai_http import Http
@@ -36,60 +40,75 @@ logger = logging.getLogger(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _CHECK_SECONDS = 30.0
-_CHECKED_SECONDS = 600.0  # after a successful call no check is made for this long
+# After a successful call the endpoint is not checked for this long.
+_SECONDS_WITHOUT_CHECK = 600.0
 _CLOSE_SECONDS = 5.0
 
 
 @dataclass
 class ChatStats:
-    """The counts of a client in this process."""
+    """The counts of a client in this process.
 
-    calls: int = 0  # finished, with or without a text
-    cached: int = 0  # of these, answered from the cache
-    failed: int = 0  # of these, without a text
-    retries: int = 0  # requests sent beyond the first of each call
-    usage: Usage = field(
-        default_factory=Usage
-    )  # tokens and dollars, retries and failed calls included
+    Args:
+        calls (`int`): Finished calls, with or without a text.
+        cached (`int`): Calls that were answered from the cache.
+        failed (`int`): Calls that ended without a text.
+        retries (`int`): Requests sent beyond the first of each call.
+        usage ([`Usage`]): Tokens and dollars, including retries and failed calls.
+    """
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    retries: int = 0
+    usage: Usage = field(default_factory=Usage)
 
 
 class OpenAIChat:
     """A [`ChatModel`] behind an OpenAI-compatible endpoint.
 
-    Safe to use from several threads and event loops. A pickled copy has the settings, but not the connections, the
-    counts or a literal `api_key`: it reads its key from the environment of its process. `copy.deepcopy` returns the
-    same object.
+    Safe to use from several threads and event loops. A pickled copy has the settings, but not the
+    connections, the counts or a literal `api_key`: it reads its key from the environment of its
+    process. `copy.deepcopy` returns the same object.
 
     Args:
         model (`str`): The model's name at the endpoint.
-        base_url (`str`, *optional*): The endpoint, `/v1` included. Defaults to `OPENAI_BASE_URL`, then OpenAI.
-        api_key (`str`, *optional*): Defaults to `OPENAI_API_KEY`, read at the first call. Not required for an endpoint
-            that is given by `base_url`.
-        max_concurrency (`int`, *optional*, defaults to `64`): At most this many calls in flight; others wait for a
-            slot. A call keeps its slot while it waits for a retry, so that an overloaded endpoint gets fewer requests.
-        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included. Like
-            `max_concurrency` for each process: divide a provider's limit by their number.
-        timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
-            `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits between attempts (0.5 to 8
-            seconds each, 2.5 to 40 after a 429, or the endpoint's `Retry-After` up to two minutes), plus `patience`.
+        base_url (`str`, *optional*): The endpoint, including `/v1`. Defaults to `OPENAI_BASE_URL`,
+            then OpenAI.
+        api_key (`str`, *optional*): Defaults to `OPENAI_API_KEY`, read at the first call. Not
+            required if `base_url` is set.
+        max_concurrency (`int`, *optional*, defaults to `64`): At most this many calls in flight;
+            others wait for a slot. A call keeps its slot while it waits for a retry, so that an
+            overloaded endpoint gets fewer requests.
+        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this rate,
+            retries included. It applies to each process, as `max_concurrency` does: divide a
+            provider's limit by the number of processes.
+        timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at
+            the latest `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits
+            between attempts (0.5 to 8 seconds each, 2.5 to 40 after a 429, or the endpoint's
+            `Retry-After` up to two minutes), plus `patience`.
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
-        patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in total while the endpoint is
-            down. This wait uses up no retries.
-        budget_usd (`float`, *optional*): Once this client has spent this much, no new request is sent, retries
-            included; requests in flight finish. A request is sent when the budget has room for it besides those in
-            flight, so that the budget is exceeded by no more than these. A trainer counts all processes of a job and
-            its restarts together ([`OpenAIChat.charge_to`]); otherwise each process counts for itself. Where the
-            endpoint does not report the tokens of a reply, they are estimated, with one warning.
-        budget_tokens (`int`, *optional*): The same in prompt and completion tokens.
-        price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens. Defaults to the
-            table in `budget.py`, which you should check. A model that is not in it costs 0; its tokens are counted.
+        patience (`float`, *optional*, defaults to `120`): Total seconds that a call waits while the
+            endpoint is down. This wait uses up no retries.
+        budget_usd (`float`, *optional*): Once this client has spent this much, no new request is
+            sent, retries included; requests in flight finish. A request is sent if the budget has
+            room for it besides those in flight, so that the budget is exceeded by no more than
+            these. A trainer counts all processes of a job and its restarts together
+            ([`OpenAIChat.charge_to`]); otherwise each process counts for itself. If the endpoint
+            does not report the tokens of a reply, they are estimated, with one warning.
+        budget_tokens (`int`, *optional*): The same limit in prompt and completion tokens.
+        price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion
+            tokens. Defaults to the table in `budget.py`, which you should check. A model that is
+            not in it costs 0; its tokens are counted.
         cache ([`ReplayCache`], *optional*): Records or replays replies. Not closed by `close`.
-        system_prompt (`str`, *optional*): The first message of conversations that have no system prompt.
-        **sampling: Defaults for `temperature`, `max_tokens`, ...; a call's own values take precedence. Every parameter
-            is sent as it is, also one that only this endpoint knows.
+        system_prompt (`str`, *optional*): The first message of conversations without a system
+            prompt.
+        **sampling: Defaults for `temperature`, `max_tokens`, ...; a call's own values take
+            precedence. Every parameter is sent as it is, even one that only this endpoint knows.
 
     Raises:
-        `ValueError`: A setting is invalid, or `budget_usd` is the only limit and the price is not known.
+        `ValueError`: A setting is invalid, or `budget_usd` is the only limit and the price is not
+            known.
     """
 
     _account: SpendingAccount
@@ -114,33 +133,40 @@ class OpenAIChat:
     ):
         base_url = base_url or os.environ.get("OPENAI_BASE_URL")
         key = api_key.strip() if api_key else None
-        self.model, self.base_url, self.needs_key = model, base_url or _OPENAI_URL, base_url is None
-        self.key_variable = _variable_with(key) if key else "OPENAI_API_KEY"
-        self.max_concurrency, self.requests_per_minute = max_concurrency, requests_per_minute
-        self.timeout, self.max_retries, self.patience = timeout, max_retries, patience
-        self.limit, self.price = Limit(budget_usd, budget_tokens), price or find_price(model)
-        self.cache = None if cache is not None and cache.mode == "off" else cache
-        self.system_prompt, self.sampling = system_prompt, sampling
+        self.model = model
+        self.base_url = base_url or _OPENAI_URL
+        self.needs_key = base_url is None
+        self.key_variable = _find_variable_with(key) if key else "OPENAI_API_KEY"
+        self.max_concurrency = max_concurrency
+        self.requests_per_minute = requests_per_minute
+        self.timeout = timeout
+        self.max_retries = max_retries
+        self.patience = patience
+        self.limit = Limit(budget_usd, budget_tokens)
+        self.price = price or find_price(model)
+        self.cache = cache if cache is not None and cache.mode != "off" else None
+        self.system_prompt = system_prompt
+        self.sampling = sampling
+
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(
-                f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}"
+                f"base_url must begin with http:// or https://, not {redact_url(self.base_url)!r}"
             )
         if max_concurrency < 1 or max_retries < 0 or timeout <= 0 or patience <= 0:
             raise ValueError(
-                "max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0"
+                "max_concurrency must be at least 1, max_retries at least 0, timeout and patience "
+                "above 0"
             )
         if requests_per_minute is not None and requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
-        if price is not None and (
-            not isinstance(price, tuple | list) or len(price) != 2 or min(price) < 0
-        ):
+        if price is not None and not _is_price(price):
             raise ValueError(
-                f"price must be two numbers from 0, dollars per 1M tokens read and written, not {price!r}"
+                "price must be two numbers from 0, US dollars per 1M prompt tokens and per 1M "
+                f"completion tokens, not {price!r}"
             )
         self._check_price(self.limit)
-        self._begin(
-            lambda: key
-        )  # a function, because the key itself would show in dumps of this object
+        # A function, because the key itself would show in dumps of this object.
+        self._begin(lambda: key)
 
     @traced_chat
     async def __call__(
@@ -153,49 +179,70 @@ class OpenAIChat:
     ) -> Reply:
         """See [`ChatModel`]. Cancelling the call cancels its request. `session` is ignored."""
         sampling = {**self.sampling, **sampling}
+        key: CacheKey | None = None
         try:
             # A copy: the caller may change its list while the call waits for a slot.
             conversation = with_system(self.system_prompt, [message.copy() for message in messages])
-            key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache else None
+            if self.cache is not None:
+                key = self.cache.key(self.model, conversation, sampling, repeat)
         except Exception as error:  # this conversation cannot be sent; the next one may be fine
-            return self._ended(
-                BadRequest(f"not a conversation that can be sent: {describe(error)}")
+            return self._finish(
+                Reply(
+                    error=BadRequest(f"not a conversation that can be sent: {describe(error)}"),
+                    attempts=0,
+                )
             )
+
+        # Replay at once, so that replies come in the order of the calls whatever the threads do.
         if self.cache is not None and self.cache.mode == "replay" and key is not None:
-            # At once, so that replies come in the order of the calls whatever the threads do.
             reply = self.cache.get(key)
             assert reply is not None, "in replay mode a missing reply is an error"
-            return self._counted(self._priced(reply))
+            return self._count(self._priced(reply))
+
+        # Connections belong to the background loop, not to the caller's.
         answer = self._answer(
-            Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience)
+            ChatCall(
+                messages=conversation,
+                sampling=sampling,
+                key=key,
+                timeout=self.timeout,
+                max_retries=self.max_retries,
+                patience=self.patience,
+            )
         )
-        try:  # connections belong to the background loop, not to the caller's
-            return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
+        try:
+            if on_background_thread():
+                return await answer
+            return await asyncio.wrap_future(start(answer))
         except RuntimeError as error:  # the loop has ended, or the interpreter is shutting down
-            return self._ended(Closed(str(error)))
+            return self._finish(Reply(error=Closed(str(error)), attempts=0))
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what this client spends into `budget`, under the name of its role.
+        """Book the spending of this client into `budget`, under the name of its role.
 
-        Its own `budget_usd` and `budget_tokens` then limit everything that is booked under this name, in all processes
-        and across restarts. The total of `budget` applies as well.
+        Its own `budget_usd` and `budget_tokens` then limit everything that is booked under this
+        name, in all processes and across restarts. The total of `budget` applies as well.
 
         Args:
             budget ([`Budget`]): The budget of the whole job, or of several roles.
-            account (`str`): The role: `environment`, `reference`, `feedback`, `optimizer`, `verifier`, `judge`, ...
+            account (`str`): The role: `environment`, `reference`, `feedback`, `optimizer`,
+                `verifier`, `judge`, ...
 
         Raises:
             `ValueError`: `budget` is in dollars alone, and the price is not known.
         """
         self._check_price(budget.limit)
         with self._lock:
-            former = self._account.budget
-            if budget is former:
+            previous_budget = self._account.budget
+            if budget is previous_budget:
                 return
-            before = former.spent(self._account.name) if former.path is None else Usage()
+            # What was spent in memory so far moves along.
+            spent = Usage()
+            if previous_budget.path is None:
+                spent = previous_budget.spent(self._account.name)
             self._account.budget = budget
             self._account.name = account
-        budget.add(account, before)
+        budget.add(account, spent)
 
     def check(self) -> None:
         """Ask the endpoint for one word, as any call does but without the cache.
@@ -203,17 +250,25 @@ class OpenAIChat:
         Skipped if a call succeeded in the last ten minutes, and in replay mode.
 
         Raises:
-            [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
+            [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address,
+                ...
         """
-        lately = (
-            self._answered_at is not None
-            and time.monotonic() - self._answered_at < _CHECKED_SECONDS
-        )
-        if lately or (self.cache is not None and self.cache.mode == "replay"):
+        if self.cache is not None and self.cache.mode == "replay":
             return
-        messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
-        limits = min(self.timeout, _CHECK_SECONDS), min(self.max_retries, 1), self.patience
-        reply = run(self._answer(Call(messages, self.sampling, None, *limits)))
+        seconds_since_answer = math.inf
+        if self._answered_at is not None:
+            seconds_since_answer = time.monotonic() - self._answered_at
+        if seconds_since_answer < _SECONDS_WITHOUT_CHECK:
+            return
+        call = ChatCall(
+            messages=[{"role": "user", "content": "Reply with the word: ok"}],
+            sampling=self.sampling,
+            key=None,
+            timeout=min(self.timeout, _CHECK_SECONDS),
+            max_retries=min(self.max_retries, 1),
+            patience=self.patience,
+        )
+        reply = run(self._answer(call))
         # A reasoning model that was cut off by max_tokens exists and works.
         if isinstance(reply.error, BadReply) and reply.finish_reason == "length":
             self._answered_at = time.monotonic()
@@ -234,19 +289,19 @@ class OpenAIChat:
     @property
     def where(self) -> str:
         """The model and its address, without secrets."""
-        return f"{self.model} at {shown_url(self.base_url)}"
+        return f"{self.model} at {redact_url(self.base_url)}"
 
     def find_key(self) -> str | None:
-        """The API key, from the environment of this process unless it was passed in."""
-        from_environment = (
-            os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-        )
-        return self._literal_key() or from_environment or None
+        """Return the API key, from the environment of this process unless it was passed in."""
+        literal_key = self._literal_key()
+        if literal_key or not self.key_variable:
+            return literal_key or None
+        return os.environ.get(self.key_variable, "").strip() or None
 
     def close(self) -> None:
-        """End every call in flight with [`Closed`] and close the connections. Later calls end the same way.
+        """End every call in flight with [`Closed`] and close the connections.
 
-        May be called several times; called at interpreter exit.
+        Later calls end the same way. May be called several times; called at interpreter exit.
         """
         self._closed = True
         if self._pid != os.getpid():
@@ -264,28 +319,29 @@ class OpenAIChat:
         self.close()
 
     def __repr__(self) -> str:
-        return f"OpenAIChat({self.model!r}, base_url={shown_url(self.base_url)!r})"
+        return f"OpenAIChat({self.model!r}, base_url={redact_url(self.base_url)!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OpenAIChat:
+    def __deepcopy__(self, memo: dict[int, object]) -> OpenAIChat:
         return self  # one endpoint, one budget
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._begin(lambda: None)
 
     def _check_price(self, limit: Limit) -> None:
         if limit.usd is None or self.price is not None:
             return
-        unknown = f"the price of {self.model!r} is not known"
-        if limit.tokens is None:  # a budget that is never reached is worse than none
+        problem = f"the price of {self.model!r} is not known"
+        # A budget that is never reached is worse than none.
+        if limit.tokens is None:
             raise ValueError(
-                f"budget_usd needs a price, and {unknown}: pass budget_tokens= instead, or "
+                f"budget_usd needs a price, and {problem}: pass budget_tokens= instead, or "
                 "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
             )
-        logger.warning("%s: of its budget only the tokens are counted", unknown)
+        logger.warning("%s: of its budget only the tokens are counted", problem)
 
     def _begin(self, literal_key: Callable[[], str | None]) -> None:
         """Create the state that a copy in another process does not share."""
@@ -295,74 +351,84 @@ class OpenAIChat:
         self._answered_at = None
         self._account = SpendingAccount(self.model, self.limit, self.price)
         self._closed = False
-        self._left_by_fork: list[Any] = []
+        # The parent's connections and tasks, which are never used or closed in a fork.
+        self._left_by_fork: list[tuple[Http | None, set[asyncio.Task[Reply]]]] = []
         self._begin_process()
 
     def _begin_process(self) -> None:
         """Create the state that a fork does not share. It is used on the background loop only."""
         self._pid = os.getpid()
         self._slots = asyncio.Semaphore(self.max_concurrency)
-        self._asking: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = (
+        # One lock for each sample that is being requested.
+        self._sample_locks: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._http: Http | None = None
 
-    async def _answer(self, call: Call) -> Reply:
-        """The reply to one call. Raises nothing but the caller's own cancellation."""
+    async def _answer(self, call: ChatCall) -> Reply:
+        """Return the reply to one call. Raises nothing but the caller's own cancellation."""
         if self._pid != os.getpid():
-            self._left_by_fork.append(
-                (self._http, self._tasks)
-            )  # the parent's: never used or closed here
+            self._left_by_fork.append((self._http, self._tasks))
             self._begin_process()
-        task = asyncio.ensure_future(
-            self._recorded_or_asked(call)
-        )  # a task of its own, so that `close` can cancel it alone
+
+        # A task of its own, so that `close` can cancel it alone.
+        task = asyncio.ensure_future(self._replay_or_send(call))
         self._tasks.add(task)
         reply = Reply(error=Closed("cancelled"))
         try:
             reply = await task
         except asyncio.CancelledError:
-            current = (
-                asyncio.current_task()
-            )  # was this task cancelled, or only the one that it awaits?
-            if not self._closed or (current is not None and current.cancelling()):
+            # Was this task cancelled, or only the one that it awaits?
+            current_task = asyncio.current_task()
+            if not self._closed or (current_task is not None and current_task.cancelling()):
                 raise
             reply = Reply(error=Closed("the client was closed"))
         except LLMError as error:
             reply = Reply(error=error)
         except Exception as error:  # a bug here fails one call, not the thread that all calls share
-            logger.debug("a call to %s failed in an unforeseen way", self.where, exc_info=True)
+            logger.debug("a call to %s failed unexpectedly", self.where, exc_info=True)
             reply = Reply(error=BadRequest(describe(error)))
         finally:
             self._tasks.discard(task)
-            reply = self._ended(reply.error, reply, call)
+            reply = replace(
+                reply,
+                usage=call.usage,
+                attempts=call.attempts,
+                seconds=time.perf_counter() - call.started,
+            )
+            reply = self._finish(reply)
         return reply
 
-    async def _recorded_or_asked(self, call: Call) -> Reply:
+    async def _replay_or_send(self, call: ChatCall) -> Reply:
+        """Return the recorded reply, or else send the call."""
         if self.cache is None or call.key is None:
-            return await self._ask(call)
-        # A second call for the same sample waits here and then finds it recorded. A lock, not a shared task: if the
-        # first call is cancelled or fails, the next one sends its own request.
-        async with self._asking.setdefault(call.key[:2], asyncio.Lock()):
+            return await self._send(call)
+        # A second call for the same sample waits here and then finds it recorded. A lock, not a
+        # shared task: if the first call is cancelled or fails, the next one sends its own request.
+        async with self._sample_locks.setdefault(call.key[:2], asyncio.Lock()):
             recorded = await asyncio.to_thread(self.cache.get, call.key)
-            return self._priced(recorded) if recorded else await self._ask(call)
+            if recorded is not None:
+                return self._priced(recorded)
+            return await self._send(call)
 
     def _priced(self, recorded: Reply) -> Reply:
-        saved = priced(recorded.saved.prompt_tokens, recorded.saved.completion_tokens, self.price)
+        """Return a recorded reply with the cost that its tokens have today."""
+        saved = price_tokens(
+            recorded.saved.prompt_tokens, recorded.saved.completion_tokens, self.price
+        )
         return replace(recorded, saved=saved)
 
-    async def _ask(self, call: Call) -> Reply:
+    async def _send(self, call: ChatCall) -> Reply:
+        """Send the call when a slot is free, and record its reply and cost."""
         async with self._slots:
             if self._closed:
                 raise Closed("the client is closed")
             http = self._http or self._connect()
             reply = await http.ask(call)
-            if self.cache is None and self._account.budget.path is None:
-                return reply
-            await asyncio.to_thread(
-                self._keep, call, reply
-            )  # on the loop it would block every call of every client
+            # On the loop, access to the disk would block every call of every client.
+            if self.cache is not None or self._account.budget.path is not None:
+                await asyncio.to_thread(self._record, call, reply)
             return reply
 
     def _connect(self) -> Http:
@@ -371,15 +437,15 @@ class OpenAIChat:
         key = self.find_key()
         if key is None and self.needs_key:
             raise Misconfigured(
-                "no key: set OPENAI_API_KEY or pass api_key= (a literal key is not carried into other processes), "
-                "or base_url= for a server of your own"
+                "no key: set OPENAI_API_KEY or pass api_key= (a literal key is not carried into other "
+                "processes), or base_url= for a server of your own"
             )
         self._http = Http(self, key or "none", self._account)
         background_loop(self)  # which closes the connections before it ends
-        weakref.finalize(self, _let_go, self._http, os.getpid()).atexit = False
+        weakref.finalize(self, _close_collected, self._http, os.getpid()).atexit = False
         return self._http
 
-    def _keep(self, call: Call, reply: Reply) -> None:
+    def _record(self, call: ChatCall, reply: Reply) -> None:
         """Record the reply and write its cost."""
         if self.cache is not None and call.key is not None:
             try:
@@ -388,21 +454,19 @@ class OpenAIChat:
                 logger.exception("a reply could not be recorded in %r", self.cache)
         self._account.budget.settle()
 
-    def _ended(
-        self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None
-    ) -> Reply:
-        """The reply for the caller: with usage and seconds, counted, its error without secrets and tracebacks."""
-        if call is not None:
-            seconds = time.perf_counter() - call.started
-            reply = replace(reply, usage=call.usage, attempts=call.attempts, seconds=seconds)
+    def _finish(self, reply: Reply) -> Reply:
+        """Return the reply for the caller: its error without secrets and traceback, and counted."""
+        error = reply.error
         if error is not None:
-            what = clean(error.what, self.find_key(), *secrets_in(self.base_url))
-            reply = replace(
-                reply, error=type(error)(what, self.where, reply.attempts, error.status)
+            message = sanitize_message(
+                error.message, self.find_key(), *find_url_secrets(self.base_url)
             )
-        return self._counted(reply)
+            public_error = type(error)(message, self.where, reply.attempts, error.status)
+            reply = replace(reply, error=public_error)
+        return self._count(reply)
 
-    def _counted(self, reply: Reply) -> Reply:
+    def _count(self, reply: Reply) -> Reply:
+        """Add a reply to the counts and return it."""
         with self._lock:
             stats = self._stats
             stats.calls += 1
@@ -418,23 +482,29 @@ class OpenAIChat:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        http, self._http = self._http, None
+        http = self._http
+        self._http = None
         if http is not None:
             await http.close()
 
 
-def _let_go(http: Http, pid: int) -> None:
-    """Close the connections of a client that was garbage-collected; otherwise they stay open on the loop."""
+def _close_collected(http: Http, pid: int) -> None:
+    """Close the connections of a garbage-collected client; otherwise they stay open on the loop."""
     if pid == os.getpid():
         with suppress(RuntimeError):  # the interpreter is shutting down
             start(http.close())
 
 
-def _variable_with(key: str) -> str | None:
-    """The environment variable with the value `key`: a pickled copy carries its name instead of the key."""
-    names = (
-        name
-        for name, value in os.environ.items()
-        if value.strip() == key and ("KEY" in name or "TOKEN" in name)
-    )
-    return next(names, None)
+def _is_price(price: object) -> bool:
+    return isinstance(price, tuple | list) and len(price) == 2 and min(price) >= 0
+
+
+def _find_variable_with(key: str) -> str | None:
+    """Return the environment variable with the value `key`.
+
+    A pickled copy carries its name instead of the key.
+    """
+    for name, value in os.environ.items():
+        if value.strip() == key and ("KEY" in name or "TOKEN" in name):
+            return name
+    return None

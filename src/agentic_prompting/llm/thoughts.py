@@ -1,7 +1,8 @@
-"""The thought of a thinking model in its reply, and the visible text without it.
+"""Splits the reply of a thinking model into its thought and the visible text.
 
-Servers without a reasoning parser leave the thought in the text. What a model tries out there is no answer, no edit and
-no verdict, so every reader of a reply calls [`strip_thoughts`] first.
+Servers without a reasoning parser leave the thought in the text. Text that a model tries out in its
+thought is not an answer, an edit or a verdict, so every reader of a reply calls [`strip_thoughts`]
+first.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The marks of Qwen and DeepSeek, Seed, Magistral and Kimi; `<thinking>` is what models write that were asked to think.
-# As brackets and name; a closing mark has a slash between them.
+# Opening bracket, name and closing bracket; a closing mark has a slash after the opening bracket.
+# The marks of Qwen and DeepSeek, Seed, Magistral and Kimi. Models that are asked to think write
+# `<thinking>`.
 _MARKS = (
     ("<", "think", ">"),
     ("<", "thinking", ">"),
@@ -19,7 +21,7 @@ _MARKS = (
     ("[", "think", "]"),
     ("◁", "think", "▷"),
 )
-_KINDS = tuple("".join(mark) for mark in _MARKS)
+_OPENING_MARKS = tuple("".join(mark) for mark in _MARKS)
 _ANY_MARK = re.compile(
     "|".join(
         f"{re.escape(opening)}/?{name}{re.escape(closing)}" for opening, name, closing in _MARKS
@@ -33,7 +35,7 @@ class SplitReply(NamedTuple):
 
     Attributes:
         thought (`str`): The thought, stripped; several are joined by an empty line.
-        visible (`str`): The text outside of thoughts, as it stands.
+        visible (`str`): The text outside of thoughts, unchanged.
     """
 
     thought: str
@@ -43,21 +45,25 @@ class SplitReply(NamedTuple):
 class _Mark(NamedTuple):
     start: int
     end: int
-    kind: str  # its opening mark
+    opening_mark: str  # the pair that it belongs to
     is_opening: bool
 
 
 def split_thoughts(text: str, payload: re.Pattern[str] | None = None) -> SplitReply:
-    """The thoughts of a reply and the visible text. Takes time linear in the text and never raises.
+    """Split a reply into its thoughts and the visible text.
 
-    A thought ends at its own closing mark, so that it may mention a pair of marks. Where a closing mark has no opening
-    one and the reply does not begin with one, the chat template opened the thought. A thought without an end was cut
-    off: the rest of the reply belongs to it. A mark in backticks is a mention.
+    Takes time linear in the length of the text, and never raises.
+
+    A thought ends at its own closing mark, so it may mention a pair of marks. A closing mark
+    without an opening one, in a reply that does not begin with an opening mark, means that the chat
+    template opened the thought. A thought without an end was cut off: the rest of the reply belongs
+    to it. A mark in backticks is only a mention.
 
     Args:
         text (`str`): A reply, as the model wrote it.
-        payload (`re.Pattern`, *optional*): What a reply begins with that may itself hold such marks: a tool call, a
-            proposed prompt. Behind its first match in the visible text no thought begins.
+        payload (`re.Pattern`, *optional*): Matches the beginning of a part that may itself contain
+            such marks: a tool call, a proposed prompt. After its first match in the visible text no
+            thought begins.
 
     Example:
 
@@ -69,36 +75,41 @@ def split_thoughts(text: str, payload: re.Pattern[str] | None = None) -> SplitRe
         ''
     """
     marks = _find_marks(text)
-    ends, unopened = _pair_marks(marks)
+    closing_marks = _find_closing_marks(marks)
     thoughts: list[str] = []
     visible: list[str] = []
     position = 0
 
     # A closing mark without an opening one: the chat template opened the thought.
     begins_with_mark = bool(marks) and marks[0].is_opening and not text[: marks[0].start].strip()
+    unopened = _find_unopened_mark(marks)
     if unopened is not None and not begins_with_mark:
         thoughts.append(text[: unopened.start])
         position = unopened.end
 
-    for mark, closing in zip(marks, ends, strict=True):
+    # Each opening mark outside of a thought begins one.
+    for mark, closing_mark in zip(marks, closing_marks, strict=True):
         if mark.start < position or not mark.is_opening:
             continue
         if payload is not None and payload.search(text, position, mark.start):
             break
         visible.append(text[position : mark.start])
-        if closing is None:  # cut off
+        if closing_mark is None:  # cut off
             thoughts.append(text[mark.end :])
             position = len(text)
         else:
-            thoughts.append(text[mark.end : closing.start])
-            position = closing.end
+            thoughts.append(text[mark.end : closing_mark.start])
+            position = closing_mark.end
     visible.append(text[position:])
-    stripped = (thought.strip() for thought in thoughts)
-    return SplitReply("\n\n".join(filter(None, stripped)), "".join(visible))
+
+    stripped_thoughts = [thought.strip() for thought in thoughts]
+    return SplitReply("\n\n".join(filter(None, stripped_thoughts)), "".join(visible))
 
 
 def strip_thoughts(text: str, payload: re.Pattern[str] | None = None) -> str:
-    """The visible text of a reply, stripped; empty where the reply was cut off inside of its thought.
+    """Return the visible text of a reply, stripped.
+
+    Empty if the reply was cut off inside its thought.
 
     Args:
         text (`str`): A reply, as the model wrote it.
@@ -108,40 +119,60 @@ def strip_thoughts(text: str, payload: re.Pattern[str] | None = None) -> str:
 
 
 def _find_marks(text: str) -> list[_Mark]:
+    """Return the marks in a text, in order; those in backticks are left out."""
     marks = []
     for match in _ANY_MARK.finditer(text):
-        is_mention = (
-            text[match.start() - 1 : match.start()] == "`" == text[match.end() : match.end() + 1]
+        preceding = text[match.start() - 1 : match.start()]
+        following = text[match.end() : match.end() + 1]
+        if preceding == "`" and following == "`":
+            continue
+        mark = match[0].lower()
+        marks.append(
+            _Mark(
+                start=match.start(),
+                end=match.end(),
+                opening_mark=mark.replace("/", ""),
+                is_opening="/" not in mark,
+            )
         )
-        if not is_mention:
-            mark = match[0].lower()
-            marks.append(_Mark(match.start(), match.end(), mark.replace("/", ""), "/" not in mark))
     return marks
 
 
-def _pair_marks(marks: Sequence[_Mark]) -> tuple[list[_Mark | None], _Mark | None]:
-    """The mark that ends the thought of each opening mark, and the first closing mark without an opening one.
+def _find_closing_marks(marks: Sequence[_Mark]) -> list[_Mark | None]:
+    """Return for each opening mark the mark that ends its thought, or `None` if there is none.
 
-    A thought ends at the partner of its opening mark, or else at the next closing mark of its kind (the thought
-    mentions an opening mark); `None` where there is no other.
+    This is the partner of the opening mark, or else the next closing mark of its pair (the thought
+    mentions an opening mark). The entry of a closing mark is `None`.
     """
+    # Pair the marks as brackets are paired.
     partners: dict[int, _Mark] = {}
-    opened: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-    unopened = None
+    open_indices: dict[str, list[int]] = {mark: [] for mark in _OPENING_MARKS}
     for index, mark in enumerate(marks):
         if mark.is_opening:
-            opened[mark.kind].append(index)
-        elif opened[mark.kind]:
-            partners[opened[mark.kind].pop()] = mark
-        elif unopened is None:
-            unopened = mark
+            open_indices[mark.opening_mark].append(index)
+        elif open_indices[mark.opening_mark]:
+            partners[open_indices[mark.opening_mark].pop()] = mark
 
-    ends: list[_Mark | None] = [None] * len(marks)
-    next_closing: dict[str, _Mark] = {}
+    # From the end, so that the next closing mark of each pair is known.
+    closing_marks: list[_Mark | None] = [None] * len(marks)
+    next_closing_mark: dict[str, _Mark] = {}
     for index in reversed(range(len(marks))):
         mark = marks[index]
         if mark.is_opening:
-            ends[index] = partners.get(index) or next_closing.get(mark.kind)
+            closing_marks[index] = partners.get(index) or next_closing_mark.get(mark.opening_mark)
         else:
-            next_closing[mark.kind] = mark
-    return ends, unopened
+            next_closing_mark[mark.opening_mark] = mark
+    return closing_marks
+
+
+def _find_unopened_mark(marks: Sequence[_Mark]) -> _Mark | None:
+    """Return the first closing mark without an opening one."""
+    open_counts = dict.fromkeys(_OPENING_MARKS, 0)
+    for mark in marks:
+        if mark.is_opening:
+            open_counts[mark.opening_mark] += 1
+        elif open_counts[mark.opening_mark]:
+            open_counts[mark.opening_mark] -= 1
+        else:
+            return mark
+    return None

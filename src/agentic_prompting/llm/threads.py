@@ -1,4 +1,4 @@
-"""Threads for plain functions of the user's, which may never return."""
+"""Threads for plain user functions, which may never return."""
 
 from __future__ import annotations
 
@@ -6,81 +6,86 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Call(Future[Any]):
-    """A call of a function. A caller that cancels it while it runs gives it up."""
+class _FunctionCall(Future[T], Generic[T]):
+    """The future of one function call. Cancelling it while the function runs abandons the call."""
 
-    def __init__(self, pool: DaemonThreads, function: Callable[[], Any]):
+    def __init__(self, pool: DaemonThreads, function: Callable[[], T]):
         super().__init__()
         self.pool = pool
         self.function = function
-        self.is_given_up = False
+        self.is_abandoned = False
         self.has_ended = False
 
     def cancel(self) -> bool:
         is_cancelled = super().cancel()
         if not is_cancelled and self.running():
-            self.pool.give_up(self)
+            self.pool.abandon(self)
         return is_cancelled
 
 
 class DaemonThreads(Executor):
-    """Threads that run plain functions, started as they are needed.
+    """A pool of threads that run plain functions, started as they are needed.
 
-    A `ThreadPoolExecutor` is not made for functions that hang: each takes a thread from the others for good, and the
-    interpreter waits for it at exit. Here a call that its caller has given up is replaced by a further thread, and no
-    thread keeps the interpreter from exiting.
+    A `ThreadPoolExecutor` is not made for functions that hang: each one occupies a thread for good,
+    and the interpreter waits for it at exit. Here the thread of an abandoned call is replaced by a
+    new one, and no thread keeps the interpreter from exiting.
 
     Args:
-        max_threads (`int`): Functions that run at once, without those that were given up.
-        name (`str`): The beginning of the threads' names.
+        max_threads (`int`): How many functions may run at once, not counting abandoned calls.
+        name (`str`): The prefix of the threads' names.
     """
 
     def __init__(self, max_threads: int, name: str):
         self._max_threads = max_threads
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: deque[_Call] = deque()
-        self._idle = 0
-        self._threads = 0  # without those whose call was given up
-        self._started = 0
+        self._waiting_calls: deque[_FunctionCall[object]] = deque()
+        self._idle_threads = 0
+        self._threads = 0  # without those whose call was abandoned
+        self._started_threads = 0
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        call = _Call(self, lambda: function(*args, **kwargs))
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        call = _FunctionCall(self, lambda: function(*args, **kwargs))
         with self._changed:
-            self._waiting.append(call)
+            self._waiting_calls.append(call)  # type: ignore[arg-type]  # Future is invariant
             self._start_threads()
             self._changed.notify()
         return call
 
-    def give_up(self, call: _Call) -> None:
+    def abandon(self, call: _FunctionCall[T]) -> None:
         """Note that nobody waits for a running call any more."""
         with self._changed:
-            if not call.is_given_up and not call.has_ended:
-                call.is_given_up = True
-                self._threads -= 1
-                self._start_threads()
+            if call.is_abandoned or call.has_ended:
+                return
+            call.is_abandoned = True
+            self._threads -= 1
+            self._start_threads()
 
     def _start_threads(self) -> None:
-        while self._threads < self._max_threads and len(self._waiting) > self._idle:
+        while self._threads < self._max_threads and len(self._waiting_calls) > self._idle_threads:
             self._threads += 1
-            self._started += 1
-            self._idle += 1  # until it takes a call
-            threading.Thread(
-                target=self._work, name=f"{self._name}_{self._started}", daemon=True
-            ).start()
+            self._started_threads += 1
+            self._idle_threads += 1  # until it takes a call
+            name = f"{self._name}_{self._started_threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _work(self) -> None:
+        """Run one waiting call after the other, until a call of this thread is abandoned."""
         while True:
+            # Take the oldest call.
             with self._changed:
-                while not self._waiting:
+                while not self._waiting_calls:
                     self._changed.wait()
-                call = self._waiting.popleft()
-                self._idle -= 1
+                call = self._waiting_calls.popleft()
+                self._idle_threads -= 1
+
+            # Run it, unless it was cancelled before.
             if call.set_running_or_notify_cancel():
                 try:
                     result = call.function()
@@ -89,9 +94,11 @@ class DaemonThreads(Executor):
                 else:
                     call.set_result(result)
                     del result
+
+            # An abandoned call has been replaced by another thread.
             with self._changed:
                 call.has_ended = True
-                if call.is_given_up:
+                if call.is_abandoned:
                     return
-                self._idle += 1
-            del call
+                self._idle_threads += 1
+            del call  # an idle thread must not keep a result alive

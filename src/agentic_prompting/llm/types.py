@@ -1,7 +1,7 @@
-"""The types of a large-LLM call: messages, the [`ChatModel`] that gets them, the [`Reply`] it returns, and its errors.
+"""Types of a large-LLM call: messages, [`ChatModel`], [`Reply`], and errors.
 
-An error is *data*: it is returned inside [`Reply`] and counted, and it never reaches an agent as text. Errors are
-exceptions too, so that code which has to stop can `raise reply.error`.
+An error is *data*: it is returned inside [`Reply`] and counted, and it never reaches an agent as
+text. Errors are exceptions too, so that code which has to stop can `raise reply.error`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,45 @@ from .masking import mask_secrets
 
 
 class LLMError(Exception):
-    """A call to a large LLM that gave no usable reply, after all retries.
+    """A call to a large LLM that returned no usable reply, after all retries.
 
-    An error with `fatal = True` does not pass by waiting; it stops a run at once.
+    An error with `fatal = True` cannot be waited out; it stops a run at once.
 
     Args:
-        what (`str`): What went wrong and, if the user can mend it, what to do. One line; secrets in it are masked.
+        message (`str`): What went wrong and, if the user can fix it, how. One line; secrets in it
+            are masked.
         where (`str`, *optional*, defaults to `""`): The model and its address.
         attempts (`int`, *optional*, defaults to `1`): How many times the call was tried.
-        status (`int`, *optional*): The last HTTP status, where there was one.
+        status (`int`, *optional*): The last HTTP status, if there was one.
     """
 
     fatal = False
 
-    def __init__(self, what: str, where: str = "", attempts: int = 1, status: int | None = None):
-        what = mask_secrets(what)
-        super().__init__(what, where, attempts, status)
-        self.what, self.where, self.attempts, self.status = what, where, attempts, status
+    def __init__(self, message: str, where: str = "", attempts: int = 1, status: int | None = None):
+        message = mask_secrets(message)
+        super().__init__(message, where, attempts, status)
+        self.message = message
+        self.where = where
+        self.attempts = attempts
+        self.status = status
 
     @property
     def kind(self) -> str:
         """The class name, the short label that logs and metrics use."""
         return type(self).__name__
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; [`LLMError.from_json`] gives an equal error back, without its traceback."""
-        own_kind = next(
-            kind for kind in type(self).__mro__ if kind.__module__ == __name__
-        )  # for a user's subclass
+    def to_json(self) -> dict[str, str | int | None]:
+        """Convert to plain JSON types.
+
+        [`LLMError.from_json`] returns an equal error, without the traceback.
+        """
+        # A user's subclass is saved as the class of this module that it derives from.
+        for saved_class in type(self).__mro__:
+            if saved_class.__module__ == __name__:
+                break
         return {
-            "kind": own_kind.__name__,
-            "what": self.what,
+            "kind": saved_class.__name__,
+            "what": self.message,
             "where": self.where,
             "attempts": self.attempts,
             "status": self.status,
@@ -53,21 +61,27 @@ class LLMError(Exception):
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> LLMError:
-        """The inverse of [`LLMError.to_json`].
+        """Restore an error from the output of [`LLMError.to_json`].
 
         Raises:
-            `KeyError`, `TypeError`, `ValueError`: It is no saved error.
+            `KeyError`, `TypeError`, `ValueError`: `saved` is not a saved error.
         """
-        kind = globals()[saved["kind"]]
-        if not (isinstance(kind, type) and issubclass(kind, LLMError)):
-            raise ValueError(f"{saved['kind']!r} is no error of a large LLM")
-        return kind(saved["what"], saved["where"], saved["attempts"], saved["status"])
+        error_class = globals()[saved["kind"]]
+        if not (isinstance(error_class, type) and issubclass(error_class, LLMError)):
+            raise ValueError(f"{saved['kind']!r} is not an error class of a large LLM")
+        return error_class(saved["what"], saved["where"], saved["attempts"], saved["status"])
 
     def __str__(self) -> str:
-        details = [self.where] if self.where else []
-        details += [f"HTTP {self.status}"] if self.status else []
-        details += [f"{self.attempts} attempts"] if self.attempts > 1 else []
-        return f"{self.what} ({', '.join(details)})" if details else self.what
+        details = []
+        if self.where:
+            details.append(self.where)
+        if self.status:
+            details.append(f"HTTP {self.status}")
+        if self.attempts > 1:
+            details.append(f"{self.attempts} attempts")
+        if not details:
+            return self.message
+        return f"{self.message} ({', '.join(details)})"
 
 
 class RateLimited(LLMError):
@@ -132,11 +146,11 @@ class Usage:
     """The tokens and the cost of a call.
 
     Args:
-        prompt_tokens (`int`, *optional*, defaults to `0`): Tokens read.
-        completion_tokens (`int`, *optional*, defaults to `0`): Tokens written.
-        cost_usd (`float`, *optional*, defaults to `0.0`): US dollars; 0 where the price is not known.
-        estimated_tokens (`int`, *optional*, defaults to `0`): How many of these tokens are an estimate, because the
-            endpoint did not report them.
+        prompt_tokens (`int`, *optional*, defaults to `0`): Tokens of the prompt.
+        completion_tokens (`int`, *optional*, defaults to `0`): Tokens of the completion.
+        cost_usd (`float`, *optional*, defaults to `0.0`): US dollars; 0 if the price is not known.
+        estimated_tokens (`int`, *optional*, defaults to `0`): How many of these tokens are an
+            estimate, because the endpoint did not report them.
     """
 
     prompt_tokens: int = 0
@@ -150,10 +164,10 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.cost_usd + other.cost_usd,
-            self.estimated_tokens + other.estimated_tokens,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cost_usd=self.cost_usd + other.cost_usd,
+            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
         )
 
 
@@ -162,16 +176,22 @@ class Reply:
     """The outcome of one call: a text or an error, never both.
 
     Args:
-        text (`str`, *optional*, defaults to `""`): What the model wrote. Empty when `error` is set.
+        text (`str`, *optional*, defaults to `""`): The text that the model wrote. Empty if `error`
+            is set.
         error ([`LLMError`], *optional*): The reason why there is no text.
-        finish_reason (`str`, *optional*, defaults to `"stop"`): As the endpoint returned it: `stop`, `length`, ...
+        finish_reason (`str`, *optional*, defaults to `"stop"`): As the endpoint returned it:
+            `stop`, `length`, ...
         usage ([`Usage`], *optional*): Tokens and cost of this call; zero for a cached reply.
-        cached (`bool`, *optional*, defaults to `False`): Whether it came from a [`ReplayCache`], at no cost.
-        shared (`bool`, *optional*, defaults to `False`): Whether it is a copy of the reply of another call, which paid
-            for it.
-        saved ([`Usage`], *optional*): For a cached or shared reply: the tokens and cost of the call that it comes from.
-        attempts (`int`, *optional*, defaults to `1`): Requests sent for it, retries included; 0 when cached.
-        seconds (`float`, *optional*, defaults to `0.0`): From the call to the reply, waiting for a free slot included.
+        cached (`bool`, *optional*, defaults to `False`): Whether it came from a [`ReplayCache`], at
+            no cost.
+        shared (`bool`, *optional*, defaults to `False`): Whether it is a copy of the reply of
+            another call, which paid for it.
+        saved ([`Usage`], *optional*): For a cached or shared reply: the tokens and cost of the
+            original call.
+        attempts (`int`, *optional*, defaults to `1`): Requests sent for it, retries included; 0 if
+            cached.
+        seconds (`float`, *optional*, defaults to `0.0`): From the call to the reply, waiting for a
+            free slot included.
     """
 
     text: str = ""
@@ -190,32 +210,39 @@ class Reply:
         return self.usage + self.saved
 
 
-class _TakesMessages(type(Protocol)):  # type: ignore[misc]  # typing does not export the metaclass
-    """Makes `isinstance(x, ChatModel)` check for an argument `messages`, or for one that must be given, under any name:
-    a verifier can be called as well, with a question and an answer."""
+class _ChatModelMeta(type(Protocol)):  # type: ignore[misc]  # typing does not export the metaclass
+    """Makes `isinstance(x, ChatModel)` check the signature of a callable.
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    It is a chat model if it has an argument `messages`, or exactly one required positional argument
+    of any name besides `repeat` and `session`. A verifier is callable too, with a question and an
+    answer.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
         if cls is not ChatModel:
             return super().__instancecheck__(instance)
+        if not callable(instance):
+            return False
         try:
-            parameters = inspect.signature(instance).parameters if callable(instance) else {}
+            parameters = inspect.signature(instance).parameters
         except (TypeError, ValueError):  # a built-in function without a signature
             return False
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = [
-            one for one in parameters.values() if one.kind in by_place and one.default is one.empty
-        ]
-        return (
-            "messages" in parameters
-            or len({one.name for one in given} - {"repeat", "session"}) == 1
-        )
+        if "messages" in parameters:
+            return True
+        required_names = {
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.default is parameter.empty
+        }
+        return len(required_names - {"repeat", "session"}) == 1
 
 
 @runtime_checkable
-class ChatModel(Protocol, metaclass=_TakesMessages):
+class ChatModel(Protocol, metaclass=_ChatModelMeta):
     """A large LLM: one call per conversation.
 
-    A call never raises: its error is in the [`Reply`]. Only a cancellation passes.
+    A call never raises: its error is in the [`Reply`]. Only a cancellation passes through.
     """
 
     async def __call__(
@@ -230,9 +257,11 @@ class ChatModel(Protocol, metaclass=_TakesMessages):
 
         Args:
             messages (`Sequence[Message]`): The conversation, oldest message first.
-            repeat (`int`, *optional*): The number of this sample among several of the *same* conversation. A replay
-                cache keys on it, so that N samples stay N different replies. `None`: counted by the cache.
-            session (`str`, *optional*): Calls with the same session belong together (a router keeps their model).
+            repeat (`int`, *optional*): The number of this sample among several of the *same*
+                conversation. It is part of a replay cache's key, so that N samples stay N different
+                replies. `None`: counted by the cache.
+            session (`str`, *optional*): Calls with the same session belong together (a router keeps
+                their model).
             **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: sent to the endpoint.
         """
         ...

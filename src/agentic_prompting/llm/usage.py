@@ -1,4 +1,4 @@
-"""Token counts of a reply: read in every form that endpoints use, and estimated where an endpoint reports none."""
+"""Reads the token counts of a reply in all formats of endpoints, and estimates missing counts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ MAX_COUNT = 10**9
 """A larger count is invalid: it would spoil every sum."""
 
 BYTES_PER_TOKEN = 3
-"""Of UTF-8 text, for estimates. English has about four, Chinese about three."""
+"""Bytes of UTF-8 text per token, for estimates. English has about four, Chinese about three."""
 
 TOKENS_PER_MESSAGE = 4
-"""The role and the separators of a chat template, for estimates."""
+"""Tokens of the role and of the chat template's separators, for estimates."""
 
 TOKENS_PER_ATTACHMENT = 1024
-"""A part of a message that is no text (an image), for estimates."""
+"""Tokens of a message part that is not text (an image), for estimates."""
 
 UNREPORTED_COMPLETION = 1024
-"""The least that a reply without a reported count is estimated at, unless `max_tokens` is lower: its text may be short,
-but a reasoning model bills thoughts that the reply does not show."""
+"""Lower bound of the estimate for a reply without a reported count, unless `max_tokens` is lower.
+
+The text may be short, but a reasoning model bills thoughts that the reply does not show."""
 
 _PROMPT_NAMES = (
     "prompt_tokens",
@@ -41,6 +42,7 @@ _COMPLETION_NAMES = (
 _TOTAL_NAMES = ("total_tokens", "total_token_count", "totalTokenCount")
 # Anthropic counts these beside `input_tokens`; OpenAI's `prompt_tokens` includes them.
 _CACHE_NAMES = ("cache_creation_input_tokens", "cache_read_input_tokens")
+_GOOGLE_REASONING_NAMES = ("thoughtsTokenCount", "thoughts_token_count")
 _REASONING_DETAILS = ("completion_tokens_details", "output_tokens_details")
 _MAX_DIGITS = 32
 
@@ -60,12 +62,12 @@ class TokenCounts:
 def read_token_counts(
     body: Mapping[str, Any], estimate_prompt: Callable[[], int] = lambda: 0
 ) -> TokenCounts:
-    """The token counts in the body of a completion.
+    """Read the token counts in the body of a completion.
 
     Args:
         body (`Mapping`): The decoded body.
-        estimate_prompt (`Callable[[], int]`, *optional*): Estimates the prompt's part of a total that is reported
-            alone. By default all of it counts as output.
+        estimate_prompt (`Callable[[], int]`, *optional*): Estimates the prompt's share if the
+            endpoint reports only a total. By default the whole total counts as output.
     """
     for usage in _usage_objects(body):
         counts = _read_usage(usage, estimate_prompt)
@@ -75,7 +77,7 @@ def read_token_counts(
 
 
 def estimate_prompt_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
-    """An estimate of the tokens of a conversation, rather too high than too low."""
+    """Estimate the tokens of a conversation, rather too high than too low."""
     tokens = 0
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
@@ -91,73 +93,86 @@ def estimate_prompt_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def estimate_text_tokens(text: str) -> int:
-    """An estimate of the tokens of a text, rather too high than too low."""
+    """Estimate the tokens of a text, rather too high than too low."""
     return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
 
 def _usage_objects(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The objects of a body that may hold its usage: OpenAI's, those of other servers, the body itself."""
-    places = [body.get("usage"), body.get("usage_metadata"), body.get("usageMetadata")]
+    """Yield the objects of a body that may contain its usage, OpenAI's first."""
+    candidates = [body.get("usage"), body.get("usage_metadata"), body.get("usageMetadata")]
     choices = body.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
-        places.append(choices[0].get("usage"))
+        candidates.append(choices[0].get("usage"))
     for extension in ("x_groq", "meta"):
         holder = body.get(extension)
         if isinstance(holder, Mapping):
-            places.append(holder.get("usage"))
-    places.append(body)  # Ollama's own form
-    for place in places:
-        if isinstance(place, Mapping):
-            yield place
+            candidates.append(holder.get("usage"))
+    candidates.append(body)  # Ollama puts its counts there
+    for candidate in candidates:
+        if isinstance(candidate, Mapping):
+            yield candidate
 
 
 def _read_usage(usage: Mapping[str, Any], estimate_prompt: Callable[[], int]) -> TokenCounts:
+    """Read the counts of one usage object and complete them from its total."""
     prompt = _first_count(usage, _PROMPT_NAMES)
     completion = _first_count(usage, _COMPLETION_NAMES)
     total = _first_count(usage, _TOTAL_NAMES)
 
+    # Add tokens that some endpoints count separately.
     if prompt is not None and "prompt_tokens" not in usage:
         prompt += sum(read_count(usage.get(name)) or 0 for name in _CACHE_NAMES)
     if completion is not None:
         completion = max(completion, _with_hidden_reasoning(usage, completion))
 
-    # A missing count follows from the total. A total that is above the sum of both holds tokens that are billed as
-    # output and reported elsewhere: thoughts.
+    # A missing count follows from the total. A total above the sum of both contains tokens that are
+    # billed as output and reported elsewhere: thoughts.
     if total:
-        if prompt is None:
-            if completion is None:
-                prompt = min(estimate_prompt(), total)
-            else:
-                prompt = max(0, total - completion)
-        completion = max(completion or 0, total - prompt)
+        if prompt is not None:
+            completion = max(completion or 0, total - prompt)
+        elif completion is not None:
+            prompt = max(0, total - completion)
+        else:
+            prompt = min(estimate_prompt(), total)
+            completion = total - prompt
 
     # No prompt has 0 tokens: such a count is a placeholder.
     return TokenCounts(prompt or None, completion)
 
 
 def _with_hidden_reasoning(usage: Mapping[str, Any], completion: int) -> int:
-    """The completion's tokens, with reasoning tokens that cannot be among them because there are more."""
-    reasoning = (
-        read_count(usage.get("thoughtsTokenCount"))
-        or read_count(usage.get("thoughts_token_count"))
-        or 0
-    )
-    if reasoning:
-        return completion + reasoning  # Google's form counts them separately
+    """Return the tokens of a completion, including reasoning tokens that its count leaves out."""
+    # Google counts them separately.
+    for name in _GOOGLE_REASONING_NAMES:
+        google_reasoning = read_count(usage.get(name))
+        if google_reasoning:
+            return completion + google_reasoning
+
+    # Others include them in the count; if there are more of them, they were left out.
+    reasoning = 0
     for name in _REASONING_DETAILS:
         details = usage.get(name)
         if isinstance(details, Mapping):
             reasoning = max(reasoning, read_count(details.get("reasoning_tokens")) or 0)
-    return completion + reasoning if reasoning > completion else completion
+    if reasoning > completion:
+        return completion + reasoning
+    return completion
 
 
 def _first_count(usage: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    counts = (read_count(usage.get(name)) for name in names)
-    return next((count for count in counts if count is not None), None)
+    """Return the first valid count under one of the names."""
+    for name in names:
+        count = read_count(usage.get(name))
+        if count is not None:
+            return count
+    return None
 
 
-def read_count(value: Any) -> int | None:
-    """A token count: a whole number, a float or the text of one. `None` for anything else, and outside 0 to 10⁹."""
+def read_count(value: object) -> int | None:
+    """Read a token count: an integer, a float, or the text of either.
+
+    `None` for anything else, and for a number that is not between 0 and 10⁹.
+    """
     if isinstance(value, bool):
         return None
     if isinstance(value, str) and len(value) <= _MAX_DIGITS:
@@ -165,8 +180,8 @@ def read_count(value: Any) -> int | None:
             value = float(value)
         except ValueError:
             return None
-    if (
-        not isinstance(value, (int, float)) or not 0 <= value <= MAX_COUNT
-    ):  # NaN is not between them either
+    if not isinstance(value, (int, float)):
+        return None
+    if not 0 <= value <= MAX_COUNT:  # also true for NaN
         return None
     return math.ceil(value)

@@ -383,7 +383,7 @@ class _Roles:
         usage = self.result.usage
         usage[role] = usage.get(role, RoleUsage()) + RoleUsage.of(reply)
         if (error := reply.error) is not None:
-            what = str(LLMError(error.what, "", error.attempts, error.status))
+            what = str(LLMError(error.message, "", error.attempts, error.status))
             self._failed(Failure(role, self.number, error.kind, what, error.fatal, error.where))
             raise _NoReply(role)
         if role in self.past and self.number > 0:

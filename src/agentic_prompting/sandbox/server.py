@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..llm import ChatModel, complete
-from ..llm.wire import is_loopback
+from ..llm.addresses import is_loopback
 from .world import Oracle
 
 MODEL = "sandbox-oracle"

@@ -36,8 +36,8 @@ from ..llm import (
     charge,
 )
 from ..llm.loop import LoopEnded, loop_error, start
+from ..llm.masking import escape_controls
 from ..llm.spans import under
-from ..llm.wire import visible
 from ..programs import ChatCompletions, CompletionRequest, Refusal, error_body
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answers, ChatAnswers, CostLimit, PromptTooLong, ServedAnswer
@@ -199,11 +199,11 @@ async def _disconnected(request: Request) -> None:
 def _refusal(error: LLMError) -> Refusal:
     """A failure behind the model as the client reads it: what happened, but not where."""
     if isinstance(error, CostLimit):
-        return Refusal(402, error.what, "cost_limit")
+        return Refusal(402, error.message, "cost_limit")
     if isinstance(error, PromptTooLong):
-        return Refusal(400, error.what, "context_length_exceeded", "messages")
+        return Refusal(400, error.message, "context_length_exceeded", "messages")
     logger.warning("%s: %s", error.kind, error)
-    return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.what, error.kind)
+    return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.message, error.kind)
 
 
 def agent_service(
@@ -303,7 +303,7 @@ class RequestLog:
             if status != 200 or scope["path"] not in ("/health", "/metrics"):
                 about = f", {state['about']}" if "about" in state else ""
                 line = f"{scope['method']} {scope['path'][:80]} {status} {time.perf_counter() - started:.2f} s{about}"
-                requests_log.info("%s", " ".join(visible(line).split()))
+                requests_log.info("%s", " ".join(escape_controls(line).split()))
 
 
 # The application ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..llm import Message
-from ..llm.wire import is_loopback
+from ..llm.addresses import is_loopback
 from ..programs import Completion, Refusal, error_body
 from ..programs.fields import parse_json
 from ..programs.protocol import MAX_MESSAGES

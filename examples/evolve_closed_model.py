@@ -7,7 +7,7 @@
 
 Any OpenAI-compatible endpoint will do. Shows a line for each step and the best prompt at the end; the state is in
 `--output-dir` after every step, and a run that was stopped goes on when started again. It is the command
-`agentic-prompting evolve`, in `agentic_prompting/cli/optimize.py`; from Python: `agentic_prompting.evolve`.
+`agentic-prompting evolve`, in `agentic_prompting/cli/evolve.py`; from Python: `agentic_prompting.evolve`.
 """
 
 import sys

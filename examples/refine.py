@@ -5,12 +5,14 @@
         --task_base_url http://localhost:8000/v1 --critic_model gpt-4o-mini --output_dir runs/sorting
 
 Each setting writes its results to a file of its own in `--output_dir`, and a run that was stopped goes on when started
-again. The program itself is `agentic_prompting/cli/optimize.py`, a page of the Python API. For prompts and questions
+again. The program itself is `agentic_prompting/cli/refine_table.py`, a page of the Python API. For prompts and questions
 of your own there is the command: `agentic-prompting refine --help`.
 """
 
-from agentic_prompting.cli.optimize import main
+import sys
+
+from agentic_prompting.cli.refine_table import refine_table
 from agentic_prompting.cli.script import run_script
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: refine_table(sys.argv[1:]))

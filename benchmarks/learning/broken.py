@@ -74,12 +74,12 @@ BREAK: dict[str, Callable[[int], None]] = {
 
 def train(what: str, run: str, folder: Path, seed: int) -> None:
     """Train one run in this process, which must not be used for anything else afterwards."""
-    from agentic_prompting.cli import programs
+    from agentic_prompting.cli import train_program
 
     BREAK[what](seed)
     method, config, options = RUNS[run]
     file = REPOSITORY / "examples" / "configs" / config
-    programs.main(method, ["--config", str(file), "--output_dir", str(folder), *options])
+    train_program.main(method, ["--config", str(file), "--output_dir", str(folder), *options])
 
 
 def main() -> None:

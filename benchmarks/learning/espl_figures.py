@@ -216,7 +216,7 @@ def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
     program = [
         sys.executable,
         "-m",
-        "agentic_prompting.cli.programs",
+        "agentic_prompting.cli.train_program",
         *command(pair, variant, runs, options),
     ]
     subprocess.run(program, check=True, stdout=sys.stderr)
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "pair": pair,
         "figures": {name: data_of(one, runs) for name, one in figures.items()},
     }
-    start = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.programs"]
+    start = ["accelerate", "launch", "--quiet", "-m", "agentic_prompting.cli.train_program"]
     result["to_train"] = {
         name: shlex.join([*start, *command(pair, name, asked.runs)]) for name in missing
     }

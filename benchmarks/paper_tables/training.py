@@ -15,7 +15,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentic_prompting.cli.train import example
+from agentic_prompting.cli.example_files import find_example
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import (
@@ -106,7 +106,7 @@ def train_single_turn(
         return folder
     if config := arguments.pop("config", None):
         known = {one.name for one in fields(PromptR1Config)} - {"output_dir", "max_turns"}
-        values = yaml.safe_load(example(Path(config)).read_text(encoding="utf-8"))
+        values = yaml.safe_load(find_example(Path(config)).read_text(encoding="utf-8"))
         arguments = {
             **{name: value for name, value in values.items() if name in known},
             **arguments,

@@ -35,7 +35,7 @@ LIMIT = 2.0  # worst step / median step, beside one busy core
 
 def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]:
     """The seconds of the steps of one training in this process, set up as `make demo` does."""
-    from agentic_prompting.cli.programs import PROGRAMS, parse
+    from agentic_prompting.cli.train_program import parse_method_options
     from agentic_prompting.sandbox.server import MODEL
 
     options = [
@@ -50,9 +50,9 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
     ]
     if base_url:
         options += ["--environment_base_url", base_url, "--environment_model", MODEL]
-    script, args, model_args = parse(PROGRAMS["prompt-r1"], options)
+    script, args, model_args = parse_method_options("prompt-r1", options)
     with ExitStack() as stack:
-        trainer, _ = script.trainer(args, model_args, stack)
+        trainer, _ = script.build_trainer(args, model_args, stack)
         started = time.perf_counter()
         trainer.train()
         log = trainer.state.log_history

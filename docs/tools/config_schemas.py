@@ -8,18 +8,101 @@ They are made from the dataclasses of the programs and of the tables: run it aft
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import trl
 
-from agentic_prompting.cli.parser import schema_of
-from agentic_prompting.cli.programs import PROGRAMS
+from agentic_prompting.cli.train_program import METHODS
 
 ROOT = Path(__file__).parents[2]
+
+
+SIMPLE_TYPES = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    Path: "string",
+    NoneType: "null",
+}
+
+
+def schema_of(settings: Sequence[type], title: str) -> dict[str, Any]:
+    """The JSON schema of a YAML file.
+
+    Args:
+        settings (`Sequence[type]`): The dataclasses whose fields are its keys.
+        title (`str`): The schema's.
+    """
+    environment = {"type": "object", "description": "Environment variables to set."}
+    properties: dict[str, Any] = {"env": environment}
+    for dataclass in settings:
+        hints = get_type_hints(dataclass)
+        descriptions = describe_arguments(dataclass)
+        for field in fields(dataclass):
+            description = str(field.metadata.get("help") or descriptions.get(field.name, ""))
+            properties[field.name] = {
+                **json_type(hints[field.name]),
+                "description": description.split(". ")[0].strip()[:200],
+            }
+            if isinstance(field.default, str | int | float | bool):
+                properties[field.name]["default"] = field.default
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": title,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def json_type(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a type hint; empty if anything may be given."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if hint in SIMPLE_TYPES:
+        return {"type": SIMPLE_TYPES[hint]}
+    if origin in (Union, UnionType):
+        parts = [json_type(argument) for argument in arguments]
+        if all(part.keys() == {"type"} for part in parts):
+            return {"type": [part["type"] for part in parts]}
+        return {"anyOf": parts} if all(parts) else {}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
+    container = origin or hint
+    if isinstance(container, type) and issubclass(container, Sequence):
+        # A single value stands for a list of one.
+        item = json_type(arguments[0]) if arguments else {}
+        return {"anyOf": [{"type": "array", "items": item}, item]} if item else {"type": "array"}
+    if isinstance(container, type) and issubclass(container, Mapping):
+        return {"type": "object"}
+    return {}
+
+
+def describe_arguments(dataclass: type) -> dict[str, str]:
+    """The first sentence on each argument in the docstrings of a class and of its bases."""
+    descriptions: dict[str, str] = {}
+    for base in dataclass.__mro__:
+        arguments = re.findall(
+            r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)",
+            inspect.getdoc(base) or "",
+            re.MULTILINE | re.DOTALL,
+        )
+        for name, text in arguments:
+            sentence = re.split(r"(?<=\.)\s", " ".join(text.split()).replace("`", ""))[0]
+            descriptions.setdefault(name, sentence)
+    return descriptions
 
 
 def table_schema() -> dict[str, Any]:
@@ -53,7 +136,7 @@ def table_schema() -> dict[str, Any]:
 def main(folder: Path) -> None:
     made = {
         method.replace("-", "_"): schema_of(kinds, f"train {method}")
-        for method, kinds in PROGRAMS.items()
+        for method, kinds in METHODS.items()
     }
     made = {name: {**schema, "$comment": f"TRL {trl.__version__}"} for name, schema in made.items()}
     for name, schema in {**made, "table": table_schema()}.items():

@@ -73,13 +73,13 @@ def test_the_config_is_the_examples():
 def test_every_training_of_the_figures_is_one_that_the_program_takes(
     pair, variant, tmp_path, monkeypatch
 ):
-    from agentic_prompting.cli import programs
+    from agentic_prompting.cli import train_program
 
-    monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
+    monkeypatch.setattr(train_program.ESPLConfig, "bf16", False)
     method, *options = espl_figures.command(
         pair, variant, tmp_path, ["--use_cpu", "true", "--bf16", "false"]
     )
-    script, args, _ = programs.parse(programs.PROGRAMS[method], options)
+    script, args, _ = train_program.parse_method_options(method, options)
     script.check(args)
     assert args.output_dir == str(tmp_path / pair / variant)
     assert args.p_crossover == (0.0 if variant == "mutation_only" or pair == "beyondaime" else 0.2)

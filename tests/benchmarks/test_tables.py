@@ -281,7 +281,7 @@ def test_the_evaluate_command(tmp_path, capsys):
 
 def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
     commands = importlib.import_module("agentic_prompting.cli.evaluate")
-    monkeypatch.setattr(commands, "shared", lambda: None)
+    monkeypatch.setattr(commands, "find_shared_folder", lambda: None)
     monkeypatch.delitem(sys.modules, "paper_tables", raising=False)
     config = str(written(tmp_path, SMALL))
     monkeypatch.chdir(tmp_path)

@@ -12,13 +12,15 @@ import threading
 import time
 import typing
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-import typer
 
-from agentic_prompting.cli import COMMANDS, app
-from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
+from agentic_prompting.cli import COMMANDS, load_command
+from agentic_prompting.cli.example_files import EXAMPLES as PACKAGED
+from agentic_prompting.cli.launch import launch
+from agentic_prompting.cli.option_parser import OptionParser
 from agentic_prompting.llm import LLMError
 from support.servers import Answer, LoopbackServer, unused_url
 from support.tokenizers_for_tests import with_tools
@@ -28,15 +30,15 @@ EXAMPLES = ROOT / "examples"
 QUESTION = "What is the language of Kenya?"
 
 
-def all_commands():
-    """Every sub-command by name, those of groups included."""
-    group, found = typer.main.get_command(app), {}
-    waiting = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    while waiting:
-        name, command = waiting.popitem()
-        waiting |= {f"{name} {own}": one for own, one in getattr(command, "commands", {}).items()}
-        found[name] = command
-    return found
+PARSED = [name for name in COMMANDS if name not in ("demo", "train", "report", "data")]
+"""The sub-commands whose options are the fields of dataclasses."""
+
+
+def parser_of(name):
+    """The parser of a sub-command's options."""
+    return OptionParser(
+        name, import_module(f"agentic_prompting.cli.{name.replace('-', '_')}").SETTINGS
+    )
 
 
 # --- one surface --------------------------------------------------------------------------------------------------
@@ -47,45 +49,45 @@ def test_the_commands_are_those_of_the_table():
         "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
         "plan", "headroom",
     }  # fmt: skip
-    assert {"train prompt-r1", "train espl"} <= set(all_commands())
 
 
-@pytest.mark.parametrize("name", sorted(all_commands()))
-def test_every_command_and_option_has_help(name):
-    command = all_commands()[name]
-    assert command.help
-    silent = [one.name for one in command.params if not getattr(one, "help", None)]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_function_and_help(run, name):
+    assert load_command(name).__doc__
+    status, out, err = run(name, "--help")
+    assert status == 0 and err == "" and f"agentic-prompting {name}" in out
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_every_option_has_help(name):
+    silent = [action.dest for action in parser_of(name)._actions if not action.help]
+    silent = [name for name in silent if not name.startswith("no_")]
     assert not silent, f"{name}: no help for {silent}"
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"]])
-def test_a_command_alone_prints_its_help(run, arguments):
-    status, out, err = run(*arguments)
-    assert (status, err) == (0, "") and out == run(*arguments, "--help")[1] and "Commands:" in out
+def test_train_alone_prints_its_methods(run):
+    status, out, err = run("train")
+    assert (status, err) == (0, "") and out == run("train", "--help")[1] and "espl" in out
 
 
 def flags_of(name):
-    return {flag for option in all_commands()[name].params for flag in option.opts}
+    return set(parser_of(name)._option_string_actions)
 
 
 def test_an_option_is_the_same_thing_everywhere():
     """One name, one type. Folders that are written to are --output-dir, what scripts read is --json."""
     types: dict[str, set[str]] = {}
-    for name, command in all_commands().items():
-        assert not [flag for flag in flags_of(name) if "_" in flag and flag.startswith("-")], name
-        if getattr(command, "callback", None) is not None:
-            for option, kind in typing.get_type_hints(command.callback).items():
-                if option not in (
-                    "run",
-                    "mode",
-                    "return",
-                ):  # RUN is an argument of some, each program has modes
-                    types.setdefault(option, set()).add(str(kind | None))
-    assert {option: kinds for option, kinds in types.items() if len(kinds) > 1} == {}
-    assert len(types) > 50
-    for name in ("ask", "data", "doctor", "evaluate", "evolve", "refine", "report"):
+    for name in PARSED:
+        for settings in import_module(f"agentic_prompting.cli.{name.replace('-', '_')}").SETTINGS:
+            for option, hint in typing.get_type_hints(settings).items():
+                choices = typing.get_args(hint) or (hint,)
+                names = {str(getattr(choice, "__name__", choice)) for choice in choices}
+                types.setdefault(option, set()).add(" ".join(sorted(names - {"NoneType"})))
+    different = {option: hints for option, hints in types.items() if len(hints) > 1}
+    assert different == {} and len(types) > 50
+    for name in ("ask", "doctor", "evaluate", "evolve", "refine"):
         assert "--json" in flags_of(name), name
-    for name in ("demo", "doctor", "evaluate", "evolve", "report"):
+    for name in ("doctor", "evaluate", "evolve"):
         assert "--output-dir" in flags_of(name), name
 
 
@@ -94,14 +96,21 @@ def test_options_have_the_defaults_of_the_python_api():
     from agentic_prompting.refine.loop import RefineSettings
     from agentic_prompting.serve import ServeConfig
 
-    for name, kind, own in (
+    for name, api, count in (
         ("serve", ServeConfig, 8),
         ("refine", RefineSettings, 6),
         ("evolve", EvolveConfig, 14),
     ):
-        ours = {one.name: one.default for one in all_commands()[name].params}
-        theirs = {one.name: one.default for one in fields(kind) if one.name in ours}
-        assert len(theirs) >= own and {option: ours[option] for option in theirs} == theirs, name
+        options = {action.dest: action.default for action in parser_of(name)._actions}
+        defaults = {field.name: field.default for field in fields(api) if field.name in options}
+        assert len(defaults) >= count
+        assert {option: options[option] for option in defaults} == defaults, name
+
+
+def test_a_switch_leaves_the_next_word_alone():
+    parser = parser_of("ask")
+    options, words = parser.parse_with_words(["--sandbox", "runs/a", "what?", "--json", "true"])
+    assert options.sandbox and options.json and words == ["runs/a", "what?"]
 
 
 def test_options_may_be_written_as_in_scripts(run, tmp_path):
@@ -145,6 +154,7 @@ def launched(monkeypatch):
     start.calls = calls
 
     monkeypatch.setattr("agentic_prompting.cli.train.launch", start)
+    monkeypatch.setattr("agentic_prompting.cli.demo.launch", start)
     return start
 
 
@@ -289,7 +299,9 @@ def test_train_with_bad_input_is_one_line(run, arguments, message):
 @pytest.mark.parametrize(("code", "status"), [(3, 3), (130, 130), (-9, 137)])
 def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, status):
     def launch_command(arguments):
-        assert arguments.module and arguments.training_script == "agentic_prompting.cli.programs"
+        assert (
+            arguments.module and arguments.training_script == "agentic_prompting.cli.train_program"
+        )
         assert arguments.training_script_args == ["espl", "--max_steps", "1"]
         raise subprocess.CalledProcessError(code, "python")
 
@@ -566,7 +578,7 @@ def test_evolve_through_endpoints(run, tmp_path):
 
 def test_evolve_needs_models(run):
     status, _, err = run("evolve")
-    assert status == 2 and "--policy-model NAME --reference-model NAME, or --sandbox" in err
+    assert status == 2 and "--policy-model" in err and "--reference-model" in err
 
 
 # --- said at once -------------------------------------------------------------------------------------------------
@@ -615,7 +627,7 @@ def nothing_is_fetched(monkeypatch):
         (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (
             ["ask", QUESTION, "--run", "ADAPTER", "--sandbox"],
-            "belongs to the base model in runs/base",
+            "an adapter of the base model runs/base",
         ),
     ],
 )
@@ -640,11 +652,11 @@ def test_what_cannot_be_served_or_asked(
 
 def refused(method, *arguments):
     """The line with which a training program ends."""
-    from agentic_prompting.cli import programs
+    from agentic_prompting.cli import script, train_program
 
     err = io.StringIO()
     with pytest.raises(SystemExit) as ended, contextlib.redirect_stderr(err):
-        programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
+        script.run_script(lambda: train_program.main(method, [str(word) for word in arguments]))
     *_, line = err.getvalue().splitlines()
     assert ended.value.code in (1, 2) and line.startswith("agentic-prompting: ")
     return line.removeprefix("agentic-prompting: ")
@@ -657,7 +669,9 @@ def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
     config = tmp_path / "run.yaml"
     config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
     said = refused("prompt-r1", "--config", config, "--environment_model", "m")
-    assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
+    assert (
+        "learning_rat is not an option" in said and "learning_rate" in said and "bf16" not in said
+    )
 
 
 def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
@@ -688,7 +702,7 @@ def test_programs_look_at_the_endpoint_then_the_model_then_the_data(
     with LoopbackServer(lambda body, n: "ok") as server:
         asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
         assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
-        assert "say which model" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+        assert "name the model to train" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
 
 
 @pytest.fixture
@@ -696,15 +710,15 @@ def no_hub(monkeypatch, tmp_path):
     """An address where nobody listens, and nothing in the cache."""
     from huggingface_hub import constants
 
-    from agentic_prompting.cli.options import hub_answers
+    from agentic_prompting.cli.hub import is_hub_reachable
 
-    hub_answers.cache_clear()
+    is_hub_reachable.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     yield
-    hub_answers.cache_clear()
+    is_hub_reachable.cache_clear()
 
 
 def test_without_a_hub_a_model_is_missed_at_once(
@@ -732,12 +746,12 @@ def test_without_a_hub_a_model_is_missed_at_once(
             "--task",
             "gsm8k",
         )
-    assert said.startswith("Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
+    assert said.startswith("Qwen/Qwen3-4B is not a local folder, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
     assert (
         status == 2
-        and err.startswith("agentic-prompting: me/my-agent is no folder here")
+        and err.startswith("agentic-prompting: me/my-agent is not a local folder")
         and err.count("\n") == 1
     )
     config = tmp_path / "run.yaml"
@@ -770,11 +784,11 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
 def test_a_missing_extra_is_said_before_anything_is_loaded(
     monkeypatch, nothing_is_fetched, tmp_path
 ):
-    from agentic_prompting.cli import findings
+    from agentic_prompting.cli import extras
 
-    here = findings.version_of
+    here = extras.version_of
     monkeypatch.setattr(
-        findings, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name)
+        extras, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name)
     )
     common = [
         "--output_dir",
@@ -827,7 +841,7 @@ def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
 
 
 def test_training_takes_them_too(own_rows, tmp_path):
-    from agentic_prompting.cli.programs import PROGRAMS, parse
+    from agentic_prompting.cli.train_program import parse_method_options
 
     common = [
         *own_rows,
@@ -841,7 +855,7 @@ def test_training_takes_them_too(own_rows, tmp_path):
         ("prompt-r1", ["--environment_model", "m"]),
         ("espl", ["--reflector", "policy"]),
     ):
-        script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
+        script, args, _ = parse_method_options(method, [str(word) for word in [*common, *asked]])
         script.check(args)
         rows = script.load(script.task, 0)
         assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [
@@ -857,7 +871,7 @@ def test_training_takes_them_too(own_rows, tmp_path):
         "false",
     ]
     wrong = [word if word != own_rows[3] else "request" for word in common]
-    assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
+    assert "--columns request is not of the form" in refused("prompt-r1", *wrong, *asked)
     assert "leave out --dataset" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
 
 
@@ -866,7 +880,9 @@ def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
         raise RuntimeError("gsm8k: no source could be loaded. Tried:\n  a: b\n  c: d")
 
     monkeypatch.setattr("agentic_prompting.data.load_task", fails)
-    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    monkeypatch.setattr(
+        "agentic_prompting.cli.train_prompt_r1.check_before_loading", lambda *_: None
+    )
     asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
     said = refused(
         "prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU

@@ -182,7 +182,9 @@ def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, ins
     clone = evaluate.CLONE
     if installed_from != "a clone":
         monkeypatch.setattr(evaluate, "CLONE", tmp_path)
-    monkeypatch.setattr(evaluate, "shared", lambda: clone if installed_from == "a wheel" else None)
+    monkeypatch.setattr(
+        evaluate, "find_shared_folder", lambda: clone if installed_from == "a wheel" else None
+    )
     status, _, err = run("evaluate", "--config", "table.yaml")
     assert not planted.with_name("ran").exists()
     assert status == 2 and ("rows.jsonl" in err) == (installed_from != "nowhere"), err

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentic_prompting.cli.programs import PROGRAMS, parse
+from agentic_prompting.cli.train_program import parse_method_options
 from support.isolation import ISOLATION
 
 STAND_IN = """#!{python}
@@ -126,8 +126,8 @@ def trainer_of(monkeypatch, *words):
         given.update(arguments)
         raise Made
 
-    monkeypatch.setattr("agentic_prompting.cli.programs.MultiTurnGRPOTrainer", make)
-    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    monkeypatch.setattr("agentic_prompting.cli.train_agent.MultiTurnGRPOTrainer", make)
+    monkeypatch.setattr("agentic_prompting.cli.train_agent.check_before_loading", lambda *_: None)
     cpu = [
         "--model_name_or_path",
         "m",
@@ -138,10 +138,10 @@ def trainer_of(monkeypatch, *words):
         "--bf16",
         "false",
     ]
-    script, args, model = parse(PROGRAMS["agent"], [*words, *cpu])
+    script, args, model = parse_method_options("agent", [*words, *cpu])
     script.check(args)
     with ExitStack() as stack, pytest.raises(Made):
-        script.trainer(args, model, stack)
+        script.build_trainer(args, model, stack)
     return given
 
 
@@ -177,9 +177,9 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say which agent to train"),
-        (["--harness", "codex", "--program", "a:b"], "say which agent to train"),
-        (["--harness", "codex"], "say which tasks"),
+        ([], "name the agent to train"),
+        (["--harness", "codex", "--program", "a:b"], "name the agent to train"),
+        (["--harness", "codex"], "name the tasks"),
         (["--harness", "codex", "--environment", "llm"], "leave out --environment"),
         (
             ["--harness", "codex", "--dataset", "x.jsonl", "--dialect", "chat"],
@@ -188,9 +188,9 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
     ],
 )
 def test_what_train_agent_refuses(words, message):
-    script, args, model = parse(
-        PROGRAMS["agent"], [*words, "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"]
+    script, args, model = parse_method_options(
+        "agent", [*words, "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"]
     )
     with pytest.raises(ValueError, match=message):
         script.check(args)
-        script.trainer(args, model, ExitStack())
+        script.build_trainer(args, model, ExitStack())

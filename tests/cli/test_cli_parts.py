@@ -181,7 +181,7 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
     parts, asking_policy, method, monkeypatch
 ):
     """In this process: what `accelerate launch` would start."""
-    from agentic_prompting.cli.programs import main
+    from agentic_prompting.cli.train_program import main
     from agentic_prompting.evolution.selection import RULES
 
     rows = [{"question": f"what is {i} ?", "answers": ["4"]} for i in range(8)]
@@ -230,7 +230,7 @@ def test_training_with_a_wrong_name_exits_with_2(parts):
     command = [
         sys.executable,
         "-m",
-        "agentic_prompting.cli.programs",
+        "agentic_prompting.cli.train_program",
         "espl",
         "--reward",
         "exact_mach",

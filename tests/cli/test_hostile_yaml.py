@@ -26,8 +26,8 @@ HOSTILE = {
     "the wrong kind": "max_steps: {a: [1]}\nlearning_rate: fast\n",
 }
 COMMANDS = {
-    "train prompt-r1": ("agentic_prompting.cli.programs", ["prompt-r1", "--config"], (1, 2)),
-    "train espl": ("agentic_prompting.cli.programs", ["espl", "--config"], (1, 2)),
+    "train prompt-r1": ("agentic_prompting.cli.train_program", ["prompt-r1", "--config"], (1, 2)),
+    "train espl": ("agentic_prompting.cli.train_program", ["espl", "--config"], (1, 2)),
     "evaluate": (None, ["evaluate", "--config"], (2,)),
     "doctor": (None, ["doctor", "--config"], (1, 2)),
 }
@@ -39,7 +39,7 @@ warnings.simplefilter("ignore")
 commands, folder = json.loads(sys.argv[1])
 def command(module, words, file):
     if module:
-        from agentic_prompting.cli.programs import main
+        from agentic_prompting.cli.train_program import main
         from agentic_prompting.cli.script import run_script
         run_script(lambda: main(words[0], [*words[1:], file]))
     else:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tomllib
 from contextlib import ExitStack
-from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import get_annotations
 from pathlib import Path
@@ -241,19 +240,17 @@ def test_the_reference_has_what_readers_call():
 def test_every_setting_is_on_the_page_of_settings():
     """Each class of ours that a program or a command takes has a table, with a line for every field."""
     from agentic_prompting.cli import COMMANDS
-    from agentic_prompting.cli.programs import PROGRAMS
+    from agentic_prompting.cli.train_program import METHODS
 
     tables = runpy.run_path(str(ROOT / "docs" / "tools" / "settings_tables.py"))
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     shown = [
         getattr(import_module(module), name) for module, name in tables["DIRECTIVE"].findall(page)
     ]
-    taken = {kind for program in PROGRAMS.values() for kind in program}
-    for name, (file, _) in COMMANDS.items():
-        command = getattr(import_module(f"agentic_prompting.cli.{file}"), name.replace("-", "_"))
-        taken |= {
-            kind for kind in get_annotations(command, eval_str=True).values() if is_dataclass(kind)
-        }
+    taken = {kind for program in METHODS.values() for kind in program}
+    for name in COMMANDS:
+        command = import_module(f"agentic_prompting.cli.{name.replace('-', '_')}")
+        taken |= set(getattr(command, "SETTINGS", ()))
     ours = {
         part
         for kind in taken

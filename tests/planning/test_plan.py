@@ -379,11 +379,11 @@ def test_the_command_refuses_in_a_line(capsys, tmp_path):
     )
     assert (
         asked("--config", tmp_path / "none.yaml") == 2
-        and "none.yaml: there is no such file" in capsys.readouterr().err
+        and "none.yaml does not exist" in capsys.readouterr().err
     )
     (tmp_path / "list.yaml").write_text("- a")
     assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
-    assert "list.yaml holds no options by name" in capsys.readouterr().err
+    assert "list.yaml does not contain options by name" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     assert asked("--config", config, "--model-name", tmp_path) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -68,8 +68,8 @@ def test_the_sandbox_sends_nothing(prepare, tiny_policy, rows, tmp_path, pings):
 def test_the_demo_sends_nothing(tmp_path):
     """Its training is another process, which reads the variable."""
     code = (
-        "import os; from agentic_prompting.cli import main, train\n"
-        "train.launch = lambda *_: print('TELEMETRY', os.environ.get('HF_HUB_DISABLE_TELEMETRY')) or 1\n"
+        "import os; from agentic_prompting.cli import demo, main\n"
+        "demo.launch = lambda *_: print('TELEMETRY', os.environ.get('HF_HUB_DISABLE_TELEMETRY')) or 1\n"
         f"main(['demo', '--output-dir', {str(tmp_path / 'demo')!r}])"
     )
     hidden = {

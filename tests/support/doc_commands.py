@@ -12,7 +12,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).parents[2]
@@ -73,28 +72,40 @@ def _options(words: Sequence[str]) -> list[str]:
 
 
 def _agentic_prompting(words: Sequence[str]) -> list[str]:
-    from typer.main import get_command
+    from agentic_prompting.cli import COMMANDS
 
-    from agentic_prompting.cli import app
-
-    command: Any = get_command(app)
-    rest = list(words)
-    while hasattr(command, "list_commands") and rest and not rest[0].startswith("-"):
-        name, known = rest.pop(0), command.list_commands(None)
-        if name not in known:
-            return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(known)}"]
-        command = command.get_command(None, name)
-    known = {"--help", "--install-completion", "--show-completion"}
-    for parameter in command.params:
-        known.update([*parameter.opts, *parameter.secondary_opts])
-    settings = getattr(command, "context_settings", {})
-    if settings.get("ignore_unknown_options"):  # it passes them on
-        return []
+    if not words or words[0].startswith("-"):
+        return [word for word in _options(words) if word not in _TOP_OPTIONS]
+    name = words[0]
+    if name not in COMMANDS:
+        return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(COMMANDS)}"]
+    if name == "train" and len(words) > 1 and not words[1].startswith("-"):
+        known = _options_of_command(name, words[1], "--help-all") | _options_of_command(name)
+    elif name in ("train", "demo"):
+        return []  # most options are passed on
+    else:
+        known = _options_of_command(name)
     return [
-        f"agentic-prompting {command.name} has no option {one}"
-        for one in _options(rest)
-        if one not in known
+        f"agentic-prompting {name} has no option {option}"
+        for option in _options(words)
+        if option not in known
     ]
+
+
+_TOP_OPTIONS = {"--help", "--version", "--install-completion", "--show-completion"}
+
+
+@functools.cache
+def _options_of_command(*words: str) -> frozenset[str]:
+    """The options in a sub-command's help."""
+    from agentic_prompting.cli import main
+
+    shown = io.StringIO()
+    help_option = [] if "--help-all" in words else ["--help"]
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main([*words, *help_option])
+    names = set(re.findall(r"--?[A-Za-z][\w-]*", shown.getvalue()))
+    return frozenset(names | {"--help", "--config"} if words[0] == "train" else names)
 
 
 def _accelerate(words: Sequence[str]) -> list[str]:

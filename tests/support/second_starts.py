@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentic_prompting import ProRefiner, evaluate_agent
-from agentic_prompting.cli import optimize, programs
+from agentic_prompting.cli import evolve as evolve_module, refine_table, train_program
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.records import only_writer
 from support import evolving
@@ -35,13 +35,13 @@ def small(folder):
 
 
 def train(folder):
-    programs.main("prompt-r1", [*map(str, small(folder))])
+    train_program.main("prompt-r1", [*map(str, small(folder))])
 
 
 def espl(folder):
     words = [*map(str, small(folder))]
     words[1] = str(ROOT / "examples" / "configs" / "espl" / "sandbox.yaml")
-    programs.main("espl", words)
+    train_program.main("espl", words)
 
 
 def evolve(folder):
@@ -51,8 +51,8 @@ def evolve(folder):
 
 
 def evolve_command(folder):
-    words = optimize.Evolving(sandbox=True, warm_start_steps=1, output_dir=folder)
-    optimize._evolved(words, evolving.EvolveConfig(steps=1), None)
+    words = evolve_module.EvolveOptions(sandbox=True, warm_start_steps=1, output_dir=folder)
+    evolve_module.evolve_in_folder(words, evolving.EvolveConfig(steps=1))
 
 
 def evaluate(folder):
@@ -80,7 +80,7 @@ def refine(folder):
 
 
 def demo_of_prorefine(folder):
-    optimize.main(["--output_dir", str(folder), "--rows", "3"])
+    refine_table.refine_table(["--output_dir", str(folder), "--rows", "3"])
 
 
 SECOND = {

@@ -16,7 +16,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
-from agentic_prompting.cli import programs
+from agentic_prompting.cli import train_program
 from agentic_prompting.llm import complete
 from agentic_prompting.local import (
     Sampling,
@@ -320,7 +320,7 @@ def test_the_demonstrations(program, config, batch, tmp_path, capsys):
         "--per_device_train_batch_size",
         batch,
     ]
-    programs.main(program, [*map(str, options), *FEW_STEPS])
+    train_program.main(program, [*map(str, options), *FEW_STEPS])
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "loss" in entry] == [1]
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 1

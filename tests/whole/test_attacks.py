@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.cli import programs
+from agentic_prompting.cli import train_program
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.population import load_state
 from agentic_prompting.llm.loop import run
@@ -106,7 +106,7 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
 
     with LoopbackServer(said) as server:
         address = server.base_url.replace("http://", f"http://someone:{PASSWORD}@")
-        programs.main("prompt-r1", [
+        train_program.main("prompt-r1", [
             "--model_name_or_path", str(tiny_policy), "--dataset", str(rows), "--output_dir", str(folder),
             "--environment_model", "m", "--environment_base_url", address, "--budget_tokens", "1000000",
             "--max_steps", "2", "--save_steps", "1", "--num_generations", "2", "--per_device_train_batch_size", "4",

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 import agentic_prompting
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
-from agentic_prompting.cli import programs
+from agentic_prompting.cli import train_program
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import PromptR1Reward, exact_match, token_f1
 from agentic_prompting.rollout import parse_turn, read_rollouts
@@ -375,7 +375,7 @@ def test_use_peft_trains_an_adapter_that_can_be_used(asking_policy, tmp_path, mo
     adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj"]
     options = [*DEMO, *adapter, "--learning_rate", "0.01", "--output_dir", str(tmp_path)]
     monkeypatch.chdir(ROOT)
-    programs.main("prompt-r1", options)
+    train_program.main("prompt-r1", options)
     written = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (written["r"], sorted(written["target_modules"])) == (4, ["q_proj", "v_proj"])
     weights = load_file(tmp_path / "adapter_model.safetensors")

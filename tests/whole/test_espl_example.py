@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentic_prompting.cli import main, programs
+from agentic_prompting.cli import main, train_program
 from agentic_prompting.sandbox.setup import prepare_guarded
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def warm(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("file", "program"), [("train_espl", programs.main), ("evolve_closed_model", main)]
+    ("file", "program"), [("train_espl", train_program.main), ("evolve_closed_model", main)]
 )
 def test_the_examples_start_the_programs(file, program):
     assert runpy.run_path(str(ROOT / "examples" / f"{file}.py"))["main"] is program
@@ -41,12 +41,12 @@ def test_the_configurations_are_those_of_the_issue():
 def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
     from trl import TrlParser
 
-    monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
+    monkeypatch.setattr(train_program.ESPLConfig, "bf16", False)
     written = yaml.safe_load(path.read_text())
     options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true"]
     for name in {"reference_model", "environment_model", "search_url"} - set(written):
         options += [f"--{name}", "http://127.0.0.1:1/retrieve" if name == "search_url" else "large"]
-    kinds = programs.PROGRAMS["espl"]
+    kinds = train_program.METHODS["espl"]
     assert set(written) <= {name for kind in kinds for name in kind.__dataclass_fields__}
     parsed = TrlParser(kinds).parse_args_and_config(options)
     parsed[0].check(parsed[1])
@@ -64,7 +64,7 @@ def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
 
 
 def train(*arguments):
-    programs.main("espl", list(map(str, arguments)))
+    train_program.main("espl", list(map(str, arguments)))
 
 
 def evolve(*arguments):
@@ -109,9 +109,9 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
                 for n in range(3)
             )
         )
-    asked = programs.ESPLArguments(eval_task=",".join(map(str, files)), eval_task_rows=2)
-    assert sorted(row["question"][0] for row in asked.held_out(0)) == ["a", "a", "b", "b"]
-    assert programs.ESPLArguments().held_out(0) is None
+    asked = train_program.ESPLArguments(eval_task=",".join(map(str, files)), eval_task_rows=2)
+    assert sorted(row["question"][0] for row in asked.load_held_out(0)) == ["a", "a", "b", "b"]
+    assert train_program.ESPLArguments().load_held_out(0) is None
 
 
 @pytest.mark.parametrize(

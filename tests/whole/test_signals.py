@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.cli.optimize import NOTHING_LEARNED
+from agentic_prompting.cli.evolve import NOTHING_LEARNED
 from support.marks import LONG
 from support.refine_models import improve
 from support.servers import LoopbackServer

@@ -1,4 +1,4 @@
-"""`agentic-prompting check-env`: a few episodes with an environment of the user's own, without training."""
+"""`agentic-prompting check-env`: a few episodes with an environment of your own, without training."""
 
 from __future__ import annotations
 
@@ -6,170 +6,200 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from .commands import line, show_reply, show_turn
+from .hub import check_agent
 from .loader import load_environment
-from .options import AsJson, TaskRows, check_agent, option, say
+from .option_parser import OptionParser
+from .options import JSON_HELP, TaskRows, list_option, option
+from .terminal import print_observation, print_styled, print_text, print_turn
 
 if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout, Sample, SampleRequest, Turn
 
-_EXAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}, "null": None}
+EPISODES = 3
+
+_EXAMPLE_ARGUMENTS = {
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
 """By the type in a tool's schema: an argument for a call that is made up. A text is the question."""
 
 
-def check_env(
-    rows: TaskRows,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="module:name: an environment, its class, or a function of the rollout."
-        ),
-    ] = None,
-    harness: Annotated[
-        str | None, option("Instead: a command-line agent, such as codex, or mine:my_harness.")
-    ] = None,
-    dialect: Annotated[str, option("Of a harness that speaks several.")] = "",
-    isolation: Annotated[
-        str, option("Of a harness: bwrap, or none, with all rights of this user.")
-    ] = "bwrap",
-    request: Annotated[
-        list[str] | None, option("What the agent asks; several times for several turns.")
-    ] = None,
-    model: Annotated[
-        Path | None, option("A model that plays the agent, instead of a script.")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
+@dataclass
+class CheckEnvOptions(TaskRows):
+    """The options of `check-env`."""
+
+    harness: str | None = option(
+        "Instead of NAME: a command-line agent, such as codex, or mine:my_harness."
+    )
+    dialect: str = option("Of a harness that speaks several.", "")
+    isolation: str = option("Of a harness: bwrap, or none, with all rights of this user.", "bwrap")
+    request: list[str] | None = list_option("What the agent asks; several times for several turns.")
+    model: Path | None = option("A model that plays the agent, instead of a script.")
+    json: bool = option(JSON_HELP, False)
+
+
+SETTINGS = (CheckEnvOptions,)
+
+
+def check_env(arguments: Sequence[str]) -> int:
     """Play three episodes with an environment of your own, without training, and show them.
 
-    By default a script plays the agent: it sends each --request, or the question, or calls of tools with made-up
-    arguments, and then answers. With --harness it writes a file, reads it and says done, inside the real program.
+    NAME is module:name of an environment, its class, or a function of the rollout. By default a script plays the agent:
+    it sends each --request, or the question, or calls of tools with made-up arguments, and then answers. With --harness
+    it writes a file, reads it and says done, inside the real program.
     """
-    if (name is None) == (harness is None):
+    parser = OptionParser("check-env", SETTINGS, check_env.__doc__, words="NAME")
+    options, words = parser.parse_with_words(arguments)
+    if len(words) + (options.harness is not None) != 1:
         raise ValueError("name an environment as module:name, or an agent with --harness NAME")
-    if harness is not None:
+    if options.harness is not None:
         from .check_harness import check_harness
 
-        return check_harness(harness, dialect, isolation, as_json)
-    assert name is not None
+        return check_harness(options.harness, options.dialect, options.isolation, options.json)
+
     from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
 
-    environment: Any = load_environment(name)
-    if environment.play_episode is not None and model is None:
+    environment: Any = load_environment(words[0])
+    if environment.play_episode is not None and options.model is None:
         raise ValueError(
             "a program calls the policy by itself, so no script can play it: name a model with --model"
         )
     environment.check()
-    asked = (
-        list(rows.load("", 0))
-        if rows.dataset
-        else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
-    )
-    asked = [asked[i % len(asked)] for i in range(3)]
+
+    # The agent's prompt and tools are those of training without options.
     grammar = environment.grammar or TagGrammar()
-    shown = dict(environment.chat_template_kwargs)
+    template_arguments = dict(environment.chat_template_kwargs)
     spec = AgentSpec(
-        template_for(environment, grammar), grammar=grammar, chat_template_kwargs=shown
+        template_for(environment, grammar),
+        grammar=grammar,
+        chat_template_kwargs=template_arguments,
     )
-    tools = [tool["function"] for tool in shown.get("tools") or ()]
-    if model is not None:
+    tools = [tool["function"] for tool in template_arguments.get("tools") or ()]
+
+    rows = [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
+    if options.dataset:
+        rows = list(options.load("", 0))
+    rows = [rows[episode % len(rows)] for episode in range(EPISODES)]
+    if options.model is not None:
         from ..agent import PromptAgent
 
-        check_agent(model)
-        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(
-            asked, progress=False
-        )
+        check_agent(options.model)
+        agent = PromptAgent.from_pretrained(options.model, environment, spec)
+        rollouts = agent.answer_all(rows, progress=False)
     else:
-        rollouts = _scripted(environment, spec, asked, request, tools)
-    if as_json:
-        say(
-            json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str)
-        )
+        rollouts = _play_script(environment, spec, rows, options.request, tools)
+
+    if options.json:
+        records = [rollout_record(rollout) for rollout in rollouts]
+        print_text(json.dumps({"episodes": records}, default=str))
     else:
-        for tool in tools:
-            line(f"tool           {json.dumps(tool, ensure_ascii=False)}", "dim")
-        line(
-            f"what training would show the agent by default:\n{spec.messages(asked[0])[-1]['content']}\n",
-            "dim",
-        )
-        for number, rollout in enumerate(rollouts, start=1):
-            line(f"episode {number}: {rollout.row['question']}", "bold")
-            for i, turn in enumerate(rollout.turns):
-                show_turn(turn)
-                for heard in rollout.observations[i : i + 1]:
-                    show_reply("environment", heard)
-    return _conclude(rollouts, bool(tools), model is not None, as_json)
+        _print_episodes(rollouts, spec, tools)
+        print_styled(_summary(rollouts, bool(tools), options.model is not None))
+    return _report_failures(rollouts, bool(tools))
 
 
-def _scripted(
+def _play_script(
     environment: Any,
     spec: AgentSpec,
     rows: Sequence[Any],
     requests: Sequence[str] | None,
     tools: Sequence[Any],
 ) -> list[Rollout]:
-    """An episode for each row, played by a script."""
+    """An episode for each row, in which a script plays the agent."""
     from ..llm import run
     from ..rollout import Limits, Rollout, play_all, reset_rows
 
-    begun = run(reset_rows(environment, [{**row, "prompt": spec.messages(row)} for row in rows]))
-    rollouts = [Rollout([i], row=row, seed=i) for i, row in enumerate(begun)]
+    prompted_rows = [{**row, "prompt": spec.messages(row)} for row in rows]
+    reset = run(reset_rows(environment, prompted_rows))
+    rollouts = [Rollout([number], row=row, seed=number) for number, row in enumerate(reset)]
     agent: Any = _ScriptedAgent(spec.grammar, rollouts, requests, tools)
-    play_all(rollouts, agent, environment, agent, Limits(max_turns=len(requests or "x") + 1))
+    max_turns = len(requests or ["the question"]) + 1
+    play_all(rollouts, agent, environment, agent, Limits(max_turns=max_turns))
     return rollouts
 
 
-def _conclude(rollouts: Sequence[Rollout], tools: bool, by_model: bool, as_json: bool) -> int:
-    """Print what came back, without counting a tool's errors and a script's own answers; the exit status."""
+def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequence[Any]) -> None:
+    """Print the tools, the prompt and every turn."""
+    for tool in tools:
+        print_styled(f"tool           {json.dumps(tool, ensure_ascii=False)}", "dim")
+    prompt = spec.messages(rollouts[0].row)[-1]["content"]
+    print_styled(f"what training would show the agent by default:\n{prompt}\n", "dim")
+    for number, rollout in enumerate(rollouts, start=1):
+        print_styled(f"episode {number}: {rollout.row['question']}", "bold")
+        for position, turn in enumerate(rollout.turns):
+            print_turn(turn)
+            for observation in rollout.observations[position : position + 1]:
+                print_observation("environment", observation)
 
-    def mistaken(one: Observation) -> bool:
-        return one.error is not None or (tools and one.text.startswith("Error: "))
 
-    heard = [one for rollout in rollouts for one in rollout.observations]
-    wrong = [one for one in heard if mistaken(one)]
-    failed = [str(rollout.error) for rollout in rollouts if rollout.error is not None]
-    replies, errors = len(heard) - len(wrong), max(len(wrong), len(failed))
-    calls = [one.counts for one in rollouts if "program/calls" in one.counts]
-    if calls:  # a program's single call has no observation
-        made, sequences = (
-            int(sum(one[f"program/{what}"] for one in calls)) for what in ("calls", "sequences")
-        )
-        said = f"calls of the policy: {made} in {sequences} sequences"
+def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[Observation]:
+    """The observations that hold an error: of the environment, or of a tool."""
+    failed = []
+    for rollout in rollouts:
+        for observation in rollout.observations:
+            is_tool_error = has_tools and observation.text.startswith("Error: ")
+            if observation.error is not None or is_tool_error:
+                failed.append(observation)
+    return failed
+
+
+def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: bool) -> str:
+    """One line about the replies, errors and seconds of the episodes. A tool's errors are not replies."""
+    observations = [observation for rollout in rollouts for observation in rollout.observations]
+    failed_rollouts = [rollout for rollout in rollouts if rollout.error is not None]
+    failed = _failed_observations(rollouts, has_tools)
+    replies = len(observations) - len(failed)
+    errors = max(len(failed), len(failed_rollouts))
+
+    # A program has no observations but counts its calls of the policy.
+    program_counts = [rollout.counts for rollout in rollouts if "program/calls" in rollout.counts]
+    if program_counts:
+        calls = int(sum(counts["program/calls"] for counts in program_counts))
+        sequences = int(sum(counts["program/sequences"] for counts in program_counts))
+        summary = f"calls of the policy: {calls} in {sequences} sequences"
+    elif replies:
+        summary = f"{replies} {'reply' if replies == 1 else 'replies'}"
     else:
-        said = f"{replies} repl{'y' if replies == 1 else 'ies'}" if replies else "no reply"
-    said += f", {errors} error{'s' * (errors > 1)}" if errors else ""
-    if heard and not calls:
-        said += f", the slowest took {max(one.seconds for one in heard):.2f} s"
-    elif (
-        not any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns) and not errors
-    ):
-        said += (
-            ": no tool was called, see --request"
-            if tools
-            else ": it was never asked, see --request"
-        )
-    if by_model:
-        ends = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
-        said += "; " + ", ".join(f"{count} {status}" for status, count in ends.items())
-    if not as_json:
-        line(f"{len(rollouts)} episodes: {said}")
-    if failed:
-        print(
-            f"agentic-prompting: the environment failed: {' '.join(failed[0].split())}",
-            file=sys.stderr,
-        )
-    elif wrong and not replies:
+        summary = "no reply"
+    if errors:
+        summary += f", {errors} error{'s' * (errors > 1)}"
+
+    asked_something = any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns)
+    if observations and not program_counts:
+        slowest = max(observation.seconds for observation in observations)
+        summary += f", the slowest took {slowest:.2f} s"
+    elif not asked_something and not errors:
+        reason = "no tool was called" if has_tools else "it was never asked"
+        summary += f": {reason}, see --request"
+    if is_played_by_model:
+        statuses = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
+        summary += "; " + ", ".join(f"{count} {status}" for status, count in statuses.items())
+    return f"{len(rollouts)} episodes: {summary}"
+
+
+def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:
+    """Print why the environment failed, or that no call worked; the exit status."""
+    errors = [str(rollout.error) for rollout in rollouts if rollout.error is not None]
+    observations = sum(len(rollout.observations) for rollout in rollouts)
+    failed = _failed_observations(rollouts, has_tools)
+    if errors:
+        message = f"the environment failed: {' '.join(errors[0].split())}"
+    elif failed and len(failed) == observations:
+        text = " ".join(failed[0].text.split())
         fix = 'give one that works: --request \'{"name": "...", "arguments": {...}}\''
-        print(
-            f"agentic-prompting: every call failed: {' '.join(wrong[0].text.split())}; {fix}",
-            file=sys.stderr,
-        )
-    return int(bool(failed or (wrong and not replies)))
+        message = f"every call failed: {text}; {fix}"
+    else:
+        return 0
+    print(f"agentic-prompting: {message}", file=sys.stderr)
+    return 1
 
 
 class _ScriptedAgent:
@@ -182,39 +212,42 @@ class _ScriptedAgent:
         requests: Sequence[str] | None,
         tools: Sequence[Mapping[str, Any]],
     ):
-        self.grammar, self.rollouts, self.requests, self.tools = grammar, rollouts, requests, tools
+        self.grammar = grammar
+        self.rollouts = rollouts
+        self.requests = requests
+        self.tools = tools
 
     async def __call__(self, request: SampleRequest) -> Sample:
         from ..rollout import Sample
 
-        rollout = self.rollouts[request.context[0]]  # its number is its prompt
-        asks = self.requests or [self._made_up(rollout)]
-        if len(rollout.turns) < len(asks):
-            tag, text = (
-                getattr(self.grammar, "act", getattr(self.grammar, "call", None)),
-                asks[len(rollout.turns)],
-            )
+        rollout = self.rollouts[request.context[0]]  # the prompt is the rollout's number
+        requests = self.requests or [self._make_request(rollout)]
+        if len(rollout.turns) < len(requests):
+            tag = getattr(self.grammar, "act", getattr(self.grammar, "call", None))
+            text = requests[len(rollout.turns)]
         else:
-            tag, text = getattr(self.grammar, "answer", None), rollout.row["answers"][0]
-        think = getattr(self.grammar, "think", "think")
-        return Sample(
-            [*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)]
-        )
+            tag = getattr(self.grammar, "answer", None)
+            text = rollout.row["answers"][0]
+        if tag:
+            think = getattr(self.grammar, "think", "think")
+            text = f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>"
+        return Sample([ord(character) for character in text])
 
-    def _made_up(self, rollout: Rollout) -> str:
-        """The question; or a call of a tool, in each episode of another one, with all arguments that it needs."""
+    def _make_request(self, rollout: Rollout) -> str:
+        """The question; or a call of a tool with all required arguments, of another tool in each episode."""
+        question = str(rollout.row["question"])
         if not self.tools:
-            return str(rollout.row["question"])
+            return question
         tool = self.tools[rollout.seed % len(self.tools)]
         parameters = tool.get("parameters") or {}
-        known = parameters.get("properties") or {}
-        arguments = {
-            name: (
-                known[name].get("enum")
-                or [_EXAMPLES.get(known[name].get("type"), rollout.row["question"])]
-            )[0]
-            for name in parameters.get("required") or ()
-        }
+        properties = parameters.get("properties") or {}
+        arguments = {}
+        for name in parameters.get("required") or ():
+            schema = properties[name]
+            if schema.get("enum"):
+                arguments[name] = schema["enum"][0]
+            else:
+                arguments[name] = _EXAMPLE_ARGUMENTS.get(schema.get("type"), question)
         return json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
 
     def of(self, row: Mapping[str, Any]) -> Any:
@@ -224,5 +257,6 @@ class _ScriptedAgent:
         return self.grammar.parse("".join(map(chr, ids)))
 
     def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
-        before, behind = self.grammar.frame
-        return [*map(ord, before + self.grammar.escape(text) + behind)]
+        prefix, suffix = self.grammar.frame
+        framed = prefix + self.grammar.escape(text) + suffix
+        return [ord(character) for character in framed]

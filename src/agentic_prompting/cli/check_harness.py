@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .commands import line
 from .loader import load_object
-from .options import say
+from .terminal import print_styled, print_text
 
 if TYPE_CHECKING:
     from ..programs import Harness, Program
@@ -47,10 +46,10 @@ def check_harness(name: str, dialect: str, isolation: str, as_json: bool) -> int
         sorted({*names}) if has_own_network else "not seen without a network of its own"
     )
     if as_json:
-        say(json.dumps(seen, default=str))
+        print_text(json.dumps(seen, default=str))
     else:
         for what, value in seen.items():
-            line(f"{what:22}{value}")
+            print_styled(f"{what:22}{value}")
     return int(not seen["wrote_the_file"])
 
 

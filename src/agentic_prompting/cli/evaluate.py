@@ -1,4 +1,4 @@
-"""`agentic-prompting evaluate`: a trained agent on rows of one's own, a table of systems, or two tables compared."""
+"""`agentic-prompting evaluate`: a trained agent on rows of your own, a table of systems, or two tables compared."""
 
 from __future__ import annotations
 
@@ -9,199 +9,151 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..records import digest
+from .example_files import CLONE, find_example, find_shared_folder
+from .hub import check_agent, check_model, is_hub_reachable
 from .loader import register_judge
-from .options import (
-    AsJson,
-    LargeLLM,
-    OutputDir,
-    RunOption,
-    TaskRows,
-    Tracing,
-    busy,
-    check_agent,
-    check_model,
-    hub_answers,
-    option,
-    say,
-)
-from .train import CLONE, example, shared
+from .option_parser import OptionParser
+from .options import JSON_HELP, LargeLLM, TaskRows, Tracing, list_option, option
+from .terminal import print_table, print_text, show_progress
 
 if TYPE_CHECKING:
     from ..agent import PromptAgent
     from ..evaluation import Comparison
 
 POPULATION = "population.json"
-_NOTHING = {"0", "0.0", "0.00000", "–", ""}
-"""A column with nothing else in it is not shown."""
 
 
-def evaluate(
-    llm: LargeLLM,
-    rows: TaskRows,
-    tracing: Tracing,
-    config: Annotated[
-        Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
-    ] = None,
-    run: RunOption = None,
-    base: Annotated[
-        str | None,
-        option(
-            "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
-        ),
-    ] = None,
-    samples: Annotated[int, option("With --run: how often each question is asked: 1.")] = 1,
-    metric: Annotated[
-        list[str] | None,
-        option(
-            "Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."
-        ),
-    ] = None,
-    judge: Annotated[
-        list[str] | None,
-        option(
-            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
-        ),
-    ] = None,
-    output_dir: OutputDir = None,
-    compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
-    seeds: Annotated[
-        list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")
-    ] = None,
-    more_seeds: Annotated[
-        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
+@dataclass
+class EvaluateOptions(LargeLLM, TaskRows, Tracing):
+    """The options of `evaluate`."""
+
+    config: Path | None = option("A table, such as examples/configs/eval_prorefine_table1.yaml.")
+    run: Path | None = option("A trained agent's folder.")
+    base: str | None = option(
+        "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
+    )
+    samples: int = option("With --run: how often each question is asked.", 1)
+    metric: list[str] | None = list_option(
+        "Instead of the table's metrics: ours, or `evaluate`'s by name."
+    )
+    judge: list[str] | None = list_option(
+        "Your own score besides: module:name of judge(answer, answers), from 0 to 1."
+    )
+    output_dir: Path | None = option(
+        "Folder to write to, instead of the default.", None, "--output"
+    )
+    compare: list[Path] | None = list_option("Folders of two finished tables.")
+    seeds: list[int] | None = list_option(
+        "`--seeds 1 2 3`: a training each, intervals over the seeds."
+    )
+    json: bool = option(JSON_HELP, False)
+
+
+SETTINGS = (EvaluateOptions,)
+
+
+@dataclass
+class Results:
+    """A finished table."""
+
+    title: str
+    files: Mapping[str, Path]
+    comparisons: Sequence[Comparison]
+    left_out: Mapping[str, str]  # reasons by system
+
+
+def evaluate(arguments: Sequence[str]) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on.
 
     --config fills a table of systems and tasks, --run asks one trained agent the rows of --dataset.
     """
     from ..evaluation import EvaluationStopped
 
-    if [config, run, compare].count(None) != 2 or (more_seeds and not seeds):
+    (options,) = OptionParser("evaluate", SETTINGS, evaluate.__doc__).parse(arguments)
+    if [options.config, options.run, options.compare].count(None) != 2:
         raise ValueError(
             "say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"
         )
-    if compare is not None:
-        return _compared(*compare, as_json)
-    if base is not None and (run is None or not (run / POPULATION).is_file()):
+    if options.compare is not None:
+        return _compare(options.compare, options.json)
+    if options.base is not None and (
+        options.run is None or not (options.run / POPULATION).is_file()
+    ):
         raise ValueError(f"--base needs --run with a folder of E-SPL, which holds {POPULATION}")
-    tracing.start()
-    judges = [register_judge(name) for name in judge or ()]
-    where = output_dir or (None if run is None else run / "evaluation")
+    options.start_tracing()
+    judges = [register_judge(name) for name in options.judge or ()]
+
+    folder = options.output_dir
     try:
-        if run is not None:
-            left_out, title, metrics = {}, "", [*(metric or ["exact_match", "token_f1"]), *judges]
-            files, comparisons = _evaluated(run, base, llm, rows, metrics, samples, where)
+        if options.run is not None:
+            folder = folder or options.run / "evaluation"
+            results = _evaluate_run(options, judges, folder)
         else:
-            table = _table(Path(str(config)), metric, judges)
-            if not llm.sandbox:
-                hub_answers()
-            all_seeds = [*(seeds or ()), *(more_seeds or ())]
-            filled = paper_tables().run_table(
-                table, llm.sandbox, where, sys.stderr.isatty(), all_seeds
-            )
-            files, comparisons, left_out = (
-                filled.files,
-                filled.comparisons,
-                {**filled.skipped, **filled.left_out},
-            )
-            title, where = (
-                files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# "),
-                where or table.output,
-            )
+            table = _load_table(options.config, options.metric, judges)
+            folder = folder or table.output
+            results = _fill_table(options, table)
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(
-            f"agentic-prompting: stopped; the same command goes on from {where or table.output}",
-            file=sys.stderr,
+            f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr
         )
         return 130
-    if as_json:
-        read = json.loads(files["json"].read_text(encoding="utf-8"))
-        paths = {kind: str(path) for kind, path in files.items()}
-        say(json.dumps({**read, "skipped": left_out, "files": paths}, ensure_ascii=False))
+
+    if options.json:
+        record = json.loads(results.files["json"].read_text(encoding="utf-8"))
+        record["skipped"] = results.left_out
+        record["files"] = {name: str(path) for name, path in results.files.items()}
+        print_text(json.dumps(record, ensure_ascii=False))
     else:
-        _show_results(files, title, comparisons, left_out)
+        _print_results(results)
     return 0
 
 
-def _show_results(
-    files: Mapping[str, Path],
-    title: str,
-    comparisons: Sequence[Comparison],
-    left_out: Mapping[str, str],
-) -> None:
+def _print_results(results: Results) -> None:
     """Print a finished table, its differences, the systems left out, and the names of the files."""
     from ..evaluation import differences_table
 
-    with open(files["csv"], newline="", encoding="utf-8") as lines:
-        show_table(list(csv.DictReader(lines)), title)
-    if comparisons:
-        show_table(differences_table(comparisons))
-    for name, reason in left_out.items():
-        say(f"left out: {name}: {reason}")
-    print("written to " + ", ".join(str(path) for path in files.values()))
+    with open(results.files["csv"], newline="", encoding="utf-8") as lines:
+        print_table(list(csv.DictReader(lines)), results.title)
+    if results.comparisons:
+        print_table(differences_table(results.comparisons))
+    for name, reason in results.left_out.items():
+        print_text(f"left out: {name}: {reason}")
+    print("written to " + ", ".join(str(path) for path in results.files.values()))
 
 
-def _compared(first: Path, second: Path, as_json: bool) -> int:
+# --- two tables compared ---------------------------------------------------------------------------------------------
+
+
+def _compare(folders: Sequence[Path], as_json: bool) -> int:
     from ..evaluation import compare_runs, differences_table, load_run
 
-    found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
+    if len(folders) != 2:
+        raise ValueError(f"--compare takes two folders, got {len(folders)}")
+    first, second = folders
+    comparisons = compare_runs(load_run(first), load_run(second), (first.name, second.name))
     if as_json:
-        print(json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False))
+        records = [asdict(comparison) for comparison in comparisons]
+        print(json.dumps({"comparisons": records}, ensure_ascii=False))
     else:
-        show_table(differences_table(found))
+        print_table(differences_table(comparisons))
     return 0
 
 
-def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
-    """Print rows with the same columns; in a file or a pipe each on one line."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..llm.masking import escape_controls
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(
-            highlight=False, width=1000
-        )  # a pipe has no width: lines as long as they are
-    names = [
-        name
-        for name in (table[0] if table else ())
-        if {row[name] for row in table} - _NOTHING or name == "failed"
-    ]
-    shown = Table(
-        *names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for row in table:
-        shown.add_row(*(Text(escape_controls(row[name])) for name in names))
-    console.print(shown)
+# --- a trained agent on rows of your own -----------------------------------------------------------------------------
 
 
-def _evaluated(
-    run: Path,
-    base: str | None,
-    llm: LargeLLM,
-    rows: TaskRows,
-    metrics: list[str],
-    samples: int,
-    where: Path | None,
-) -> tuple[Mapping[str, Path], Sequence[Comparison]]:
-    """Ask a trained agent the rows of one's own: the tables, and with `base` what prompt and weights are worth."""
-    if not rows.dataset:
+def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path) -> Results:
+    """Ask a trained agent your own rows: the tables, and with `--base` what prompt and weights are worth."""
+    if not options.dataset:
         raise ValueError(
             "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
         )
@@ -215,94 +167,129 @@ def _evaluated(
     )
     from ..rollout import AgentSpec, FreeText
 
+    run = options.run
+    assert run is not None
     check_agent(run)
     spec = AgentSpec.load(run) if run.is_dir() else None
-    alone = spec is not None and isinstance(spec.grammar, FreeText)
-    if not alone or llm.sandbox or llm.environment or llm.environment_model:
-        llm.check()
-    if base is not None:
-        check_model(base)
-    task = EvaluationTask(Path(rows.dataset).stem, list(rows.load("", 0)))
-    folder = where or Path("runs/evaluation")
+
+    # A free-text agent answers by itself, so that it needs no large LLM.
+    asks_nobody = spec is not None and isinstance(spec.grammar, FreeText)
+    names_environment = options.sandbox or options.environment or options.environment_model
+    if not asks_nobody or names_environment:
+        options.check_environment()
+    if options.base is not None:
+        check_model(options.base)
+    task = EvaluationTask(Path(options.dataset).stem, list(options.load("", 0)))
+    metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
+
     with ExitStack() as stack:
-        with busy(f"loading {run}"):
+        with show_progress(f"loading {run}"):
             from ..agent import PromptAgent
 
-            environment: Any = (
-                None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
-            )
+            environment: Any = None
+            if not asks_nobody:
+                budget = options.budget(folder / "spending.sqlite")
+                environment = options.open_environment(stack, budget)
             agent = PromptAgent.from_pretrained(run, environment)
-            systems: dict[str, Any] = {run.name: AgentSystem(agent, _own_name(llm, run))}
-            if base is not None:
-                before = PromptAgent.from_pretrained(base, environment, spec=agent.spec)
-                systems = {
-                    f"{weights} weights, {which} prompt": AgentSystem(
-                        one, f"{which} prompt, {_own_name(llm, model, run)}"
-                    )
-                    for weights, model, asked in (("base", base, before), ("trained", run, agent))
-                    for which, one in _by_prompt(asked, run).items()
-                }
-        evaluation = evaluate_agent(systems, [task], metrics, n=None, runs=samples, output=folder)
-    comparisons = compare_systems(evaluation, next(iter(systems))) if base is not None else []
+            systems: dict[str, Any] = {}
+            if options.base is None:
+                systems[run.name] = AgentSystem(agent, _identity(options, run))
+            else:
+                # Base and trained weights, each under the first and the final prompt.
+                untrained = PromptAgent.from_pretrained(options.base, environment, spec=agent.spec)
+                for weights, model, weighted_agent in (
+                    ("base", options.base, untrained),
+                    ("trained", run, agent),
+                ):
+                    identity = _identity(options, model, run)
+                    for prompt, prompted_agent in _by_prompt(weighted_agent, run).items():
+                        systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
+                            prompted_agent, f"{prompt} prompt, {identity}"
+                        )
+        evaluation = evaluate_agent(
+            systems, [task], metrics, n=None, runs=options.samples, output=folder
+        )
+    comparisons: Sequence[Comparison] = []
+    if options.base is not None:
+        comparisons = compare_systems(evaluation, next(iter(systems)))
     save_run(folder, evaluation)
-    return write_tables(folder, evaluation, comparisons), comparisons
+    return Results("", write_tables(folder, evaluation, comparisons), comparisons, left_out={})
 
 
-def _own_name(llm: LargeLLM, *folders: str | Path) -> str:
-    """What tells an agent's answers from others': its folders, when they were written, and whom it asks."""
+def _identity(options: LargeLLM, *folders: str | Path) -> str:
+    """What tells an agent's answers from another's: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
-    kinds = ("*.safetensors", "*.bin", SPEC_FILE)
-    files = [
-        file for folder in folders for kind in kinds for file in sorted(Path(folder).glob(kind))
+    written = []
+    for folder in folders:
+        for pattern in ("*.safetensors", "*.bin", SPEC_FILE):
+            for file in sorted(Path(folder).glob(pattern)):
+                written.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
+    environment = [
+        options.sandbox,
+        options.environment,
+        options.environment_model,
+        options.environment_max_tokens,
     ]
-    written = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    asked = [llm.sandbox, llm.environment, llm.environment_model, llm.environment_max_tokens]
-    return f"{', '.join(map(str, folders))} {digest([written, asked])}"
+    return f"{', '.join(map(str, folders))} {digest([written, environment])}"
 
 
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
     from ..evolution import read_lineage
 
-    first = copy(agent)
     text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
-    first.spec = replace(agent.spec, system_prompt=text or None)
-    return {"first": first, "final": agent}
+    agent_with_first_prompt = copy(agent)
+    agent_with_first_prompt.spec = replace(agent.spec, system_prompt=text or None)
+    return {"first": agent_with_first_prompt, "final": agent}
 
 
-def _table(config: Path, metric: list[str] | None, judges: list[str]) -> Any:
-    """The table of a configuration, with other metrics where some are given."""
-    config, tables = example(config) or config, paper_tables()
+# --- a table of systems ----------------------------------------------------------------------------------------------
+
+
+def _fill_table(options: EvaluateOptions, table: Any) -> Results:
+    """Run a table of `benchmarks/paper_tables`."""
+    if not options.sandbox:
+        is_hub_reachable()
+    filled = import_paper_tables().run_table(
+        table, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
+    )
+    title = filled.files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
+    left_out = {**filled.skipped, **filled.left_out}
+    return Results(title, filled.files, filled.comparisons, left_out)
+
+
+def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[str]) -> Any:
+    """The table of a configuration, with other metrics if some are named, and with those of judges."""
+    config = find_example(config) or config
+    tables = import_paper_tables()
     if not config.is_file():
-        there = sorted(
-            path.stem
-            for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
-        )
+        examples = Path(str(tables.__file__)).parents[2] / "examples" / "configs"
+        names = sorted(path.stem for path in examples.glob("eval_*.yaml"))
         raise ValueError(
-            f"{config} does not exist; in examples/configs/ there are {', '.join(there)}"
+            f"{config} does not exist; in examples/configs/ there are {', '.join(names)}"
         )
     table = tables.load_config(config)
-    if metric:
-        table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
-    return replace(table, **_judged(table, judges)) if judges else table
+    if metrics:
+        table = replace(table, metrics=metrics, sandbox={**table.sandbox, "metrics": metrics})
+    if judges:
+        sandbox_metrics = _with_judges(table.sandbox.get("metrics"), judges)
+        table = replace(
+            table,
+            metrics=_with_judges(table.metrics, judges),
+            sandbox={**table.sandbox, "metrics": sandbox_metrics},
+        )
+    return table
 
 
-def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
-    """The table's metrics, the sandbox's too, with those of judges behind them."""
-
-    def more(metrics: Any) -> Any:
-        if isinstance(metrics, dict):
-            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
-        return [*(metrics or ["exact_match"]), *judges]
-
-    return {
-        "metrics": more(table.metrics),
-        "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))},
-    }
+def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:
+    """A table's metrics, a list or lists by task, with judges behind them."""
+    if isinstance(metrics, dict):
+        return {task: [*task_metrics, *judges] for task, task_metrics in metrics.items()}
+    return [*(metrics or ["exact_match"]), *judges]
 
 
-def paper_tables() -> Any:
+def import_paper_tables() -> ModuleType:
     """The module `benchmarks/paper_tables`, which is not part of the package.
 
     Looked for in the clone that the package is installed from (`pip install -e`), and in the copy that a wheel installs
@@ -314,16 +301,20 @@ def paper_tables() -> Any:
     name = "paper_tables"
     if name in sys.modules:
         return sys.modules[name]
+
     is_clone = Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting"
-    roots = [CLONE if is_clone else None, shared()]
-    scripts = [root / "benchmarks" / name / "__init__.py" for root in roots if root is not None]
-    script = next((script for script in scripts if script.is_file()), None)
+    script = None
+    for root in (CLONE if is_clone else None, find_shared_folder()):
+        if root is not None and script is None:
+            candidate = root / "benchmarks" / name / "__init__.py"
+            script = candidate if candidate.is_file() else None
     if script is None:
         raise FileNotFoundError(
             "what fills tables, benchmarks/paper_tables, was not installed: install the package from a clone "
             "(`pip install -e .`). To compare systems of your own, `agentic_prompting.evaluate_agent` does without "
             "(docs/evaluation.md)"
         )
+
     spec = importlib.util.spec_from_file_location(name, script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -4,65 +4,58 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .hub import check_agent, check_model
 from .loader import SCORES, load_reward, load_score
-from .options import (
-    AsJson,
-    LargeLLM,
-    ReferenceModel,
-    TaskRows,
-    Tracing,
-    busy,
-    check_agent,
-    check_model,
-    say,
-    setting,
-)
+from .option_parser import OptionParser
+from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
+from .terminal import print_text, show_progress
 
 if TYPE_CHECKING:
-    from ..evaluation.headroom import Headroom
+    from ..agent import PromptAgent
+    from ..rollout import Environment
 
 
 @dataclass
-class Measuring(TaskRows, ReferenceModel, LargeLLM):
-    """What to measure, and on which rows."""
+class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, Tracing):
+    """The options of `headroom`: what to measure, and on which rows."""
 
-    policy_model: str | None = setting(
-        "Measure a better system prompt for this model, by its name."
-    )
-    policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
-    prompt: str = setting("Its system prompt so far, which others are compared with.", "")
-    tried: int = setting("How many prompts to compare; --reference-model writes them.", 12)
-    untrained: str | None = setting(
+    policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
+    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    prompt: str = option("Its system prompt so far, which others are compared with.", "")
+    tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
+    untrained: str | None = option(
         "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
     )
-    group_size: int = setting("The group size of the planned training, num_generations.", 8)
-    reward: str | None = setting(
+    group_size: int = option("The group size of the planned training, num_generations.", 8)
+    reward: str | None = option(
         "The reward of the planned training, a name or module:name. Default: --score."
     )
-    repeats: int = setting(
+    repeats: int = option(
         "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
     )
-    task: str = setting(
+    task: str = option(
         "The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k"
     )
-    score: str = setting(
+    score: str = option(
         f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
         "exact_match",
     )
-    calls: int = setting("Calls of large LLMs in each part, at most.", 512)
-    top_up_calls: int = setting(
+    calls: int = option("Calls of large LLMs in each part, at most.", 512)
+    top_up_calls: int = option(
         "Calls of a second look at the prompts, if the first cannot tell.", 0
     )
-    delta: float | None = setting(
+    delta: float | None = option(
         "The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05."
     )
-    seed: int = setting("Of rows, ties and samples.", 0)
-    output_dir: Path = setting("Folder for headroom.json.", Path("runs/headroom"))
+    seed: int = option("Of rows, ties and samples.", 0)
+    output_dir: Path = option("Folder for headroom.json.", Path("runs/headroom"))
+    json: bool = option(JSON_HELP, False)
 
     def check(self) -> None:
         """Raise `ValueError` unless there is something to measure, and all that it takes."""
@@ -78,92 +71,99 @@ class Measuring(TaskRows, ReferenceModel, LargeLLM):
                 "--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME"
             )
 
-    def parts_in_sandbox(self) -> dict[str, Any]:
-        """The arguments of [`headroom`]: puzzles, a scripted solver, and a scripted writer of prompts."""
-        from ..sandbox.puzzles import PuzzleSolver, make_puzzles, prompt_writer, score_puzzle
 
-        return {
-            "rows": make_puzzles(1000, self.seed),
-            "policy": PuzzleSolver(self.seed),
-            "prompts": [self.prompt],
-            "reference": prompt_writer(),
-            "metric": _each(score_puzzle),
-        }
-
-    def parts(self, stack: ExitStack) -> dict[str, Any]:
-        """The arguments of [`headroom`], with models at real endpoints, charged to the budget."""
-        from ..llm import charge
-
-        budget = self.budget(self.output_dir / "spending.sqlite")
-        parts: dict[str, Any] = {
-            "rows": list(self.load(self.task, self.seed)),
-            "prompts": [self.prompt],
-            "metric": _each(load_score(self.score)),
-            "reward": None if self.reward is None else load_reward(self.reward),
-        }
-        if self.policy_model:
-            parts["policy"] = self.connect(stack, self.policy_model, self.policy_base_url)
-            charge(budget, policy=parts["policy"])
-        if self.policy_model and self.reference_model:
-            parts["reference"] = self.reference(stack)
-            charge(budget, reference=parts["reference"])
-        if self.environment_model:
-            parts["llm"] = self.connect(stack, self.environment_model, self.environment_base_url)
-            charge(budget, requests=parts["llm"])
-        if self.untrained:
-            parts["agent"] = self._load_agent(self.untrained, self.opened(stack, budget))
-        return parts
-
-    def _load_agent(self, model: str, environment: Any) -> Any:
-        """The untrained agent: as it was saved by a trainer, else under the template of its environment."""
-        check_agent(model)
-        check_model(model)
-        from ..agent import PromptAgent
-        from ..rollout import SPEC_FILE, AgentSpec, TagGrammar
-        from ..rollout.spec import template_for
-
-        grammar = environment.grammar or TagGrammar()
-        is_saved = (Path(model) / SPEC_FILE).is_file()
-        spec = (
-            None
-            if is_saved
-            else AgentSpec(prompt_template=template_for(environment, grammar), grammar=grammar)
-        )
-        with busy(f"loading {model}"):
-            return PromptAgent.from_pretrained(model, environment, spec)
+SETTINGS = (HeadroomOptions,)
 
 
-def headroom(script: Measuring, tracing: Tracing, as_json: AsJson = False) -> int:
+def headroom(arguments: Sequence[str]) -> int:
     """Measure what can be gained on a task, and whether the signal to gain it exists, before a run."""
     from ..evaluation.headroom import headroom as measure_headroom
 
-    script.check()
-    tracing.start()
+    (options,) = OptionParser("headroom", SETTINGS, headroom.__doc__).parse(arguments)
+    options.check()
+    options.start_tracing()
     with ExitStack() as stack:
-        parts = script.parts_in_sandbox() if script.sandbox else script.parts(stack)
-        options = {name: getattr(script, name) for name in _PASSED_ON}
-        with busy("measuring"):
-            found = measure_headroom(**parts, **options)
-    path = found.save(script.output_dir)
-    _show(found, path, as_json)
-    return 1 if found.stopped else 0
+        if options.sandbox:
+            parts = _sandbox_parts(options)
+        else:
+            parts = _connect_parts(options, stack)
+        with show_progress("measuring"):
+            measured = measure_headroom(
+                **parts,
+                tried=options.tried,
+                group_size=options.group_size,
+                repeats=options.repeats,
+                calls=options.calls,
+                top_up_calls=options.top_up_calls,
+                delta=options.delta,
+                seed=options.seed,
+            )
+
+    path = measured.save(options.output_dir)
+    if options.json:
+        print_text(json.dumps({**measured.to_json(), "file": str(path)}, ensure_ascii=False))
+    else:
+        print_text(measured.report())
+        print(f"written to {path}")
+        if measured.stopped:
+            print(f"agentic-prompting: stopped early: {measured.stopped}", file=sys.stderr)
+    return 1 if measured.stopped else 0
 
 
-_PASSED_ON = ("tried", "group_size", "repeats", "calls", "top_up_calls", "delta", "seed")
-
-
-def _show(found: Headroom, path: Path, as_json: bool) -> None:
-    if as_json:
-        say(json.dumps({**found.to_json(), "file": str(path)}, ensure_ascii=False))
-        return
-    say(found.report())
-    print(f"written to {path}")
-    if found.stopped:
-        print(f"agentic-prompting: stopped early: {found.stopped}", file=sys.stderr)
-
-
-def _each(score: Any) -> Any:
-    """A score of one answer as a metric of many."""
+def _sandbox_parts(options: HeadroomOptions) -> dict[str, Any]:
+    """Puzzles, a scripted solver, and a scripted writer of prompts."""
     from ..evaluation.metrics import each
+    from ..sandbox.puzzles import PuzzleSolver, make_puzzles, prompt_writer, score_puzzle
 
-    return each(score)
+    return {
+        "rows": make_puzzles(1000, options.seed),
+        "policy": PuzzleSolver(options.seed),
+        "prompts": [options.prompt],
+        "reference": prompt_writer(),
+        "metric": each(score_puzzle),
+    }
+
+
+def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
+    """Rows, and models at real endpoints that are charged to the budget."""
+    from ..evaluation.metrics import each
+    from ..llm import charge
+
+    budget = options.budget(options.output_dir / "spending.sqlite")
+    parts: dict[str, Any] = {
+        "rows": list(options.load(options.task, options.seed)),
+        "prompts": [options.prompt],
+        "metric": each(load_score(options.score)),
+        "reward": None if options.reward is None else load_reward(options.reward),
+    }
+    if options.policy_model:
+        parts["policy"] = options.connect(stack, options.policy_model, options.policy_base_url)
+        charge(budget, policy=parts["policy"])
+    if options.policy_model and options.reference_model:
+        parts["reference"] = options.connect_reference(stack)
+        charge(budget, reference=parts["reference"])
+    if options.environment_model:
+        parts["llm"] = options.connect(
+            stack, options.environment_model, options.environment_base_url
+        )
+        charge(budget, requests=parts["llm"])
+    if options.untrained:
+        environment = options.open_environment(stack, budget)
+        parts["agent"] = _load_untrained(options.untrained, environment)
+    return parts
+
+
+def _load_untrained(model: str, environment: Environment) -> PromptAgent:
+    """The untrained agent: as it was saved by a trainer, else under the template of its environment."""
+    check_agent(model)
+    check_model(model)
+    from ..agent import PromptAgent
+    from ..rollout import SPEC_FILE, AgentSpec, TagGrammar
+    from ..rollout.spec import template_for
+
+    spec = None
+    if not (Path(model) / SPEC_FILE).is_file():
+        grammar = environment.grammar or TagGrammar()
+        spec = AgentSpec(prompt_template=template_for(environment, grammar), grammar=grammar)
+    with show_progress(f"loading {model}"):
+        return PromptAgent.from_pretrained(model, environment, spec)

@@ -1,18 +1,21 @@
 """Parts by name: the shipped ones by a word, your own as `module:name` or `path/to/file.py:name`.
 
-One table for each kind of part, and one loader. The current directory is importable, as with `python -m`.
+One table for each type of part, and one loader. The current directory is importable, as with `python -m`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isclass, isfunction, signature
 from pathlib import Path
+from random import Random
+from types import ModuleType
 from typing import Any
 
 REWARDS = {
@@ -39,71 +42,81 @@ class UnknownPart(ValueError):
     """There is no part of that name, or it is not what it should be."""
 
 
-def load_part(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
+def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any:
     """The object of that name.
 
     Args:
         name (`str`): One of `shipped`, or `module:name`, or `path/to/file.py:name`.
-        kind (`str`): The kind of part, for the error message.
+        part_type (`str`): What it is, such as `reward`, for the error message.
         shipped (`Mapping[str, str]`, *optional*): Where the parts of this library are, by name.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such part, with the nearest name, or its module cannot be imported.
     """
-    place, colon, attribute = shipped.get(name, name).rpartition(":")
-    if not colon or not place or not attribute:
-        near = get_close_matches(name, shipped, n=1)
-        guess = f"; did you mean {near[0]}?" if near else "."
-        known = f" It is one of {', '.join(shipped)}, or your own as" if shipped else " Name it as"
+    module_name, colon, attribute = shipped.get(name, name).rpartition(":")
+    if not colon or not module_name or not attribute:
+        choices = f"one of {', '.join(shipped)}, or your own as " if shipped else ""
         raise UnknownPart(
-            f"there is no {kind} {name!r}{guess}{known} module:name, such as my_module:MyPart"
+            f"there is no {part_type} {name!r}{_suggest(name, shipped)}. Name {choices}module:name, such as "
+            "my_module:MyPart"
         )
     try:
-        module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+        if module_name.endswith(".py"):
+            module = _import_file(Path(module_name))
+        else:
+            module = _import_module(module_name)
     except UnknownPart:
         raise
     except ModuleNotFoundError as error:
-        here = (
-            "start the command in the folder that holds it"
-            if error.name == place
-            else f"{place} imports it"
-        )
-        raise UnknownPart(f"no module {error.name}: {here}") from error
-    except Exception as error:  # it is the user's code: whatever it raises
-        raise UnknownPart(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        near = get_close_matches(attribute, vars(module), n=1)
+        reason = f"{module_name} imports it"
+        if error.name == module_name:
+            reason = "start the command in the folder that holds it"
+        raise UnknownPart(f"no module {error.name}: {reason}") from error
+    except Exception as error:  # the user's code may raise anything
         raise UnknownPart(
-            f"{place} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}"
-        )
+            f"{module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, attribute):
+        raise UnknownPart(f"{module_name} has no {attribute}{_suggest(attribute, vars(module))}")
     return getattr(module, attribute)
 
 
-def _of_name(name: str) -> Any:
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+def _suggest(name: str, names: Collection[str]) -> str:
+    nearest = get_close_matches(name, names, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _import_module(name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     return import_module(name)
 
 
-def _of_file(file: Path) -> Any:
-    """A file's module, imported once; what is beside it is importable, as with `python file.py`."""
+def _import_file(file: Path) -> ModuleType:
+    """A file's module, imported once; modules beside it are importable, as with `python file.py`."""
     if not file.is_file():
         raise UnknownPart(f"{file} does not exist")
-    folder, name = str(file.resolve().parent), file.stem
+    path = file.resolve()
+    folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    there = sys.modules.get(name)
-    if there is not None and getattr(there, "__file__", None) == str(file.resolve()):
-        return there
-    found = spec_from_file_location(name, file.resolve())
-    assert found is not None and found.loader is not None
-    module = module_from_spec(found)
-    if there is None:  # so that pickles find it; a module of that name keeps its place
+    name = file.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+
+    # Pickles look the module up by its name, unless another module has that name already.
+    is_registered = loaded is None
+    if is_registered:
         sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
-        if there is None:
+        if is_registered:
             del sys.modules[name]
         raise
     return module
@@ -119,8 +132,8 @@ def load_environment(name: str) -> Any:
     from ..programs import Program, is_agent
 
     try:
-        made = _made(load_part(name, "environment"))
-        return as_environment(Program(made) if is_agent(made) else made)
+        part = _make_object(load_part(name, "environment"))
+        return as_environment(Program(part) if is_agent(part) else part)
     except TypeError as error:
         raise UnknownPart(str(error)) from error
 
@@ -131,23 +144,28 @@ def load_tools(names: Sequence[str]) -> list[Any]:
     Raises:
         [`UnknownPart`]: In one line: one of them does not exist.
     """
-    parts = [load_part(name, "tool") for name in names]
-    return [tool for part in parts for tool in (part if isinstance(part, list | tuple) else [part])]
+    tools: list[Any] = []
+    for name in names:
+        part = load_part(name, "tool")
+        tools += part if isinstance(part, list | tuple) else [part]
+    return tools
 
 
-def load_object(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
+def load_object(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any:
     """An object of the user's: it, an object of its class, or what a function without parameters makes.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or making it failed.
     """
-    return _made(load_part(name, kind, shipped))
+    return _make_object(load_part(name, part_type, shipped))
 
 
-def text_of(value: str | None) -> str | None:
+def text_or_file(value: str | None) -> str | None:
     """A text that an option names: itself, or the content of a file of that name."""
-    file = Path(value) if value and "\n" not in value and len(value) < 256 else None
-    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else value
+    may_be_file_name = value and "\n" not in value and len(value) < 256
+    if value and may_be_file_name and Path(value).is_file():
+        return Path(value).read_text(encoding="utf-8")
+    return value
 
 
 def load_reward(name: str) -> Callable[..., Any]:
@@ -156,7 +174,8 @@ def load_reward(name: str) -> Callable[..., Any]:
     Raises:
         [`UnknownPart`]: In one line: there is no such reward, or it cannot be called.
     """
-    return _callable(_made(load_part(name, "reward", REWARDS), functions=False), name, "reward")
+    part = load_part(name, "reward", REWARDS)
+    return _check_callable(_make_object(part) if isclass(part) else part, name, "reward")
 
 
 def load_rewards(names: Sequence[str]) -> Any:
@@ -165,18 +184,21 @@ def load_rewards(names: Sequence[str]) -> Any:
     Raises:
         [`UnknownPart`]: As [`load_reward`].
     """
-    if len(names) == 1 and isinstance(part := load_part(names[0], "reward", REWARDS), Mapping):
-        return part
+    if len(names) == 1:
+        part = load_part(names[0], "reward", REWARDS)
+        if isinstance(part, Mapping):
+            return part
     return [load_reward(name) for name in names]
 
 
-def load_score(name: str, kind: str = "score") -> Callable[..., Any]:
+def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
     """A comparison of an answer with the accepted ones: `score(answer, answers)`, from 0 to 1.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called.
     """
-    return _callable(_made(load_part(name, kind, SCORES), functions=False), name, kind)
+    part = load_part(name, part_type, SCORES)
+    return _check_callable(_make_object(part) if isclass(part) else part, name, part_type)
 
 
 def register_selection(name: str) -> None:
@@ -191,22 +213,23 @@ def register_selection(name: str) -> None:
     from ..evolution.selection import RULES
 
     if ":" in name and name not in RULES:
-        RULES[name] = partial(
-            _without_settings, _callable(load_part(name, "selection rule"), name, "selection rule")
-        )
+        rule = _check_callable(load_part(name, "selection rule"), name, "selection rule")
+        RULES[name] = partial(_call_rule, rule)
 
 
 def register_selections(words: Sequence[str]) -> None:
     """[`register_selection`] for each `--selection` of a command line, which the settings are then made of."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        if option == "--selection":
-            register_selection(value if equals else after)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--selection", nargs="?")
+    options, _ = parser.parse_known_args(words)
+    if options.selection:
+        register_selection(options.selection)
 
 
-def _without_settings(
-    rule: Callable[..., Any], members: Any, k: int, rng: Any, **settings: float
+def _call_rule(
+    rule: Callable[..., Any], members: Any, k: int, rng: Random, **settings: float
 ) -> Any:
+    """Call a rule of the user's, without the settings that only shipped rules take."""
     return rule(members, k, rng)
 
 
@@ -218,17 +241,21 @@ def register_judge(name: str) -> str:
     return name
 
 
-def _made(part: Any, functions: bool = True) -> Any:
-    """An object of a class, or what a function without parameters makes."""
-    makes_one = isclass(part) or (functions and isfunction(part) and not signature(part).parameters)
+def _make_object(part: Any) -> Any:
+    """An object of a class, or what a function without parameters returns."""
+    is_factory = isfunction(part) and not signature(part).parameters
+    if not isclass(part) and not is_factory:
+        return part
     try:
-        return part() if makes_one else part
+        return part()
     except Exception as error:
         name = getattr(part, "__name__", part)
         raise UnknownPart(f"{name}() failed: {type(error).__name__}: {error}") from error
 
 
-def _callable(part: Any, name: str, kind: str) -> Callable[..., Any]:
+def _check_callable(part: Any, name: str, part_type: str) -> Callable[..., Any]:
     if not callable(part):
-        raise UnknownPart(f"{name} is a {type(part).__name__}, and a {kind} is called")
+        raise UnknownPart(
+            f"{name} is a {type(part).__name__}, but a {part_type} has to be callable"
+        )
     return part

@@ -3,111 +3,138 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from .findings import read_yaml
-from .options import AsJson, busy, hub_answers, option, setting
-from .setup import Setup, parsed
+from .example_files import find_example
+from .hub import is_hub_reachable
+from .option_parser import OptionParser
+from .options import JSON_HELP, option
+from .run_configuration import RunConfiguration
+from .terminal import show_progress
+from .yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from ..planning import CostEstimate, Plan
 
 
 @dataclass
-class PlanSetup(Setup):
+class PlanOptions(RunConfiguration):
     """The run to plan: options of the command line, then those of the configuration."""
 
-    gpus: int | None = setting("GPUs that train: accelerate's num_processes.")
-    gpu_memory: float = setting("GiB of one GPU.", 80.0)
-    model_name: str | None = setting("Instead of the configuration's model_name_or_path.")
-    rows: int | None = setting("Rows of the dataset, where the configuration has no max_steps.")
-    seconds: float = setting("When to stop looking for what fits better.", 40.0)
+    gpus: int | None = option("GPUs that train: accelerate's num_processes.")
+    gpu_memory: float = option("GiB of one GPU.", 80.0)
+    model_name: str | None = option("Instead of the configuration's model_name_or_path.")
+    rows: int | None = option("Rows of the dataset, where the configuration has no max_steps.")
+    seconds: float = option("When to stop looking for what fits better.", 40.0)
+    pilot: Path | None = option(
+        "A run whose records take the place of assumptions.", None, "--from"
+    )
+    json: bool = option(JSON_HELP, False)
 
     @property
     def processes(self) -> int:
-        """As given; else accelerate's, one without a file: GPUs of this machine are not looked at."""
+        """As `--gpus` says; else accelerate's, one without a file: GPUs of this machine are not looked at."""
         if self.gpus is not None:
             return max(1, self.gpus)
         return super().processes if self.accelerate_config is not None else 1
 
 
-Pilot = Annotated[
-    Path | None, option("A run whose records take the place of assumptions.", "--from")
-]
+SETTINGS = (PlanOptions,)
 
 
-def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
+def plan(arguments: Sequence[str]) -> int:
     """Say what a training run needs, before anything is loaded: memory by part and its peak, the largest batch and
     context that fit, calls, tokens, dollars and hours.
 
     Reads the model's config.json alone and runs the trainer's step on fake tensors; a GPU is not touched. Exit status 1
     if the run does not fit.
     """
-    from .train import example
-
-    if setup.gpus is not None and setup.gpus < 1:
+    (options,) = OptionParser("plan", SETTINGS, plan.__doc__).parse(arguments)
+    if options.gpus is not None and options.gpus < 1:
         raise ValueError(
-            f"gpus={setup.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
+            f"--gpus {options.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
         )
-    if setup.config is None:
+    if options.config is None:
         raise ValueError(
-            "say which run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml"
+            "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml"
         )
-    setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
-    for file in filter(None, (setup.config, setup.accelerate_config)):
+    options.config = find_example(options.config)
+    options.accelerate_config = find_example(options.accelerate_config)
+    for file in (options.config, options.accelerate_config):
+        if file is None:
+            continue
         if not file.is_file():
-            raise ValueError(f"{file}: there is no such file")
+            raise ValueError(f"{file} does not exist")
         if not isinstance(read_yaml(file), dict):
-            raise ValueError(f"{file} holds no options by name")
-    with busy("measuring a step on fake tensors"):
-        made, costs = planned(setup, pilot)
-    if as_json:
-        spent = costs.to_json() if not isinstance(costs, str) else {"error": costs}
-        print(json.dumps({"memory": made.to_json(), "cost": spent}))
+            raise ValueError(f"{file} does not contain options by name")
+    with show_progress("measuring a step on fake tensors"):
+        memory, costs = plan_run(options)
+    if options.json:
+        costs_record = {"error": costs} if isinstance(costs, str) else costs.to_json()
+        print(json.dumps({"memory": memory.to_json(), "cost": costs_record}))
     else:
-        print(f"{made}\n\n{costs}")
-    return int(not made.fits)
+        print(f"{memory}\n\n{costs}")
+    return 0 if memory.fits else 1
 
 
-def planned(
-    setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0
-) -> tuple[Plan, CostEstimate | str]:
-    """The plan of a configuration, and what it costs or why that is not known; `wait` as in [`plan`]."""
+def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostEstimate | str]:
+    """The memory of a run, and its costs or why they are not known.
+
+    Args:
+        options (`PlanOptions`): The run.
+        max_wait (`float`, *optional*, defaults to `600.0`): Seconds after which measuring a step is given up.
+    """
     from trl import get_peft_config
 
     from ..llm.budget import find_price
-    from ..planning import estimate_cost, plan
+    from ..planning import estimate_cost, plan as plan_memory
 
-    _script, args, model = parsed(setup, check=False)
-    name = setup.model_name or model.model_name_or_path
+    _, args, model = options.parse()
+    name = options.model_name or model.model_name_or_path
     if not name:
         raise ValueError(
-            "say which model: model_name_or_path in the configuration, or --model-name NAME"
+            "name the model: model_name_or_path in the configuration, or --model-name NAME"
         )
     if not Path(name).exists():
-        hub_answers()
-    accelerate = read_yaml(setup.accelerate_config) if setup.accelerate_config else {}
-    values: dict[str, Any] = {
-        **vars(args),
-        "bf16": setup.values.get("bf16", not setup.values.get("fp16", False)),
-    }
+        is_hub_reachable()
+    accelerate = {}
+    if options.accelerate_config is not None:
+        accelerate = read_yaml(options.accelerate_config)
+
+    # The run was parsed as if on a CPU, with bf16 off: it is planned with what the file says.
+    is_fp16 = options.values.get("fp16", False)
+    values: dict[str, Any] = {**vars(args), "bf16": options.values.get("bf16", not is_fp16)}
     loading: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if model.load_in_4bit or model.load_in_8bit:
-        loading["quantization_config"] = "asked for"
+        loading["quantization_config"] = "quantized"
     values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
-    made = plan(
-        values, name, gpus=setup.gpus, gpu_memory=setup.gpu_memory, accelerate=accelerate,
-        peft_config=get_peft_config(model), seconds=setup.seconds, max_wait=wait,
-    )  # fmt: skip
-    asked = setup.value("environment_model")
-    price = find_price(asked) if asked else None
+    memory = plan_memory(
+        values,
+        name,
+        gpus=options.gpus,
+        gpu_memory=options.gpu_memory,
+        accelerate=accelerate,
+        peft_config=get_peft_config(model),
+        seconds=options.seconds,
+        max_wait=max_wait,
+    )
+
+    environment_model = options.value("environment_model")
+    costs: CostEstimate | str
     try:
-        costs: CostEstimate | str = estimate_cost(
-            values, made.parameters, gpus=made.layout.gpus, rows=setup.rows or setup.values.get("task_rows"),
-            price=price, pilot=pilot, trained=made.trained, kv_bytes=made.kv_bytes,
-        )  # fmt: skip
+        costs = estimate_cost(
+            values,
+            memory.parameters,
+            gpus=memory.layout.gpus,
+            rows=options.rows or options.values.get("task_rows"),
+            price=find_price(environment_model) if environment_model else None,
+            pilot=options.pilot,
+            trained=memory.trained,
+            kv_bytes=memory.kv_bytes,
+        )
     except ValueError as error:
         costs = f"calls, dollars and hours: {error}"
-    return made, costs
+    return memory, costs

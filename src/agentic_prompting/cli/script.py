@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 BAD_INPUT = 2
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
 
-def run_script(main: Callable[[], object]) -> None:
-    """Run a program's `main`: no traceback for errors that the user can correct.
+def run_script(main: Callable[[], T]) -> T:
+    """Run a program's `main` and return its result: no traceback for errors that the user can correct.
 
     Args:
         main (`Callable`): Called without arguments.
@@ -21,20 +23,38 @@ def run_script(main: Callable[[], object]) -> None:
         `SystemExit`: With status 2 after a line about a bad option, value, file or part of your own; with 1 after a
             line about an endpoint; with 130 after Ctrl-C.
     """
-    from ..llm import LLMError
+    try:
+        return main()
+    except (ValueError, OSError) as error:
+        _print_with_place(error)
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt as interrupt:
+        if os.environ.get("RANK", "0") == "0":  # the first process of the job prints for all
+            message = str(interrupt) or "interrupted; what is not in a checkpoint is lost"
+            print(message, file=sys.stderr, flush=True)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        from ..llm import LLMError  # imported late, so that `--help` stays quick
+
+        if not isinstance(error, LLMError):
+            raise
+        _print_with_place(error)
+        sys.exit(1)
+
+
+def print_error(message: str) -> None:
+    """Print a message on one line of standard error, with terminal control characters made visible."""
+    from ..llm.masking import escape_controls
+
+    print(
+        f"agentic-prompting: {escape_controls(' '.join(message.split()))}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _print_with_place(error: Exception) -> None:
+    """Print an error and, if the user's code raised it, the line that did."""
     from ..llm.guard import raised_in
 
-    try:
-        main()
-    except (ValueError, OSError, LLMError) as error:
-        line = f"{' '.join(str(error).split())}{raised_in(error)}"
-        print(f"agentic-prompting: {line}", file=sys.stderr, flush=True)
-        sys.exit(1 if isinstance(error, LLMError) else BAD_INPUT)
-    except KeyboardInterrupt as interrupted:
-        if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
-            print(
-                str(interrupted) or "interrupted; what is not in a checkpoint is lost",
-                file=sys.stderr,
-                flush=True,
-            )
-        sys.exit(INTERRUPTED)
+    print_error(f"{error}{raised_in(error)}")

@@ -1,14 +1,11 @@
-"""`agentic-prompting serve`."""
+"""`agentic-prompting serve`: a trained agent and its large LLM as one model, for any OpenAI client."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from .options import LargeLLM, RunOption, Tracing, check_agent, option
 
 try:
     from ..serve import ServeConfig
@@ -17,56 +14,65 @@ except ImportError as error:
         f"serving needs more ({error.name}): pip install 'agentic-prompting[serve]'"
     ) from error
 
+from .hub import check_agent
+from .option_parser import OptionParser
+from .options import LargeLLM, Tracing, option
 
-def serve(
-    llm: LargeLLM,
-    config: ServeConfig,
-    tracing: Tracing,
-    agent: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="The trained agent: what its trainer saved."),
-    ] = None,
-    run: RunOption = None,
-    refine: Annotated[
-        bool, option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")
-    ] = False,
-    name: Annotated[str, option("What clients call the agent: agent.")] = "agent",
-    prefix_cache_mb: Annotated[
-        float | None,
-        option(
-            "Memory for what was computed of open conversations, in MB; more is faster with many requests at once. By "
-            "default a quarter of the memory that is free beside the model."
-        ),
-    ] = None,
-) -> int:
+
+@dataclass
+class ServeOptions(LargeLLM, Tracing):
+    """The options of `serve` beside those of [`ServeConfig`]."""
+
+    run: Path | None = option("The trained agent's folder, the same as the argument RUN.")
+    refine: bool = option("Serve ProRefine over the large LLM too, as `prorefine`.", False)
+    name: str = option("What clients call the agent.", "agent")
+    prefix_cache_mb: float | None = option(
+        "Memory for what was computed of open conversations, in MB; more is faster with many requests at once. By "
+        "default a quarter of the memory that is free beside the model."
+    )
+
+
+SETTINGS = (ServeOptions, ServeConfig)
+
+
+def serve(arguments: Sequence[str]) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
-    if (run is None) == (agent is None):
+    parser = OptionParser("serve", SETTINGS, serve.__doc__, words="RUN")
+    options, config, words = parser.parse_with_words(arguments)
+    if options.run is not None:
+        words.insert(0, str(options.run))
+    if len(words) != 1:
         raise ValueError("name the trained agent: agentic-prompting serve RUN")
-    folder = Path(str(agent or run))
-    llm.check()
-    if refine and llm.environment is not None:
+    folder = Path(words[0])
+    options.check_environment()
+    if options.refine and options.environment is not None:
         raise ValueError(
             "--refine asks a large LLM: name it with --environment-model, without --environment"
         )
-    config.find_key()  # a missing key and a taken port are found before the model is loaded, not after
+
+    # A missing key and a port that is taken are found before the model is loaded.
+    config.find_key()
     check_agent(folder)
     config.check_address()
-    tracing.start()
+    options.start_tracing()
     from ..agent import PromptAgent
     from ..refine import ProRefiner, RefinedChat
     from ..serve import agent_service, run_service
 
     with ExitStack() as stack:
-        budget, refined = llm.budget(), None
-        environment = llm.opened(stack, budget)
-        if refine:
-            endpoint = llm.endpoint(stack)
-            refined = RefinedChat(
-                ProRefiner(*(llm.connect(stack, *endpoint) for _ in range(4)))
-            )  # an account for each
-        cache_mb = free_for_cache_mb(folder) if prefix_cache_mb is None else prefix_cache_mb
-        trained = PromptAgent.from_pretrained(folder, environment, prefix_cache_mb=cache_mb)
-        run_service(agent_service(trained, config, name, refined, budget))
+        budget = options.budget()
+        environment = options.open_environment(stack, budget)
+        refined = None
+        if options.refine:
+            # One client for each of ProRefine's four roles, so that each has its own bill.
+            model, base_url = options.start_endpoint(stack)
+            roles = [options.connect(stack, model, base_url) for _ in range(4)]
+            refined = RefinedChat(ProRefiner(*roles))
+        cache_mb = options.prefix_cache_mb
+        if cache_mb is None:
+            cache_mb = free_for_cache_mb(folder)
+        agent = PromptAgent.from_pretrained(folder, environment, prefix_cache_mb=cache_mb)
+        run_service(agent_service(agent, config, options.name, refined, budget))
     return 0
 
 
@@ -75,10 +81,9 @@ def free_for_cache_mb(run: Path) -> float:
     import psutil
     import torch
 
-    free = (
-        torch.cuda.mem_get_info()[0]
-        if torch.cuda.is_available()
-        else psutil.virtual_memory().available
-    )
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+    else:
+        free = psutil.virtual_memory().available
     weights = sum(path.stat().st_size for path in run.glob("*.safetensors"))
     return max(free - weights, 0) / 4e6

@@ -182,7 +182,7 @@ class EvolveConfig(ESPLSettings):
     steps: int = setting(20, "Steps in all.")
     mode: str = setting("evolution", "evolution, or reflection: one prompt.")
     problems_per_step: int = setting(10, "b: problems per step.")
-    prompt_template: str = "{question}"
+    prompt_template: str = setting("{question}", "The user message.")
     grammar: Grammar | str = setting(
         "tags", "Where a reply's answer is: between tags, or free, the whole reply."
     )
@@ -190,7 +190,7 @@ class EvolveConfig(ESPLSettings):
         None, "Sampling options of the policy: JSON."
     )
     eval_every: int = setting(0, "Steps between two evaluations on held-out problems.")
-    max_failed: float = 0.5
+    max_failed: float = setting(0.5, "Share of failed rollouts at which the run stops.")
     seed: int = setting(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import hmac
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -40,6 +40,11 @@ _HEAD_SECONDS = 10.0  # for the head of a request to arrive
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
+def _option(default: Any, text: str) -> Any:
+    """A field with its help text for the command line."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class ServeConfig:
     """The settings of the service.
@@ -62,14 +67,14 @@ class ServeConfig:
         `ValueError`: If a limit is not positive, or the port is none.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    key_variable: str = KEY_VARIABLE
-    max_concurrency: int = 256
-    max_body_bytes: int = 2**20
-    timeout: float = 120.0
-    max_cost_usd: float | None = None
-    greedy: bool = False
+    host: str = _option("127.0.0.1", "Address to listen on; any other than loopback needs a key.")
+    port: int = _option(8080, "Port to listen on; 0 takes a free one.")
+    key_variable: str = _option(KEY_VARIABLE, "Environment variable that holds the key.")
+    max_concurrency: int = _option(256, "Requests answered at once; further ones get a 429.")
+    max_body_bytes: int = _option(2**20, "Larger requests get a 413.")
+    timeout: float = _option(120.0, "Seconds for a request, after which it is stopped.")
+    max_cost_usd: float | None = _option(None, "Dollars that one request may cost: 402.")
+    greedy: bool = _option(False, "Take the likeliest token instead of sampling, always.")
 
     def __post_init__(self):
         limits = (self.max_concurrency, self.max_body_bytes, self.timeout)

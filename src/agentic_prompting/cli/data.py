@@ -1,0 +1,76 @@
+"""`agentic-prompting data`: list the data sets, show one, or check them against their sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from typer import Argument, Option, Typer
+
+app = Typer(add_completion=False, rich_markup_mode=None)
+
+
+def data(arguments: Sequence[str]) -> int:
+    """The sub-command. Its few options are Typer's: transformers' parser would take seconds to import."""
+    return app(args=arguments, prog_name="agentic-prompting data", standalone_mode=False)
+
+
+@app.command()
+def show_sets(
+    action: Annotated[
+        Literal["list", "show", "check"],
+        Argument(help="list all, show one in full, or check the records."),
+    ],
+    names: Annotated[
+        list[str] | None, Argument(help="Data sets; check takes all by default.")
+    ] = None,
+    online: Annotated[
+        bool, Option("--online", help="check: ask the hub; streams one row of each split.")
+    ] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object instead of text.")
+    ] = False,
+) -> int:
+    """List the data sets, show one, or check them against their sources."""
+    from ..data import TASKS, check_sources, check_table, describe_task, list_tasks
+
+    if action == "list":
+        print(_sets_as_json(TASKS) if as_json else list_tasks())
+        return 0
+    if action == "show":
+        if not names:
+            raise ValueError(
+                "name the data set: agentic-prompting data show NAME; `data list` shows all names"
+            )
+        print(_sets_as_json(names) if as_json else "\n\n".join(map(describe_task, names)))
+        return 0
+
+    checks = check_sources(names or (), online)
+    problems = [check for check in checks if check.problem]
+    if as_json:
+        print(json.dumps({"checks": [asdict(check) for check in checks]}))
+    else:
+        shown = checks if online else problems
+        print(check_table(shown) if shown else f"{len(checks)} records are consistent")
+    return 1 if problems else 0
+
+
+def _sets_as_json(names: Iterable[str]) -> str:
+    """The sets with their splits (rows), metrics, sources and licence."""
+    from ..data.loading import find_task
+
+    sets = []
+    for requested in names:
+        name, _, task = find_task(requested)
+        sets.append(
+            {
+                "name": name,
+                "splits": dict(task.expected_rows),
+                "metrics": list(task.metrics),
+                "sources": [str(source) for source in task.sources],
+                "licence": task.licence,
+            }
+        )
+    return json.dumps({"sets": sets}, ensure_ascii=False)

@@ -1,0 +1,209 @@
+"""`agentic-prompting evolve`: a better system prompt for a model whose weights stay as they are (E-SPL's evolution)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as run_evolution
+from ..llm import LLMError
+from ..llm.guard import describe
+from ..records import atomic_write, only_writer
+from .loader import REWARDS, load_reward, register_selections
+from .option_parser import OptionParser
+from .options import JSON_HELP, HeldOutRows, ReferenceModel, Spending, TaskRows, Tracing, option
+from .terminal import print_text
+
+NOTHING_LEARNED = 3
+"""The exit status of `evolve` when it has no new prompt to show."""
+
+
+@dataclass
+class EvolveOptions(TaskRows, HeldOutRows, Spending, ReferenceModel, Tracing):
+    """The options of `evolve` beside those of [`EvolveConfig`]: the models, the rows and the reward."""
+
+    policy_model: str | None = option("The model that solves, by its name.")
+    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    sandbox: bool = option("A tiny agent and a scripted reflector: no key.", False)
+    task: str = option("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
+    reward: str = option(
+        f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match"
+    )
+    initial_prompt: str = option("Where to begin; lines [G0]. ... are its principles.", "")
+    warm_start_steps: int = option("Sandbox: supervised steps of the tiny agent.", 450)
+    output_dir: Path = option("Folder for state and best prompt.", Path("runs/evolve"))
+    json: bool = option(JSON_HELP, False)
+
+
+@dataclass
+class EvolveSettings(EvolveConfig):
+    """[`EvolveConfig`] with a grammar that is named by a word."""
+
+    grammar: str = option(
+        "Where a reply's answer is: between tags, or free, the whole reply.", "tags"
+    )
+
+
+SETTINGS = (EvolveOptions, EvolveSettings)
+
+
+def evolve(arguments: Sequence[str]) -> int:
+    """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
+    # A selection rule of your own has to be known before the settings, which check its name.
+    register_selections(arguments)
+    options, config = OptionParser("evolve", SETTINGS, evolve.__doc__).parse(arguments)
+    folder = options.output_dir
+    options.start_tracing()
+    try:
+        result = evolve_in_folder(options, config, None if options.json else _print_step)
+    except KeyboardInterrupt:
+        print(
+            f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr
+        )
+        return 130
+    except (ValueError, OSError, LLMError):
+        raise
+    except Exception as error:
+        # The reward is the only code of the user's that may raise here.
+        message = _describe_reward_error(options.reward, error)
+        if message is None:
+            raise
+        raise ValueError(message) from error
+
+    if options.json:
+        print_text(json.dumps(_record(result, folder), ensure_ascii=False))
+    elif result.steps:
+        prompt = result.best.text if result.best.text.strip() else "(it is empty)"
+        print_text(
+            f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n"
+        )
+        print_text("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
+        print_text(f"written to {folder}: system_prompt.txt, state.json")
+
+    # The reasons were logged by the evolution itself.
+    if result.stopped:
+        return 1
+    return NOTHING_LEARNED if result.nothing_learned else 0
+
+
+def evolve_in_folder(
+    options: EvolveOptions,
+    config: EvolveConfig,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> EvolveResult:
+    """Evolve, and write `system_prompt.txt` and `state.json` into the output folder; a stopped run is resumed."""
+    folder = options.output_dir
+    with ExitStack() as stack:
+        # `run_evolution` locks the folder, too; the sandbox must not write beside a run before that.
+        with only_writer(folder / "state.json"):
+            if options.sandbox:
+                parts = _sandbox_parts(options, config)
+            else:
+                parts = _connect_parts(options, config, stack)
+        budget = options.budget(folder / "spending.sqlite")
+        result = run_evolution(
+            **parts, on_step=on_step, checkpoint=folder / "state.json", budget=budget
+        )
+    atomic_write(folder / "system_prompt.txt", result.best.text)
+    return result
+
+
+def _connect_parts(
+    options: EvolveOptions, config: EvolveConfig, stack: ExitStack
+) -> dict[str, Any]:
+    """The arguments of [`evolution.evolve`], with models at real endpoints."""
+    if not (options.policy_model and options.reference_model):
+        raise ValueError(
+            "name both models: --policy-model NAME --reference-model NAME, or try --sandbox"
+        )
+    return {
+        "policy": options.connect(stack, options.policy_model, options.policy_base_url),
+        "reference": options.connect_reference(stack),
+        "rows": list(options.load(options.task, config.seed)),
+        "reward": load_reward(options.reward),
+        "prompt": options.initial_prompt,
+        "config": config,
+        "eval_rows": options.load_held_out(config.seed),
+    }
+
+
+def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, Any]:
+    """The arguments of [`evolution.evolve`], with a tiny agent of fixed weights and a scripted reflector."""
+    from ..agent import PromptAgent
+    from ..environments import LLMEnvironment
+    from ..rewards import exact_match_reward
+    from ..sandbox import GuardedReflector
+    from ..sandbox.setup import ROOT, AgentChat, Transcript, prepare_guarded
+
+    sandbox = prepare_guarded(
+        options.output_dir, config.seed, warm_start_steps=options.warm_start_steps
+    )
+    environment = LLMEnvironment(sandbox.oracle)
+    agent = PromptAgent.from_pretrained(sandbox.model, environment, max_batch_size=256)
+    config = replace(
+        config,
+        reflect_on="imperfect",
+        prompt_template=sandbox.spec.prompt_template,
+        grammar=Transcript(),
+    )
+    return {
+        "policy": AgentChat(agent, config.seed),
+        "reference": GuardedReflector(seed=config.seed),
+        "rows": list(sandbox.train),
+        "reward": exact_match_reward,
+        "prompt": ROOT,
+        "config": config,
+        "eval_rows": list(sandbox.test)[: options.eval_task_rows or 32],
+    }
+
+
+def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
+    """What `--json` prints."""
+    held_out = {log.step: log.held_out for log in result.steps if log.held_out is not None}
+    best = next(
+        member for member in result.population.members if member.prompt.text == result.best.text
+    )
+    return {
+        "prompt": result.best.text,
+        "steps": len(result.steps),
+        "held_out": held_out,
+        "best_held_out": best.held_out,
+        "usage": {name: asdict(usage) for name, usage in result.usage.items()},
+        "cost_usd": sum(usage.cost_usd for usage in result.usage.values()),
+        "stopped": result.stopped,
+        "output_dir": str(folder),
+    }
+
+
+def _describe_reward_error(reward: str, error: Exception) -> str | None:
+    """What is wrong with the user's reward, with its place; `None` for an error of the library itself."""
+    if isinstance(error, TypeError) and str(error).startswith("the reward"):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    library = Path(__file__).parents[1]
+    if Path(frame.filename).is_relative_to(library):
+        return None
+    return f"{reward} failed at {Path(frame.filename).name}:{frame.lineno}: {describe(error)}"
+
+
+def _print_step(log: StepLog) -> None:
+    """One line about a step: the prompts' values, the children, the held-out score."""
+    values = []
+    for prompt, value in zip(log.prompts, log.values, strict=True):
+        if value is not None:
+            values.append(f"{prompt}: {value:.2f}")
+    line = f"step {log.step}: prompt {', '.join(values)}"
+    children = [
+        str(operator["child"]) for operator in log.operators if operator["child"] is not None
+    ]
+    if children:
+        line += f"; born: {', '.join(children)}"
+    if log.held_out is not None:
+        line += f"; held out: {log.held_out:.2f}"
+    print(line, flush=True)

@@ -1,0 +1,97 @@
+"""Checks of models and their folders, and of the hub, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+from ..records import only_a_folder
+
+_TIMEOUT = 5  # seconds
+_MODEL_FILES = ("config.json", "adapter_config.json")
+
+
+def check_agent(run: str | Path) -> None:
+    """Raise `ValueError` for a folder that does not exist or holds no model. A hub id (`user/name`) passes."""
+    folder = Path(run)
+    is_hub_id = "/" in str(run) and not only_a_folder(str(run))
+    if not folder.exists() and not is_hub_id:
+        raise ValueError(
+            f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there"
+        )
+    if folder.is_dir() and not any((folder / name).exists() for name in _MODEL_FILES):
+        raise ValueError(
+            f"{run} holds no model (no config.json); give the folder that a trainer saved"
+        )
+    check_model(run)
+
+
+def check_model(name: str | Path) -> None:
+    """Raise `ValueError` for a model that is neither a local folder nor on the hub, or an adapter without its base."""
+    if not Path(name).exists():
+        _check_on_hub(str(name))
+    adapter = Path(name) / "adapter_config.json"
+    if not adapter.is_file():
+        return
+
+    # An adapter names its base model, often by a path relative to the folder that training started in.
+    adapter_settings = json.loads(adapter.read_text(encoding="utf-8"))
+    base = str(adapter_settings.get("base_model_name_or_path") or "")
+    if Path(base).exists():
+        return
+    for folder in adapter.resolve().parents:
+        if (folder / base).is_dir():
+            raise ValueError(
+                f"{name} is an adapter of the base model {base}: start the command in {folder}, or write the full "
+                f"path into {adapter}"
+            )
+    if only_a_folder(base):
+        raise ValueError(
+            f"{name} is an adapter of the base model {base}, which does not exist: write its full path into {adapter}"
+        )
+
+
+def _check_on_hub(name: str) -> None:
+    """Raise `ValueError`, at once, for a model that is neither in the cache nor on the hub."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    fix = "give the folder of a model, or its name on the hub"
+    if only_a_folder(name):
+        raise ValueError(f"{name} does not exist: {fix}")
+    try:
+        cached_files = [try_to_load_from_cache(name, file) for file in _MODEL_FILES]
+        is_cached = any(isinstance(file, str) for file in cached_files)
+        hub_is_reachable = is_hub_reachable()
+        if is_cached:
+            return
+        if not hub_is_reachable:
+            raise ValueError(f"{name} is not a local folder, and the hub cannot be reached: {fix}")
+        HfApi().model_info(name, timeout=_TIMEOUT)
+    except (RepositoryNotFoundError, HFValidationError):
+        raise ValueError(
+            f"{name} is neither a local folder nor a model on the hub that you may read (a private one needs "
+            f"HF_TOKEN): {fix}"
+        ) from None
+
+
+@cache
+def is_hub_reachable() -> bool:
+    """Whether the hub answers; asked once. If not, its libraries use their caches at once, without 40 s of retries."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
+    except Exception:  # the class depends on the HTTP package that huggingface_hub uses
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+        print(
+            f"{constants.ENDPOINT} cannot be reached: only cached files are used", file=sys.stderr
+        )
+    return not constants.HF_HUB_OFFLINE

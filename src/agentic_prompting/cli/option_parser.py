@@ -1,0 +1,140 @@
+"""The parser of commands whose options are the fields of dataclasses, as in the scripts of TRL and transformers."""
+
+from __future__ import annotations
+
+import os
+from argparse import SUPPRESS
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser
+
+_TRUTH_VALUES = ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0")
+
+
+class OptionParser(HfArgumentParser):
+    """transformers' parser of dataclasses. A mistake is a `ValueError` of one line instead of an exit.
+
+    Args:
+        command (`str`): The command's name.
+        settings (`Sequence[type]`): The dataclasses whose fields are the options.
+        description (`str`, *optional*): What the command does, for its help.
+        words (`str`, *optional*): The words that are not options, such as `RUN QUESTION`, for its help.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        settings: Sequence[type],
+        description: str | None = None,
+        words: str = "",
+    ):
+        super().__init__(
+            settings,
+            prog=f"agentic-prompting {command}",
+            usage=" ".join(filter(None, ["agentic-prompting", command, words, "[OPTIONS]"])),
+            description=description,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+    def parse(self, arguments: Sequence[str]) -> tuple[Any, ...]:
+        """One object of each dataclass. Raises `ValueError` for a wrong name or value."""
+        *settings, words = self.parse_with_words(arguments)
+        if words:
+            raise ValueError(
+                f"{words[0]!r} belongs to no option; each option is written as --name value"
+            )
+        return tuple(settings)
+
+    def parse_with_words(self, arguments: Sequence[str]) -> tuple[Any, ...]:
+        """One object of each dataclass, and the list of words that belong to no option.
+
+        Raises:
+            `ValueError`: An option does not exist, or its value has the wrong type.
+        """
+        self.check_names(arguments)
+        return self.parse_args_into_dataclasses(
+            self._with_values_of_switches(arguments),
+            return_remaining_strings=True,
+            look_for_args_file=False,
+        )
+
+    def set_config(self, values: Mapping[str, Any], file: str) -> list[str]:
+        """Take the options of a YAML file as TRL's parser does, with the checks of the command line.
+
+        Args:
+            values (`Mapping[str, Any]`): The content of the file. `env` holds environment variables to set.
+            file (`str`): Its name, for errors.
+
+        Returns:
+            `list[str]`: Words that stand in front of those of the command line. Values that have no form as words,
+            such as mappings, are set as defaults.
+
+        Raises:
+            `ValueError`: An option does not exist, or is given a mapping or a list and takes neither.
+        """
+        words = []
+        for name, value in values.items():
+            if name == "env":
+                os.environ.update({variable: str(text) for variable, text in dict(value).items()})
+                continue
+            option = f"--{name}"
+            if not self.is_option(name):
+                raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
+            action = self._option_string_actions[option]
+            is_list = isinstance(value, list)
+            if is_list and value and action.nargs == "+":
+                words += [option, *(str(item) for item in value)]
+            elif value is None or (is_list and action.nargs == "+"):
+                self.set_defaults(**{name: value})
+            elif isinstance(value, Mapping | list):
+                # transformers reads such options from JSON, so that they are texts to argparse.
+                if action.type is not str or action.nargs == "+":
+                    raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
+                self.set_defaults(**{name: value})
+            else:
+                words.append(f"{option}={value}")
+        return words
+
+    def hide_options(self, names: Collection[str]) -> None:
+        """Leave options out of the help."""
+        for action in self._actions:
+            if action.dest in names:
+                action.help = SUPPRESS
+
+    def check_names(self, arguments: Sequence[str]) -> None:
+        """Raise `ValueError` for an option that does not exist, with the nearest one. Comes before values are read."""
+        for word in arguments:
+            name = word.partition("=")[0].removeprefix("--")
+            if word.startswith("--") and name and not self.is_option(name):
+                raise ValueError(self._describe_unknown(name, dashes="--"))
+
+    def is_option(self, name: str) -> bool:
+        """Whether there is an option of this name, which is without dashes as in a YAML file."""
+        return f"--{name}" in self._option_string_actions
+
+    def nearest_option(self, name: str) -> str | None:
+        """The name of the option that is most like a misspelt one."""
+        names = [option.removeprefix("--") for option in self._option_string_actions]
+        return next(iter(get_close_matches(name, names, n=1)), None)
+
+    def _describe_unknown(self, name: str, dashes: str) -> str:
+        nearest = self.nearest_option(name)
+        suggestion = f"; did you mean {dashes}{nearest}?" if nearest else ""
+        return f"{dashes}{name} is not an option of {self.prog}{suggestion}"
+
+    def _with_values_of_switches(self, arguments: Sequence[str]) -> list[str]:
+        """Write `--json` as `--json=true`: argparse would read the next word, such as a folder, as its value."""
+        words = []
+        for position, word in enumerate(arguments):
+            action = self._option_string_actions.get(word)
+            is_switch = action is not None and action.nargs == "?"
+            next_word = arguments[position + 1] if position + 1 < len(arguments) else ""
+            if is_switch and next_word.lower() not in _TRUTH_VALUES:
+                word = f"{word}=true"
+            words.append(word)
+        return words

@@ -1,0 +1,259 @@
+"""`agentic-prompting refine`: a prompt repaired for each question while the answer is being written (ProRefine)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..llm import ChatModel
+from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
+from ..refine.loop import RefineSettings
+from ..refine.refiner import PaperSetting
+from ..refine.templates import Unit
+from ..refine.types import described_lines
+from .loader import SCORES, load_score
+from .option_parser import OptionParser
+from .options import JSON_HELP, Recording, Spending, Tracing, option
+from .terminal import print_text
+
+if TYPE_CHECKING:
+    from ..local import TransformersChat
+
+_STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
+
+
+@dataclass
+class RefineModels(Spending, Recording):
+    """The models that answer and criticise."""
+
+    task_model: str | None = option("The model that answers, by its name at its endpoint.")
+    task_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    local_model: Path | None = option("Instead: a transformers model's folder, run here.")
+    feedback_model: str | None = option("The model that criticises.")
+    feedback_base_url: str | None = option("Its endpoint.")
+    optimizer_model: str | None = option("The model that edits. The feedback model by default.")
+    optimizer_base_url: str | None = option("Its endpoint.")
+    verifier_model: str | None = option("The model that judges. The feedback model by default.")
+    verifier_base_url: str | None = option("Its endpoint.")
+    sandbox: bool = option("Scripted models and a puzzle: no key.", False)
+
+    def connect_roles(self, stack: ExitStack) -> dict[str, ChatModel]:
+        """A client for each role; a role without a model of its own is played by the feedback model.
+
+        Raises:
+            `ValueError`: If a model is missing or given twice.
+        """
+        if (self.task_model is None) == (self.local_model is None):
+            raise ValueError(
+                "name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)"
+            )
+        if self.feedback_model is None:
+            raise ValueError(
+                "name the feedback model with --feedback-model NAME (or try --sandbox)"
+            )
+
+        roles: dict[str, ChatModel] = {}
+        if self.local_model is not None:
+            roles["task"] = stack.enter_context(load_local_chat(self.local_model))
+        else:
+            roles["task"] = self.connect(stack, self.task_model, self.task_base_url)
+        for role in ("feedback", "optimizer", "verifier"):
+            model = getattr(self, f"{role}_model")
+            base_url = getattr(self, f"{role}_base_url")
+            if model is None:
+                model = self.feedback_model
+                base_url = base_url or self.feedback_base_url
+            roles[role] = self.connect(stack, model, base_url)
+        return roles
+
+
+@dataclass
+class RefineOptions(RefineModels, Tracing):
+    """The options of `refine`: the questions, how answers are judged, the models and the loop."""
+
+    prompt: str = option("The prompt to begin with.", DEFAULT_PROMPT)
+    query: str | None = option("One question.")
+    input: Path | None = option("JSON lines: texts, or objects with `question` (`answers`, `id`).")
+    output: Path | None = option("JSON lines of results; run again, a stopped run goes on.")
+    paper_setting: PaperSetting = option(
+        "The judge of the first answer: a model, the labels, or none.", "verifier"
+    )
+    score: str = option(
+        f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        "exact_match",
+    )
+    max_in_flight: int = option("Questions in flight at once.", 128)
+    tokens_per_step: int = option("k: tokens between two looks.", RefineSettings.tokens_per_step)
+    max_steps: int = option("n: looks at most.", RefineSettings.max_steps)
+    unit: Unit = option(
+        "The unit of a step: k tokens, a sentence or a paragraph.", RefineSettings.unit
+    )
+    history: bool = option("Critic and optimizer see their earlier steps for the question.", False)
+    final_max_tokens: int = option(
+        "For the final and the first answer.", RefineSettings.final_max_tokens
+    )
+    max_failures: int = option(
+        "Failed calls after which a question is no longer refined.", RefineSettings.max_failures
+    )
+    json: bool = option(JSON_HELP, False)
+
+
+SETTINGS = (RefineOptions,)
+
+
+def refine(arguments: Sequence[str]) -> int:
+    """Repair a prompt for each question while the answer is being written (ProRefine).
+
+    One question is shown step by step with the changes of its prompt, many as a summary.
+    """
+    (options,) = OptionParser("refine", SETTINGS, refine.__doc__).parse(arguments)
+    score = load_score(options.score)
+    options.start_tracing()
+    with ExitStack() as stack:
+        if options.sandbox:
+            from ..sandbox.puzzles import puzzle_models, score_puzzle
+
+            roles: dict[str, Any] = dict(puzzle_models())
+            rows = _sandbox_rows(options)
+            score = score_puzzle
+        else:
+            rows = _read_rows(options)
+            roles = dict(options.connect_roles(stack))
+
+        # The paper's three settings differ in who judges the first answer.
+        if options.paper_setting == "no_verifier":
+            roles["verifier"] = None
+        elif options.paper_setting == "optimal_verifier":
+            roles["verifier"] = LabelVerifier(score)
+        refiner = ProRefiner(
+            **roles,
+            tokens_per_step=options.tokens_per_step,
+            max_steps=options.max_steps,
+            unit=options.unit,
+            history=options.history,
+            final_max_tokens=options.final_max_tokens,
+            max_failures=options.max_failures,
+        )
+        account = None
+        if options.output is not None:
+            account = options.output.with_suffix(".spending.sqlite")
+        budget = options.budget(account)
+        refiner.charge_to(budget)
+        try:
+            results = refiner.refine_all(
+                options.prompt, rows, options.max_in_flight, options.output
+            )
+        except KeyboardInterrupt:
+            advice = "with --output the command could go on"
+            if options.output is not None:
+                advice = f"the same command goes on from {options.output}"
+            print(f"agentic-prompting: stopped; {advice}", file=sys.stderr)
+            return 130
+
+    summary = summarize(results) | _accuracy(results, rows, score)
+    if options.json:
+        record: dict[str, Any] = {"summary": summary}
+        if options.output is not None:
+            record["output"] = str(options.output)
+        else:
+            record["results"] = [result.to_dict() for result in results]
+        print_text(json.dumps(record, ensure_ascii=False))
+    else:
+        _print_results(results, summary)
+
+    errors = [result.error for result in results if result.error is not None]
+    if not errors:
+        return 0
+    message = f"{len(errors)} of {len(results)} questions failed; first: {errors[0]}"
+    if budget.limit:
+        message += f". Spent so far: {budget}"
+    print(f"agentic-prompting: {message}", file=sys.stderr)
+    return 1
+
+
+def _read_rows(options: RefineOptions) -> list[Any]:
+    """The questions that the options name. Raises `ValueError` if they name none, or a line is not JSON."""
+    if (options.query is None) == (options.input is None):
+        raise ValueError(
+            "name the questions with either --query TEXT or --input FILE (or try --sandbox)"
+        )
+    if options.input is None:
+        return [options.query]
+    rows = []
+    lines = options.input.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number} of {options.input} is not JSON: {error}") from None
+    return rows
+
+
+def _sandbox_rows(options: RefineOptions) -> list[Any]:
+    """The named questions, or else the first puzzle that the scripted model gets wrong under the prompt."""
+    from ..sandbox.puzzles import PuzzleSolver, make_puzzles, score_puzzle
+
+    if options.query is not None or options.input is not None:
+        return _read_rows(options)
+    solver = PuzzleSolver()
+    puzzles = make_puzzles(50, seed=4)
+    for puzzle in puzzles:
+        answer = solver.answer(options.prompt, puzzle["question"])
+        if not score_puzzle(answer, puzzle["answers"]):
+            return [puzzle]
+    return [puzzles[0]]
+
+
+def _accuracy(
+    results: Sequence[RefinementResult], rows: Sequence[Any], score: Any
+) -> dict[str, float]:
+    """The accuracy over the rows that have answers; failed questions are left out."""
+    scores = []
+    for result, row in zip(results, rows, strict=True):
+        if isinstance(row, dict) and row.get("answers") and result.error is None:
+            scores.append(score(result.answer, row["answers"]))
+    return {"accuracy": sum(scores) / len(scores)} if scores else {}
+
+
+def _print_results(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> None:
+    """Print one result step by step with the changes of its prompt; for many, only the summary."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..llm.masking import escape_controls
+
+    console = Console(soft_wrap=True)
+    if len(results) == 1:
+        for mark, line in described_lines(results[0]):
+            # A Text, because brackets in a plain string would be read as markup.
+            console.print(Text(escape_controls(line), style=_STYLES[mark]))
+        console.print()
+    for name, value in summary.items():
+        if value or name == "accuracy":
+            console.print(Text(f"{name:28} {value:.4g}"))
+
+
+def load_local_chat(folder: Path) -> TransformersChat:
+    """A local model in float32, on the GPU if there is one, with lossless drafting.
+
+    Raises:
+        `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
+    """
+    if not (folder / "config.json").exists():
+        raise ValueError(
+            f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
+        )
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..local import TransformersChat
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    return TransformersChat(model, AutoTokenizer.from_pretrained(folder))

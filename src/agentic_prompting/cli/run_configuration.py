@@ -1,0 +1,134 @@
+"""A training run as `doctor` and `plan` read it: options of the command line, then those of its YAML file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .option_parser import OptionParser
+from .options import EnvironmentModel, ReferenceModel, Spending, option
+from .yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from ..llm import OpenAIChat
+
+LLM_TIMEOUT = 15.0  # seconds for one word of a large LLM
+
+
+@dataclass
+class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
+    """The run: options of the command line, then those of the configuration."""
+
+    run: Path | None = option("A trained agent's folder, or a model's.")
+    config: Path | None = option("A training run's YAML file; everything it names is checked.")
+    accelerate_config: Path | None = option("What that run is launched with.")
+    output_dir: Path | None = option(
+        "Folder that will be written to: the configuration's, or runs."
+    )
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """The configuration's values; empty if there is no file, or it holds no mapping."""
+        if self.config is None:
+            return {}
+        try:
+            values = read_yaml(self.config)
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, Mapping) else {}
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the configuration is that of a training run, not of a table."""
+        return bool(self.values) and "systems" not in self.values
+
+    def value(self, name: str) -> Any:
+        """A value of the command line, or else of the configuration."""
+        value = getattr(self, name, None)
+        return self.values.get(name) if value is None else value
+
+    @cached_property
+    def models(self) -> dict[str, OpenAIChat]:
+        """The large LLMs that are named, by role."""
+        from ..llm import OpenAIChat
+
+        models = {}
+        for role in ("environment", "reference"):
+            name = self.value(f"{role}_model")
+            if name:
+                models[role] = OpenAIChat(
+                    str(name),
+                    base_url=self.value(f"{role}_base_url"),
+                    timeout=LLM_TIMEOUT,
+                    max_retries=0,
+                    patience=1,
+                )
+        return models
+
+    @cached_property
+    def method(self) -> str:
+        """The training method that has the most of the configuration's options."""
+        from .train_program import METHODS
+
+        def unknown_options(method: str) -> int:
+            return len(set(self.values) - set(option_defaults(method)) - {"env"})
+
+        return min(METHODS, key=unknown_options)
+
+    @property
+    def command(self) -> str:
+        return f"agentic-prompting train {self.method}"
+
+    @property
+    def processes(self) -> int:
+        """The number of processes: accelerate's configuration, else one for each GPU."""
+        if self.accelerate_config is not None:
+            return int(read_yaml(self.accelerate_config)["num_processes"])
+        import torch
+
+        return max(1, torch.cuda.device_count())
+
+    def parse(self) -> tuple[Any, Any, Any]:
+        """The method's own arguments, the trainer's config and the model's. Raises `ValueError` for wrong options."""
+        from .train_program import METHODS
+
+        arguments_class, config_class, model_class = METHODS[self.method]
+
+        # The run is parsed as if on a CPU, but with its number of processes, which the config asks the machine for.
+        processes = self.processes
+        sized_config_class = type(
+            config_class.__name__,
+            (config_class,),
+            {"world_size": property(lambda config: processes)},
+        )
+        on_cpu = {"use_cpu": True, "bf16": False, "fp16": False, "report_to": "none"}
+        values = {name: value for name, value in self.values.items() if name != "env"}
+        known = option_defaults(self.method)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in known and value is not None:
+                values[field.name] = str(value)
+        parser = OptionParser(
+            f"train {self.method}", (arguments_class, sized_config_class, model_class)
+        )
+        words = parser.set_config({**values, **on_cpu}, str(self.config))
+        with contextlib.redirect_stderr(io.StringIO()):
+            arguments, config, model = parser.parse(words)
+        return arguments, config, model
+
+
+def option_defaults(method: str) -> dict[str, Any]:
+    """The options of a method with their defaults."""
+    from .train_program import METHODS
+
+    return {
+        field.name: field.default
+        for settings in METHODS[method]
+        for field in fields(settings)
+        if field.init
+    }

@@ -1,0 +1,86 @@
+"""What the commands print: texts of models without control characters, episodes, tables, and a progress display."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..rollout import Observation, Turn
+
+_EMPTY_CELLS = {"0", "0.0", "0.00000", "–", ""}
+
+
+def print_text(text: str) -> None:
+    """Print text that may come from a model, with terminal control characters made visible."""
+    from ..llm.masking import escape_controls
+
+    print(escape_controls(text))
+
+
+def print_styled(text: str, style: str = "") -> None:
+    """Print text that may come from a model in one of rich's styles."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..llm.masking import escape_controls
+
+    # A Text, because brackets in a plain string would be read as markup.
+    Console(soft_wrap=True, highlight=False).print(Text(escape_controls(text), style=style))
+
+
+def print_turn(turn: Turn) -> None:
+    """Print the thought, then the request or the answer; a malformed turn is printed as it was written."""
+    if turn.thought:
+        print_styled(f"agent thinks   {turn.thought}", "dim")
+    if turn.kind == "act":
+        text = f"agent asks     {turn.request or turn.text.strip()}"
+    elif turn.kind == "answer":
+        text = f"agent answers  {turn.answer}"
+    else:
+        text = f"agent writes   {turn.text.strip()}  ({turn.problem})"
+    print_styled(text, "cyan")
+
+
+def print_observation(source: str, observation: Observation) -> None:
+    """Print the reply or the error of an environment, which is called `source`."""
+    if observation.error is not None:
+        print_styled(f"{source:14} no reply: {observation.error}", "red")
+    else:
+        print_styled(f"{source:14} {observation.text}")
+
+
+def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
+    """Print rows with the same columns, without columns that hold nothing. In a pipe each row is one line."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..llm.masking import escape_controls
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1000)
+    names = []
+    for name in rows[0] if rows else ():
+        cells = {row[name] for row in rows}
+        if cells - _EMPTY_CELLS or name == "failed":
+            names.append(name)
+    table = Table(
+        *names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*(Text(escape_controls(row[name])) for name in names))
+    console.print(table)
+
+
+@contextmanager
+def show_progress(activity: str) -> Iterator[None]:
+    """Show on a terminal's error stream what is going on; print nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(activity) if console.is_terminal else nullcontext():
+        yield

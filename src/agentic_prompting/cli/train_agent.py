@@ -1,0 +1,112 @@
+"""`agentic-prompting train agent`: its options, and the trainer of a model inside an agent program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from transformers import Trainer
+from trl import ModelConfig
+
+from ..programs import HARNESSES, Program, Workspace, harness
+from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from .loader import load_object, load_reward
+from .options import MissingOption, option
+from .train_options import DataAndEnvironment, check_before_loading, reward_option
+
+
+@dataclass
+class AgentArguments(DataAndEnvironment):
+    """The agent program, its tasks and its reward."""
+
+    harness: str | None = option(
+        f"A command-line agent with known settings: {', '.join(HARNESSES)}."
+    )
+    dialect: str = option(
+        "Of a harness that speaks several: chat, responses, messages or google.", ""
+    )
+    ask: str = option(
+        "What a harness is asked, as a template over the columns of a row.", "{question}"
+    )
+    program: str | None = option("Instead of a harness: your own agent or Program as module:name.")
+    keep_failed: str | None = option("Folder for the work folders of failed rollouts.")
+    source: str | None = option("The folder that paths in the columns files and tests lie in.")
+    shows: list[str] | None = option("Files and folders that a harness can read beside its own.")
+    isolation: str = option(
+        "bwrap, or none: what the policy writes runs with all rights of this user.", "bwrap"
+    )
+    task: str = option("A task of load_task.", "")
+    reward: list[str] = reward_option("exact_match")
+
+    DEFAULT_ENVIRONMENT = "none"
+    NOT_FOR_PROGRAMS = (
+        "environment",
+        "tools",
+        "environment_factory",
+        "grammar",
+        "prompt_template",
+        "environment_model",
+    )
+
+    def check(self, args: MultiTurnGRPOConfig) -> None:
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
+        if (self.harness is None) == (self.program is None):
+            raise MissingOption(
+                "name the agent to train", "--harness NAME, or --program module:name"
+            )
+        ignored = [option for option in self.NOT_FOR_PROGRAMS if getattr(self, option)]
+        if ignored:
+            raise ValueError(f"an agent program has its own: leave out --{', --'.join(ignored)}")
+        if not self.dataset and not self.task:
+            raise MissingOption(
+                "name the tasks",
+                "--dataset tasks.jsonl, with files and tests for the work folder",
+            )
+
+    def load_rows(self, seed: int) -> Any:
+        """The rows. Those of a JSON lines file keep every column, because a program may read any of them."""
+        if self.dataset and self.dataset.endswith(".jsonl"):
+            with open(self.dataset, encoding="utf-8") as file:
+                return [json.loads(line) for line in file if line.strip()][: self.task_rows]
+        return self.load(self.task, seed)
+
+    def build_trainer(
+        self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, None]:
+        """The trainer of a model inside an agent program."""
+        # A reward with a parameter `folder` reads the work folder, while the rollout still has it.
+        rewards: list[Callable[..., Any]] | None = [load_reward(name) for name in self.reward]
+        folder_rewards = [
+            reward for reward in rewards or () if "folder" in signature(reward).parameters
+        ]
+        if folder_rewards and len(self.reward) > 1:
+            raise ValueError(
+                "a reward that reads the work folder has to be the only one: leave the others out"
+            )
+        folder_reward = None
+        if folder_rewards:
+            folder_reward = folder_rewards[0]
+            rewards = None
+        program = self.build_program(folder_reward)
+        program.keep_private([self.dataset] if self.dataset else [])
+        check_before_loading(args, model, program)
+        arguments = self.trainer_arguments(args, model, self.load_rows(args.seed))
+        return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None
+
+    def build_program(self, reward: Callable[..., Any] | None = None) -> Program:
+        """The program that the options name."""
+        if self.program is not None:
+            program = load_object(self.program, "program")
+            return program if isinstance(program, Program) else Program(program)
+        workspace = Workspace(
+            source=self.source,
+            keep_failed=self.keep_failed,
+            shows=self.shows or (),
+            isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
+        )
+        known_harness = harness(str(self.harness), self.dialect, self.ask)
+        return Program(known_harness, workspace=workspace, reward=reward)

@@ -1,0 +1,183 @@
+"""The options that all training methods share: data, environment, reward, and the form of the agent."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import ModelConfig, get_peft_config
+
+from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
+from ..sandbox import Oracle
+from ..sandbox.server import MODEL, OracleServer
+from ..trainers import MultiTurnGRPOConfig
+from .hub import check_model
+from .loader import (
+    GRAMMARS,
+    REWARDS,
+    load_environment,
+    load_object,
+    load_part,
+    load_tools,
+    text_or_file,
+)
+from .options import EnvironmentModel, HeldOutRows, MissingOption, TaskRows, option
+
+ENVIRONMENTS = ("llm", "search", "none")
+
+
+def reward_option(default: str) -> Any:
+    """The option of the reward functions."""
+    help = f"One or several of {', '.join(REWARDS)}, or your own as module:name."
+    return field(default_factory=lambda: [default], metadata={"help": help})
+
+
+@dataclass
+class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
+    """Options of all methods: the arguments of the trainers in Python, by name."""
+
+    n_test: int = option("Sandbox: held-out questions.", 256)
+    environment: str | None = option(
+        "What the agent asks: llm, search, none, or your own as module:name."
+    )
+    environment_temperature: float | None = option("Sent with every call of the large LLM.")
+    share_replies: str | None = option(
+        "never, group or step: who shares the reply to the same conversation."
+    )
+    search_url: str | None = option(
+        "For environment search: a retriever with Search-R1's HTTP contract."
+    )
+    tools: list[str] | None = option("Instead of an environment: functions as module:name.")
+    environment_factory: str | None = option(
+        "Instead of an environment: a class as module:name, made per rollout."
+    )
+    prompt_template: str | None = option(
+        "The agent's user message with {question}, or a file of it."
+    )
+    system_prompt: str | None = option("The agent's system message, or a file of it.")
+    grammar: str | None = option(
+        f"How turns look: {', '.join(GRAMMARS)}, or your own as module:name."
+    )
+    tokenizer: str | None = option("Folder or hub name, if it is not the model's.")
+    callbacks: list[str] | None = option("Callbacks of transformers' Trainer as module:name.")
+
+    DEFAULT_ENVIRONMENT = "llm"
+    NOT_IN_SANDBOX = (
+        "dataset",
+        "eval_task",
+        "environment",
+        "tools",
+        "environment_factory",
+        "prompt_template",
+        "system_prompt",
+        "grammar",
+        "tokenizer",
+        "callbacks",
+    )
+
+    @property
+    def environment_name(self) -> str:
+        return self.environment or self.DEFAULT_ENVIRONMENT
+
+    @property
+    def has_own_environment(self) -> bool:
+        """Whether the environment is the user's own."""
+        return bool(self.tools or self.environment_factory or ":" in self.environment_name)
+
+    def check_environment(self, sandbox: bool) -> None:
+        """Raise `ValueError` for options of the environment that are incompatible."""
+        name = self.environment
+        if name and name not in ENVIRONMENTS and ":" not in name:
+            nearest = get_close_matches(name, ENVIRONMENTS, n=1)
+            suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(
+                f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got {name!r}{suggestion}"
+            )
+        if name and (self.tools or self.environment_factory):
+            raise ValueError(
+                "--tools and --environment_factory take the place of --environment: leave it out"
+            )
+        if self.has_own_environment and self.environment_model:
+            raise ValueError(
+                "--environment_model is incompatible with an environment of your own: leave one of them out"
+            )
+        ignored = [option for option in self.NOT_IN_SANDBOX if getattr(self, option)]
+        if sandbox and ignored:
+            raise ValueError(f"the sandbox has its own: leave out --{', --'.join(ignored)}")
+        if self.environment_name == "search" and not self.search_url:
+            raise MissingOption("name the retriever", "--search_url http://host:port/retrieve")
+
+    def build_environment(
+        self, seed: int, stack: ExitStack, sandbox: bool = False
+    ) -> dict[str, Any]:
+        """The trainer's `environment`, or `tools` and `environment_factory`. A client is closed with the stack."""
+        if self.tools or self.environment_factory:
+            factory = None
+            if self.environment_factory:
+                factory = load_part(self.environment_factory, "environment")
+            return {"tools": load_tools(self.tools or ()) or None, "environment_factory": factory}
+        if self.environment_name == "llm":
+            return {"environment": self.connect_large_llm(seed, stack, sandbox)}
+        if self.environment_name == "search":
+            return {"environment": SearchEnvironment(HTTPRetriever(self.search_url or ""))}
+        if self.has_own_environment:
+            return {"environment": load_environment(self.environment_name)}
+        return {"environment": None}
+
+    def connect_large_llm(self, seed: int, stack: ExitStack, sandbox: bool) -> LLMEnvironment:
+        """The large LLM that the agent talks to."""
+        model = self.environment_model
+        base_url = self.environment_base_url
+        if sandbox and not base_url:
+            # The oracle is asked through the real client, as an OpenAI-compatible server on loopback.
+            base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
+            model = model or MODEL
+        return self.as_environment(
+            self.connect(stack, model, base_url),
+            temperature=self.environment_temperature,
+            share_replies=self.share_replies,
+        )
+
+    def trainer_arguments(
+        self,
+        args: MultiTurnGRPOConfig,
+        model: ModelConfig,
+        train_dataset: Dataset | list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        """The arguments of every trainer but the environment and the reward."""
+        tokenizer = None
+        if self.tokenizer:
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
+        grammar = None
+        if self.grammar:
+            grammar = load_object(self.grammar, "grammar", GRAMMARS)
+        callbacks = [load_object(name, "callback") for name in self.callbacks or ()]
+        return {
+            "model": model.model_name_or_path,
+            "args": args,
+            "train_dataset": train_dataset,
+            "eval_dataset": self.load_held_out(args.seed),
+            "processing_class": tokenizer,
+            "prompt_template": text_or_file(self.prompt_template),
+            "system_prompt": text_or_file(self.system_prompt),
+            "grammar": grammar,
+            "callbacks": callbacks or None,
+            "peft_config": get_peft_config(model),
+        }
+
+
+def check_before_loading(args: MultiTurnGRPOConfig, model: ModelConfig, *endpoints: Any) -> None:
+    """Check endpoints and model, in the order of `doctor`, before data or weights are loaded."""
+    if args.check_environment and args.process_index == 0:
+        for endpoint in endpoints:
+            if hasattr(endpoint, "check"):
+                endpoint.check()
+    if not model.model_name_or_path:
+        raise MissingOption(
+            "name the model to train", "--model_name_or_path FOLDER or a name on the hub"
+        )
+    check_model(model.model_name_or_path)

@@ -1,0 +1,210 @@
+"""The program of a training run: `python -m agentic_prompting.cli.train_program prompt-r1 --config FILE`, or `espl`, or
+`agent`.
+
+Every option of a method's arguments, of its trainer's config, and of TRL's `ModelConfig` can be in the YAML file or on
+the command line, where it wins. The same program trains in the sandbox on a laptop and on many GPUs;
+`agentic-prompting train` launches it with accelerate.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import Trainer
+from trl import GRPOConfig, ModelConfig, get_quantization_config
+
+from ..trainers import (
+    ESPLConfig,
+    MultiTurnGRPOConfig,
+    PromptR1Config,
+    TrainingInterrupted,
+    TrainingStopped,
+)
+from ..trainers.callbacks import quiet_libraries
+from ..trainers.checkpoints import (
+    alone_in,
+    asked_to_resume,
+    from_first,
+    holds_run,
+    move_aside,
+    occupied,
+)
+from .extras import check_extras
+from .loader import register_selection, register_selections
+from .option_parser import OptionParser
+from .script import run_script
+from .train_agent import AgentArguments
+from .train_espl import ESPLArguments
+from .train_prompt_r1 import PromptR1Arguments
+from .yaml_file import read_yaml
+
+METHODS: dict[str, tuple[type, type, type]] = {
+    "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
+    "agent": (AgentArguments, MultiTurnGRPOConfig, ModelConfig),
+    "espl": (ESPLArguments, ESPLConfig, ModelConfig),
+}
+"""The dataclasses of each method's options: its own, its trainer's, the model's."""
+
+COMMON_OPTIONS = [
+    "model_name_or_path",
+    "output_dir",
+    "resume_from_checkpoint",
+    "max_steps",
+    "num_train_epochs",
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "beta",
+    "seed",
+    "use_peft",
+    "lora_r",
+    "use_vllm",
+    "vllm_mode",
+    "bf16",
+    "use_cpu",
+    "logging_steps",
+    "save_steps",
+    "eval_strategy",
+    "eval_steps",
+    "report_to",
+    "push_to_hub",
+]
+"""The options of TRL and transformers that most runs set; `--help` shows them beside ours."""
+
+
+def main(method: str, arguments: Sequence[str]) -> None:
+    """Train, save, and in the sandbox print the results.
+
+    Args:
+        method (`str`): `prompt-r1`, `espl` or `agent`.
+        arguments (`Sequence[str]`): The command line.
+    """
+    started = time.perf_counter()
+    if {"--help", "-h", "--help-all"} & set(arguments):
+        print(method_help(method, everything="--help-all" in arguments))
+        return
+    script, args, model = parse_method_options(method, arguments)
+    script.check(args)
+    check_extras({**vars(args), **vars(script)})
+    args.model_init_kwargs = {**loading_arguments(model), **(args.model_init_kwargs or {})} or None
+
+    folder = Path(args.output_dir)
+    state = PartialState()
+    with ExitStack() as stack:
+        # The lock is held to the end, because files are written before and after training, too.
+        stack.enter_context(alone_in(folder, state))
+        if not asked_to_resume(args) and from_first(state, lambda: holds_run(folder)):
+            if not args.overwrite:
+                raise ValueError(occupied(folder, as_options=True))
+            from_first(state, lambda: move_aside(folder, model.model_name_or_path))
+        trainer, report = script.build_trainer(args, model, stack)
+        trainer.locks_folder = False
+        run_training(trainer)
+        trainer.save_model(args.output_dir)
+        if report is not None and trainer.accelerator.is_main_process:
+            report(trainer, time.perf_counter() - started)
+        trainer.accelerator.end_training()  # without it gloo may abort at exit
+
+
+def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, Any, Any]:
+    """The method's own arguments, the trainer's config and the model's, from a command line and its `--config` file.
+
+    Raises:
+        `ValueError`: An option does not exist, or its value is wrong.
+    """
+    config_parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    config_parser.add_argument("--config", type=Path)
+    known, words = config_parser.parse_known_args(arguments)
+    words = ["--model_name_or_path" if word == "--model" else word for word in words]
+    values = read_yaml(known.config) if known.config else {}
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{known.config} does not contain options by name")
+
+    # A selection rule of your own has to be known before the config, which checks its name.
+    register_selections(words)
+    if isinstance(values.get("selection"), str):
+        register_selection(values["selection"])
+
+    # These warn of transformers' renamed arguments, which TRL still sets under the old names.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    quiet_libraries()
+    parser = method_parser(method)
+    words = [*parser.set_config(values, str(known.config)), *words]
+    try:
+        script, args, model = parser.parse(words)
+    except ValueError as error:
+        # transformers' message names only one of the two options that are needed.
+        if "bf16" in str(error):
+            raise ValueError(
+                f"{error} On a machine without a GPU: --use_cpu true --bf16 false"
+            ) from None
+        raise
+    return script, args, model
+
+
+def method_parser(method: str) -> OptionParser:
+    """The parser of a method's options."""
+    return OptionParser(f"train {method}", METHODS[method])
+
+
+def method_help(method: str, everything: bool = False) -> str:
+    """The help on our options and the usual ones of TRL and transformers, or on all of theirs."""
+    parser = method_parser(method)
+    if everything:
+        return parser.format_help()
+    trl_options = {*GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
+    parser.hide_options(trl_options - set(COMMON_OPTIONS))
+    return (
+        f"{parser.format_help()}\n"
+        f"{parser.prog} --help-all shows all options of TRL and transformers. --config FILE reads options from YAML.\n"
+    )
+
+
+def loading_arguments(model: ModelConfig) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that options set."""
+    arguments: dict[str, Any] = {}
+    if model.model_revision != ModelConfig.model_revision:
+        arguments["revision"] = model.model_revision
+    if model.dtype != ModelConfig.dtype:
+        arguments["dtype"] = model.dtype
+    if model.attn_implementation != ModelConfig.attn_implementation:
+        arguments["attn_implementation"] = model.attn_implementation
+    quantization = get_quantization_config(model)
+    if quantization is not None:
+        arguments["quantization_config"] = quantization
+    return arguments
+
+
+def run_training(trainer: Trainer) -> None:
+    """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
+
+    `--resume_from_checkpoint true` is the newest checkpoint, and the beginning where there is none. The log of the run
+    is in the output folder afterwards, as `trainer_state.json`.
+
+    Raises:
+        [`TrainingInterrupted`]: After Ctrl-C.
+        `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
+    """
+    try:
+        trainer.train()
+    except TrainingStopped as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except TrainingInterrupted:
+        trainer.accelerator.end_training()
+        raise
+    trainer.save_state()
+
+
+if __name__ == "__main__":
+    run_script(lambda: main(sys.argv[1], sys.argv[2:]))

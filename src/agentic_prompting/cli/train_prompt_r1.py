@@ -1,0 +1,134 @@
+"""`agentic-prompting train prompt-r1`: its options, and the trainer that they describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import torch
+from transformers import Trainer
+from trl import ModelConfig, get_peft_config
+
+from ..local import SmallModelMissing
+from ..report import plot_reward
+from ..sandbox.library import brief_answer_reward
+from ..sandbox.library_run import prepare_library, report_library_run
+from ..sandbox.results import report_sandbox_run
+from ..sandbox.setup import prepare_sandbox
+from ..trainers import PromptR1Config, PromptR1Trainer
+from .hub import check_model
+from .loader import load_rewards
+from .options import MissingOption, option
+from .train_options import DataAndEnvironment, check_before_loading, reward_option
+
+Report = Callable[[Trainer, float], object]
+"""Prints the results of a finished sandbox run, given the trainer and the seconds it took."""
+
+
+@dataclass
+class PromptR1Arguments(DataAndEnvironment):
+    """The data, the reward and the large LLM."""
+
+    sandbox: bool = option("Train the tiny policy in the sandbox; no model, no key.", False)
+    real: bool = option(
+        "Train a real small model to look up invented facts; needs the extra real.", False
+    )
+    warm_start_steps: int = option("Sandbox: supervised steps before GRPO.", 450)
+    task: str = option("A task of load_task.", "prompt_r1")
+    reward: list[str] = reward_option("prompt_r1")
+
+    def check(self, args: PromptR1Config) -> None:
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
+        if self.sandbox and self.real:
+            raise ValueError(
+                "--real trains a real model and --sandbox a tiny one: leave one of them out"
+            )
+        self.check_environment(self.sandbox or self.real)
+        asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
+        has_large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
+        if asks_large_llm and not has_large_llm and not self.real:
+            raise MissingOption(
+                "name the large LLM that the agent talks to",
+                "--environment_model NAME; or your own environment: --environment module:name",
+            )
+        replaces_reward = self.reward != ["prompt_r1"]
+        has_gate = args.gate != PromptR1Config.gate
+        if replaces_reward and (self.sandbox or self.real or has_gate):
+            raise ValueError(
+                "--reward takes the place of the sandbox's reward and of --gate: leave the others out"
+            )
+
+    def build_trainer(
+        self, args: PromptR1Config, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, Report | None]:
+        """The trainer, and a report of the finished run in the sandbox."""
+        if self.real:
+            return self._build_library_trainer(args, model)
+        if self.sandbox:
+            return self._build_sandbox_trainer(args, model, stack)
+        environment = self.build_environment(args.seed, stack)
+        rewards = None  # the trainer's own, with its gate
+        if self.reward != ["prompt_r1"]:
+            rewards = load_rewards(self.reward)
+        check_before_loading(args, model, environment.get("environment"))
+        rows = self.load(self.task, args.seed)
+        trainer = PromptR1Trainer(
+            reward_funcs=rewards, **environment, **self.trainer_arguments(args, model, rows)
+        )
+        return trainer, None
+
+    def _build_sandbox_trainer(
+        self, args: PromptR1Config, model: ModelConfig, stack: ExitStack
+    ) -> tuple[Trainer, Report]:
+        """The trainer of the sandbox's tiny policy."""
+        environment = self.connect_large_llm(args.seed, stack, sandbox=True)
+        environment.check()  # a wrong address or key is found before the warm start, not after it
+        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
+
+        def report(trainer: Trainer, seconds: float) -> None:
+            _plot_reward(trainer, args.output_dir, "Prompt-R1 in the sandbox")
+            report_sandbox_run(sandbox, environment, trainer, seconds)
+
+        trainer = PromptR1Trainer(
+            model=str(sandbox.model),
+            environment=environment,
+            args=args,
+            train_dataset=sandbox.train,
+            prompt_template=sandbox.spec.prompt_template,
+            peft_config=get_peft_config(model),
+        )
+        return trainer, report
+
+    def _build_library_trainer(
+        self, args: PromptR1Config, model: ModelConfig
+    ) -> tuple[Trainer, Report]:
+        """The trainer of a real small model that learns to look facts up."""
+        if model.model_name_or_path:
+            check_model(model.model_name_or_path)
+        try:
+            run = prepare_library(model.model_name_or_path, args.seed, self.n_test)
+        except (ImportError, SmallModelMissing) as error:
+            raise ValueError(str(error)) from None
+
+        def report(trainer: Trainer, seconds: float) -> None:
+            torch.set_num_threads(os.cpu_count() or 1)  # the other processes have ended
+            _plot_reward(trainer, args.output_dir, "A small model learns to ask")
+            report_library_run(run, trainer, seconds)
+
+        trainer = PromptR1Trainer(
+            model=run.model,
+            reward_funcs=brief_answer_reward,
+            environment=run.environment,
+            args=args,
+            train_dataset=run.train,
+            peft_config=get_peft_config(model),
+        )
+        return trainer, report
+
+
+def _plot_reward(trainer: Trainer, folder: str, title: str) -> None:
+    """Draw the reward, if matplotlib is installed, which comes with an extra."""
+    with suppress(ImportError):
+        plot_reward(trainer.state.log_history, f"{folder}/reward.png", title)

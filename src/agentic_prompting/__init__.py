@@ -19,7 +19,7 @@ _EXPORTS = {
         "AgentSpec ChatFormat Environment FreeText Limits Observation Policy QuestionGrammar Rollout TagGrammar "
         "parse_turn play play_all"
     ),
-    "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
+    "environments": "BM25Retriever LLMEnvironment SearchEnvironment Worker Workers",
     "programs": "Harness Program Workspace harness",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer "
@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         BM25Retriever as BM25Retriever,
         LLMEnvironment as LLMEnvironment,
         SearchEnvironment as SearchEnvironment,
+        Worker as Worker,
+        Workers as Workers,
     )
     from .evaluation import (
         evaluate_agent as evaluate_agent,

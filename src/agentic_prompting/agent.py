@@ -242,8 +242,9 @@ class PromptAgent:
     ) -> Rollout:
         """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
         row = await asyncio.to_thread(self._row, question, refiner, environment)
-        ((row, prompt),) = await asyncio.wrap_future(start(self._reset([row])))
-        rollout = self._rollout(row, prompt, rollout_seed(seed, 0))
+        episode_seed = rollout_seed(seed, 0)
+        ((row, prompt),) = await asyncio.wrap_future(start(self._reset([row], [episode_seed])))
+        rollout = self._rollout(row, prompt, episode_seed)
         played = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
         await asyncio.wrap_future(start(played))
         return rollout
@@ -283,10 +284,11 @@ class PromptAgent:
             {"question": question} if isinstance(question, str) else dict(question)
             for question in questions
         ]
-        episodes = run(self._reset(rows))
+        seeds = [rollout_seed(seed, number) for number in range(len(rows))]
+        episodes = run(self._reset(rows, seeds))
         rollouts = [
-            self._rollout(row, prompt, rollout_seed(seed, i))
-            for i, (row, prompt) in enumerate(episodes)
+            self._rollout(row, prompt, episode_seed)
+            for (row, prompt), episode_seed in zip(episodes, seeds, strict=True)
         ]
         with progress_of(len(rows), "answers", shown=progress) as bar:
             play_all(
@@ -300,7 +302,7 @@ class PromptAgent:
         return rollouts
 
     async def _reset(
-        self, rows: list[dict[str, Any]]
+        self, rows: list[dict[str, Any]], seeds: Sequence[int]
     ) -> list[tuple[dict[str, Any], str | list[Any]]]:
         """The rows with their prompts, after the environment has started an episode for each."""
         prompts = []
@@ -311,7 +313,7 @@ class PromptAgent:
             # The environment finds the whole prompt in the row, as in training, and may change it: what it leaves
             # there is complete, the system prompt included.
             rows = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
-            rows = await reset_rows(self.environment, rows, self.limits)
+            rows = await reset_rows(self.environment, rows, self.limits, seeds=seeds)
             prompts = [row["prompt"] for row in rows]
         return list(zip(rows, prompts, strict=True))
 

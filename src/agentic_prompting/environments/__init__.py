@@ -1,4 +1,5 @@
-"""The shipped environments: a large LLM (Prompt-R1) and search with its retrievers (E-SPL). See [`Environment`]."""
+"""The shipped environments: a large LLM (Prompt-R1), search with its retrievers (E-SPL), and a pool of workers that the
+agent leads. See [`Environment`]."""
 
 from ..rollout import as_environment
 from .llm import CUT_MARK, LLMEnvironment
@@ -13,6 +14,8 @@ from .search import (
     read_call,
     render_documents,
 )
+from .worker import Worker
+from .workers import Workers
 
 __all__ = [
     "CUT_MARK",
@@ -24,6 +27,8 @@ __all__ = [
     "Retriever",
     "SearchEnvironment",
     "SearchGrammar",
+    "Worker",
+    "Workers",
     "as_environment",
     "read_call",
     "render_documents",

@@ -11,7 +11,7 @@ from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
 from ..llm.guard import call_guarded_now, failure_of
-from ..rollout import Observation, Rollout
+from ..rollout import RESET_SEED, Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
 _NOT_TOOLS = ("reset", "get_reward")
@@ -68,7 +68,8 @@ class TRLEnvironment(ToolEnvironment):
         prompt = row["prompt"]
         try:
             instance = call_guarded_now(self.factory)
-            text = await called(instance.reset, row)
+            columns = {name: value for name, value in row.items() if name != RESET_SEED}
+            text = await called(instance.reset, columns)
         except Exception as error:
             failed = (
                 error if isinstance(error, LLMError) else failure_of(ServerFailed, "reset", error)

@@ -235,7 +235,7 @@ def play_steps(
         chat_format=chat_format,
         limits=Limits(pace.turns),
         accelerator=SimpleNamespace(process_index=0, num_processes=1),
-        reset_rows=lambda rows: rows,
+        reset_rows=lambda rows, seeds: rows,
         run=run_coroutine,
     )
     questions = [{"question": str(number)} for number in range(1024)]

@@ -1,8 +1,16 @@
 """Episodes: the grammar, the `Rollout`, the loop that plays them. Tokens and masks are made here and nowhere else."""
 
+from .ask_grammar import AskGrammar, CallGrammar
 from .chat_format import ChatFormat, PlainText, TextFormat
 from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
-from .environment import RESET_ERROR, Environment, Environments, as_environment, reset_rows
+from .environment import (
+    RESET_ERROR,
+    RESET_SEED,
+    Environment,
+    Environments,
+    as_environment,
+    reset_rows,
+)
 from .grammar import FreeText, Grammar, QuestionGrammar, TagGrammar, Turn, escape, parse_turn
 from .play import observe, play, sample_turn
 from .recording import (
@@ -53,10 +61,13 @@ from .types import (
 __all__ = [
     "PROMPT_R1_TEMPLATE",
     "RESET_ERROR",
+    "RESET_SEED",
     "SPEC_FILE",
     "STATUSES",
     "AgentSpec",
+    "AskGrammar",
     "BatchEngine",
+    "CallGrammar",
     "CallText",
     "ChatFormat",
     "Engine",

@@ -23,6 +23,7 @@ from .types import Limits, Observation, Rollout
 T = TypeVar("T")
 
 RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
+RESET_SEED = "reset_seed"  # the column with the seed that `reset` may draw from
 
 
 class Environment:
@@ -38,6 +39,8 @@ class Environment:
         chat_template_kwargs (`Mapping`): Arguments for the chat template, such as `tools`.
         step_timeout (`float`, *optional*): Seconds that one `step` or `reset` may take; the rollout then fails. `None`:
             the run's `step_timeout`. `math.inf`: no limit, for calls that have limits of their own.
+        repeatable_reset (`bool`): Whether `reset` is a function of its row alone. A resumed run with `async_lead` then
+            calls it again and goes on with the episodes in flight, instead of playing them anew.
         play_episode (`Callable`, *optional*): An environment that plays whole episodes has this method, `async`, with
             the arguments `(rollout, policy, chat_format, limits)`; `step` is then never called.
 
@@ -56,6 +59,7 @@ class Environment:
     prompt_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = {}
     step_timeout: float | None = None
+    repeatable_reset: bool = False
     play_episode: Callable[..., Awaitable[Rollout]] | None = None
 
     def step(
@@ -72,12 +76,20 @@ class Environment:
         """Start an episode.
 
         Args:
-            row (`dict`): A row of the data set, with the messages of its prompt in `prompt`.
+            row (`dict`): A row of the data set, with the messages of its prompt in `prompt`, and a seed in
+                `reset_seed`, which is the same for all rollouts of a group: draw from it what differs between episodes.
+                A row of the data set may have a `reset_seed` of its own.
 
         Returns:
             `dict`: The row of this episode, which the rollout and the rewards get. Its `prompt` may have changed.
         """
         return row
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Plain settings that decide what its observations are. A run with other settings uses neither the episodes in
+        flight nor the answers of an evaluation that were recorded before. Empty by default."""
+        return {}
 
     def check(self) -> None:
         """Raise the error that a first `step` would cause (an [`LLMError`]), before a run spends anything."""
@@ -175,6 +187,15 @@ class Environments(Environment):
     @property
     def has_reset(self) -> bool:
         return any(one.has_reset for one in self.by_name.values())
+
+    @property
+    def repeatable_reset(self) -> bool:  # type: ignore[override]
+        return all(one.repeatable_reset for one in self.by_name.values() if one.has_reset)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        settings = {name: dict(one.settings) for name, one in self.by_name.items()}
+        return {name: values for name, values in settings.items() if values}
 
 
 def _named(name: Any, thing: Any) -> Environment:
@@ -319,16 +340,27 @@ async def call_environment(
 
 
 async def reset_rows(
-    environment: Environment | None, rows: Sequence[dict[str, Any]], limits: Limits = Limits()
+    environment: Environment | None,
+    rows: Sequence[dict[str, Any]],
+    limits: Limits = Limits(),
+    seeds: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
+
+    Each row gets its seed of `seeds` (by default its number) in the column `RESET_SEED`, unless it has one.
 
     If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
     before the first turn. All rows have the same columns, `None` where one has nothing, since rewards get columns.
     """
     if environment is None or not environment.has_reset:
         return list(rows)
-    return same_columns(await asyncio.gather(*(_reset(environment, row, limits) for row in rows)))
+    if seeds is None:
+        seeds = range(len(rows))
+    resets = [
+        _reset(environment, {RESET_SEED: seed, **row}, limits)
+        for row, seed in zip(rows, seeds, strict=True)
+    ]
+    return same_columns(await asyncio.gather(*resets))
 
 
 def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ class Turn:
         answer (`str`, *optional*): Stripped, may be empty; `None` unless `kind` is `answer`.
         problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed tag`, `stray closing
             tag`, `nested tag`, `repeated tag`, `answer and request`, `empty request`, `observation tag`.
+        answer_reference (`int`, *optional*): The number of the part of an observation that the answer refers to; see
+            [`Observation`]. `answer` is then the text of that part.
     """
 
     text: str
@@ -44,6 +46,7 @@ class Turn:
     request: str | None = None
     answer: str | None = None
     problem: str = ""
+    answer_reference: int | None = None
 
 
 class Grammar(Protocol):

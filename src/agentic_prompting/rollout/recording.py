@@ -33,7 +33,7 @@ MAX_WAITING = 2**26
 """Compressed bytes that wait in memory while the disk is full; beyond this the oldest batches are dropped."""
 
 _CHUNK = 2**20
-_ROW_KEYS = ("id", "question", "answers", "task", "environment")
+_ROW_KEYS = ("id", "question", "answers", "task", "environment", "workers", "budget")
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,12 @@ def metrics_by_environment(
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as data for JSON.
 
-    Keys: `id`, `question`, `answers`, `task`, `environment` (those that the row has), `status`, `error`, `answer`,
-    `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
-    `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or
-    an earlier run paid for), `seed`, and the keys of `extra`. The record of a program's episode also has `sequences`
-    (each `role`, `prompt`, `tokens`, `in_loss`), in whose order its turns are, and `counts`.
+    Keys: `id`, `question`, `answers`, `task`, `environment`, `workers`, `budget` (those that the row has), `status`,
+    `error`, `answer`, `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`,
+    `seconds`, `cached`, `shared`, and `parts` if the agent can refer to them), `tokens` (`agent`, `observation`),
+    `cost_usd` (paid), `worth_usd` (including replies that another call or an earlier run paid for), `seed`, and the
+    keys of `extra`. The record of an episode that counts something, such as a program's, also has `sequences` (each
+    `role`, `prompt`, `tokens`, `in_loss`), in whose order its turns are, and `counts`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -181,6 +182,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "seconds": round(observation.seconds, 4),
                 "cached": any(reply.cached for reply in observation.replies),
                 "shared": any(reply.shared for reply in observation.replies),
+                **({"parts": list(observation.parts)} if observation.parts else {}),
             }
             for observation in rollout.observations
         ],

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..llm import Message, fill, with_system
 from ..records import atomic_write
+from .ask_grammar import AskGrammar
 from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
 from .grammar import FreeText, Grammar, Kind, QuestionGrammar, TagGrammar
@@ -27,7 +28,9 @@ logger = logging.getLogger(__name__)
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; increased when older readers would misread it
 # The grammars that a file can name.
-_GRAMMARS = {grammar.__name__: grammar for grammar in (TagGrammar, QuestionGrammar, FreeText)}
+_GRAMMARS = {
+    grammar.__name__: grammar for grammar in (TagGrammar, AskGrammar, QuestionGrammar, FreeText)
+}
 _STATUS_AFTER: dict[Kind, Status] = {
     "answer": "answered",
     "act": "out_of_turns",

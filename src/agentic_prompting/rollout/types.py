@@ -7,6 +7,7 @@ A [`Rollout`] keeps token ids, mask and log-probabilities in step by constructio
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -14,6 +15,8 @@ from typing import Any, Literal, Protocol
 from ..llm import LLMError, Reply
 from ..llm.numbers import value_text
 from .grammar import Turn
+
+_REFERENCE = re.compile(r"#(\d{1,3})")
 
 Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed"]
 
@@ -89,12 +92,15 @@ class Observation:
             `failed` and gets no reward.
         replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls behind it, for counting.
         seconds (`float`, *optional*, defaults to `0.0`): How long the environment took.
+        parts (`tuple[str, ...]`, *optional*): The whole text of each call of the turn, if the agent may refer to it by
+            number (`#1`); numbers run through the episode. Empty for a call that has no text to hand on.
     """
 
     text: str = ""
     error: LLMError | None = None
     replies: tuple[Reply, ...] = ()
     seconds: float = 0.0
+    parts: tuple[str, ...] = ()
 
 
 @dataclass
@@ -186,8 +192,17 @@ class Rollout(TokenSequence):
     traceparent: str = field(default="", repr=False, compare=False)
 
     def add_turn(self, sample: Sample, turn: Turn) -> None:
-        """Append the agent's next turn: its tokens (mask 1) and their parsed text."""
+        """Append the agent's next turn: its tokens (mask 1) and their parsed text.
+
+        An answer that is a reference (`#3`) becomes the whole text of that part, if there is one.
+        """
         self.add_sampled(sample)
+        reference = _REFERENCE.fullmatch(turn.answer or "")
+        if reference:
+            number = int(reference[1])
+            parts = self.parts
+            if 1 <= number <= len(parts) and parts[number - 1]:
+                turn = replace(turn, answer=parts[number - 1], answer_reference=number)
         self.turns.append(turn)
 
     def add_observation(self, observation: Observation, ids: list[int]) -> None:
@@ -240,6 +255,11 @@ class Rollout(TokenSequence):
     def replies(self) -> list[Reply]:
         """All large-LLM calls made for this episode."""
         return [reply for observation in self.observations for reply in observation.replies]
+
+    @property
+    def parts(self) -> list[str]:
+        """The texts that the agent may refer to: the reference `#1` means the first one."""
+        return [part for observation in self.observations for part in observation.parts]
 
     def __repr__(self) -> str:
         return f"Rollout({self.status}, {len(self.turns)} turns, {len(self.ids)} tokens, seed={self.seed})"

@@ -119,7 +119,7 @@ class AgentAnswers:
             "prompt": conversation(agent.spec, messages),
         }
         limits = agent.limits
-        (row,) = await reset_rows(agent.environment, [row], limits)
+        (row,) = await reset_rows(agent.environment, [row], limits, seeds=[seed])
         reset_error = row.get(RESET_ERROR)
         if reset_error is not None:
             return ServedAnswer(error=reset_error)

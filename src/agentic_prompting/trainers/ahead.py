@@ -191,7 +191,8 @@ class Ahead:
             for number, one in zip(numbers, kept, strict=True)
             for messages in one["rendered"]
         ]
-        rows = self.player.reset_rows(rows)
+        seeds = [rollout_seed(self.rows.seed, "reset", number) for number in numbers]
+        rows = self.player.reset_rows(rows, [seed for seed in seeds for _ in range(repeats)])
         return [
             self._group(number, one, rows[i * repeats : (i + 1) * repeats])
             for i, (number, one) in enumerate(zip(numbers, kept, strict=True))
@@ -246,15 +247,12 @@ class Ahead:
             self.prompts.rollouts_per_row,
         )
         environment = self.player.environment
-        if (
-            kept
-            and environment is not None
-            and (environment.has_reset or environment.play_episode is not None)
-        ):
-            self._anew += repeats
-            if (
-                environment.has_reset
-            ):  # the log does not hold how an episode changed the environment
+        if kept and environment is not None:
+            # The log does not hold how an episode changed the environment.
+            is_lost = environment.has_reset and not environment.repeatable_reset
+            if is_lost or environment.play_episode is not None:
+                self._anew += repeats
+            if is_lost:
                 kept = {}
         with suppress(LookupError):
             rendered = [self.prompts.render_messages(row, one) for one in kept.get("metadata", ())]

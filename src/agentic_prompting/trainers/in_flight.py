@@ -292,7 +292,7 @@ def identity_of(
     Args:
         spec ([`AgentSpec`]): The form of the agent.
         limits ([`Limits`]): Turn and token limits of a rollout.
-        environment ([`Environment`], *optional*): Identified by its name and that of its large LLM.
+        environment ([`Environment`], *optional*): Identified by its name, that of its large LLM and its `settings`.
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.
     """
@@ -303,6 +303,7 @@ def identity_of(
     )
     chats = [getattr(one, "chat", None) for one in parts]
     grammars = [one.grammar for one in spec.each() or [spec]]
+    settings = {} if environment is None else environment.settings
     return {
         "seed": args.seed,
         "num_generations": args.num_generations,
@@ -317,6 +318,8 @@ def identity_of(
         "model": ", ".join(
             str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None
         ),
+        # Left out where there are none, as in the logs of runs before there were any.
+        **({"environment_settings": dict(settings)} if settings else {}),
     }
 
 
@@ -396,14 +399,18 @@ def _plain(observation: Observation | None) -> dict[str, Any]:
         return {}
     # Failed replies too: rewards and environments count them, and a resumed run must count the same.
     replies = [_saved_reply(reply) for reply in observation.replies]
-    return {"text": observation.text, "seconds": observation.seconds, "replies": replies}
+    entry = {"text": observation.text, "seconds": observation.seconds, "replies": replies}
+    if observation.parts:
+        entry["parts"] = list(observation.parts)
+    return entry
 
 
 def _observation(entry: Mapping[str, Any]) -> Observation | None:
     if "text" not in entry:
         return None
     replies = tuple(_loaded_reply(saved) for saved in entry["replies"])
-    return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]))
+    parts = tuple(str(part) for part in entry.get("parts", ()))
+    return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]), parts=parts)
 
 
 def _saved_reply(reply: Reply) -> dict[str, Any]:

@@ -172,6 +172,12 @@ class BatchPosition:
         # Without the step, so that all evaluations sample with the same seeds.
         return rollout_seed(self.seed, self.mode, self.index_in_step, rollout_index)
 
+    def reset_seed(self, group_index: int) -> int:
+        """Return the seed that the environment's `reset` may draw from, given the index of the row
+        in the global batch."""
+        step = self.step if self.is_training else 0
+        return rollout_seed(self.seed, self.mode, step, self.index_in_step, "reset", group_index)
+
 
 # --- rows -> prompts ---------------------------------------------------------------------------
 
@@ -294,9 +300,14 @@ class RolloutPlayer:
             # A policy in this process already has the weights and only needs their version.
             self.policy.updates = step
 
-    def reset_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Let the environment start an episode for each row, and return the episodes' rows."""
-        return run(reset_rows(self.environment, rows, self.limits))
+    def reset_rows(self, rows: list[dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Let the environment start an episode for each row, and return the episodes' rows.
+
+        Args:
+            rows (`list[dict]`): Rows with rendered prompts.
+            seeds (`Sequence[int]`): What each `reset` may draw from; equal in a group.
+        """
+        return run(reset_rows(self.environment, rows, self.limits, seeds=seeds))
 
     def play(self, rollouts: Sequence[Rollout], description: str) -> None:
         """Play all rollouts concurrently to their ends, in place.
@@ -404,7 +415,13 @@ class OnPolicySource:
             metadata.append(row_metadata)
 
         # Start an episode of each row in the environment. This may change the rows.
-        rendered_rows = self.player.reset_rows(rendered_rows)
+        # Rollouts that are compared with each other have the same seed.
+        compared = self.prompts.rollouts_per_row if position.is_training else position.group_size
+        seeds = [
+            position.reset_seed(index // compared)
+            for index in range(first_index, first_index + len(rows))
+        ]
+        rendered_rows = self.player.reset_rows(rendered_rows, seeds)
 
         # Create the rollouts, and play all of them concurrently.
         rollouts = []

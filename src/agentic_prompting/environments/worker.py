@@ -1,0 +1,187 @@
+"""A worker of a pool, whatever it is: a chat model, an environment, an agent or a tool. See [`Workers`]."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..llm import (
+    Budget,
+    LLMError,
+    Message,
+    Reply,
+    ServerFailed,
+    TimedOut,
+    Unreachable,
+    Usage,
+    as_chat,
+    charge,
+    split_thoughts,
+)
+from ..llm.guard import call_guarded, describe, failure_of
+from ..rollout import Environment, Observation, Rollout, Turn, observe
+from .search import SearchEnvironment
+
+SendOnce = Callable[[str, Callable[[int], Awaitable[Reply]]], Awaitable[Reply]]
+"""Sends a request, given its text and the call, unless another rollout sends the same one."""
+
+
+@dataclass(frozen=True)
+class WorkerReply:
+    """The outcome of one call.
+
+    Args:
+        text (`str`, *optional*, defaults to `""`): What the agent reads.
+        part (`str`, *optional*, defaults to `""`): What a reference hands on; empty if there is nothing.
+        replies (`tuple[Reply, ...]`, *optional*): The model calls behind it.
+        error ([`LLMError`], *optional*): Why there is no reply, if the worker failed.
+    """
+
+    text: str = ""
+    part: str = ""
+    replies: tuple[Reply, ...] = ()
+    error: LLMError | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A member of a pool.
+
+    Args:
+        model: Answers requests: a [`ChatModel`] or function of the messages, an [`Environment`] such as
+            [`SearchEnvironment`], a [`PromptAgent`], or with `takes="text"` a function of the request's text (a tool).
+        description (`str`, *optional*): What it is good at, in one line that the agent reads.
+        usd (`float`, *optional*, defaults to `0.0`): Price of a call in US dollars, for models that state none.
+        takes (`str`, *optional*, defaults to `"messages"`): `messages` or `text`: the argument of a function.
+
+    Raises:
+        `TypeError`: If the model is none of these.
+        `ValueError`: If another argument has a wrong value.
+    """
+
+    model: Any
+    description: str = ""
+    usd: float = 0.0
+    takes: Literal["messages", "text"] = "messages"
+
+    def __post_init__(self) -> None:
+        if not (callable(self.model) or self.is_environment or self.is_agent):
+            raise TypeError(
+                f"worker {self.model!r:.100} is no chat model, environment, agent or function"
+            )
+        if self.takes not in ("messages", "text"):
+            raise ValueError(f"takes must be messages or text, got {self.takes!r}")
+        if not 0 <= self.usd < math.inf:
+            raise ValueError(f"usd must be finite and at least 0, got {self.usd}")
+        if len(self.description.splitlines()) > 1:
+            raise ValueError(f"a worker's description must be one line, got {self.description!r}")
+        if self.takes == "messages" and not self.is_environment and not self.is_agent:
+            as_chat(self.model)  # raises now, not at the first episode
+
+    @property
+    def is_environment(self) -> bool:
+        return isinstance(self.model, Environment)
+
+    @property
+    def is_agent(self) -> bool:
+        return hasattr(self.model, "aanswer")
+
+    @property
+    def substitutes_references(self) -> bool:
+        """Whether references are replaced by the replies they mean, instead of being quoted in front of the request: a
+        tool or a search engine cannot read a quotation."""
+        return self.takes == "text" or isinstance(self.model, SearchEnvironment)
+
+    async def answer(
+        self, text: str, seed: int, rollout: Rollout, session: str, send_once: SendOnce | None
+    ) -> WorkerReply:
+        """Send a request. Never raises.
+
+        Args:
+            text (`str`): The request.
+            seed (`int`): Identifies this call for replay; two equal calls of an episode are two samples.
+            rollout ([`Rollout`]): The conductor's episode.
+            session (`str`): Calls with the same session belong together.
+            send_once (`Callable`, *optional*): Shares replies among the rollouts of a step.
+        """
+        try:
+            if self.is_agent:
+                episode = await self.model.aanswer(text, seed=seed)
+                return self._reply(episode.answer or "no answer", episode.replies, episode.error)
+            if self.is_environment:
+                observation = await self._observe(text, seed, rollout)
+                if observation is None:
+                    return self._reply("no reply")
+                return self._reply(observation.text, observation.replies, observation.error)
+            if self.takes == "text":
+                return self._reply(await _call_tool(self.model, text))
+            return await self._chat(text, seed, session, send_once)
+        except LLMError as error:
+            return self._reply("", error=error)
+        except Exception as error:
+            return self._reply("", error=failure_of(ServerFailed, "a worker", error))
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Charge what the worker spends to `account`."""
+        model = self.model
+        if self.is_agent and isinstance(getattr(model, "environment", None), Environment):
+            model = model.environment
+        if isinstance(model, Environment):
+            model.charge_to(budget, account)
+        else:
+            charge(budget, **{account: model})
+
+    async def _chat(
+        self, text: str, seed: int, session: str, send_once: SendOnce | None
+    ) -> WorkerReply:
+        async def send(repeat: int) -> Reply:
+            messages = [Message(role="user", content=text)]
+            return await as_chat(self.model)(messages, repeat=repeat, session=session)
+
+        reply = await (send(seed) if send_once is None else send_once(text, send))
+        # Some servers leave the thought in the text.
+        visible = split_thoughts(reply.text)[1].strip()
+        return self._reply(visible or reply.text, (reply,), reply.error)
+
+    async def _observe(self, text: str, seed: int, rollout: Rollout) -> Observation | None:
+        """Let an environment answer the request, as the only turn of an episode."""
+        if isinstance(self.model, SearchEnvironment):
+            text = json.dumps({"query_list": [text]}, ensure_ascii=False)
+        turn = Turn(text, "act", True, request=text)
+        return await observe(self.model, Rollout([], row=rollout.row, seed=seed, turns=[turn]))
+
+    def _reply(
+        self, text: str, replies: Sequence[Reply] = (), error: LLMError | None = None
+    ) -> WorkerReply:
+        """The outcome of the worker's work: at least one [`Reply`], with the price of the call in the last one."""
+        *others, last = replies or [Reply(text, error=error)]
+        if error is not None:
+            return WorkerReply(replies=(*others, last), error=error)
+        if self.usd and not sum(reply.worth.cost_usd for reply in replies):
+            price = Usage(cost_usd=self.usd)
+            if last.cached or last.shared:
+                last = replace(last, saved=last.saved + price)
+            else:
+                last = replace(last, usage=last.usage + price)
+        return WorkerReply(text, text, (*others, last))
+
+
+async def _call_tool(function: Callable[[str], Any], text: str) -> str:
+    """The result of a tool, or its exception as text for the agent. Raises an outage."""
+    try:
+        return str(await call_guarded(function, text))
+    except LLMError:
+        raise
+    except (ConnectionError, TimeoutError) as error:
+        kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
+        raise kind(f"the tool raised {describe(error)}") from None
+    except Exception as error:
+        return f"Error: {describe(error, 500)}"
+
+
+def as_worker(worker: Any) -> Worker:
+    """A [`Worker`] as it is, or a model made one."""
+    return worker if isinstance(worker, Worker) else Worker(worker)

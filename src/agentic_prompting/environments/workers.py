@@ -1,0 +1,373 @@
+"""The environment of a conductor: an agent that leads several workers and hands replies on by reference.
+
+A turn makes one or several calls, each to a worker by its name. Replies are numbered through the episode in the order
+of the calls. Every `#n` in a request refers to reply n: its whole text is handed to the worker, so that the agent does
+not have to type it again. The calls of a turn run concurrently; a call that refers to an earlier one of its turn waits
+for it. References point backwards, so that no plan can have a cycle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from ..llm import Budget, Reply
+from ..rollout import (
+    RESET_SEED,
+    AskGrammar,
+    CallGrammar,
+    Environment,
+    FunctionCall,
+    Observation,
+    Rollout,
+    TagGrammar,
+    rollout_seed,
+)
+from .llm import CUT_MARK, SharedReplies
+from .worker import SendOnce, WorkerReply, as_worker
+
+_REFERENCE = re.compile(r"(?<![\w#&])#(\d{1,3})\b")
+_UNAVAILABLE = "unavailable"
+
+WORKERS_TEMPLATE = """\
+You answer a question together with the workers above. Each has its own strengths. A worker sees the request that you \
+send to it and nothing else.
+
+Write exactly one of these two things each time it is your turn.
+To ask: <{think}>a short thought</{think}> and then one or several <{act} to="NAME">a request</{act}>
+To finish: <{think}>why you are done</{think}> and then <{answer}>the answer, as short as it can be</{answer}>
+
+Replies come in <{observation}>...</{observation}>, numbered #1, #2, ... A number in a request, such as #1, hands that \
+whole reply to the worker: do not copy it. <{answer}>#3</{answer}> makes the whole third reply your answer.
+
+Question: {question}"""
+
+TOOL_TEMPLATE = """\
+You answer a question together with the workers above. Each has its own strengths. A worker sees the request that you \
+send to it and nothing else. Ask by calling the tool `ask`, once or several times in a turn.
+
+Replies are numbered #1, #2, ... A number in a request, such as #1, hands that whole reply to the worker: do not copy \
+it. Finish with the answer, as short as it can be; the answer #3 means the whole third reply.
+
+Question: {question}"""
+
+ASK_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "ask",
+        "description": "Sends a request to a worker.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "worker": {"type": "string", "description": "The name of the worker."},
+                "request": {
+                    "type": "string",
+                    "description": "The request. #1 in it hands on the whole first reply.",
+                },
+            },
+            "required": ["worker", "request"],
+        },
+    },
+}
+
+
+class Workers(Environment):
+    """A pool of workers with different strengths, which the agent leads.
+
+    Args:
+        pool (`Mapping[str, Worker]`): The workers by name; a model alone is a [`Worker`] without description.
+        sizes (`Sequence[int]`, *optional*): How many workers an episode has; drawn from the list for each group. All of
+            them by default. The column `pool` of a row, a list of names, decides its members instead.
+        names (`Sequence[str]`, *optional*): Anonymous names, drawn for each group, so that the agent reads descriptions
+            instead of learning names. By default the names of `pool`.
+        unavailable (`str`, *optional*, defaults to `"failed"`): `failed`: a call that fails ends its rollout, which
+            gets no reward. `visible`: the agent reads "unavailable" and may go on. A spent budget and a rejected key
+            end the rollout in any case.
+        max_calls (`int`, *optional*, defaults to `4`): Calls in one turn; the agent is told of further ones.
+        max_reply_chars (`int`, *optional*, defaults to `2048`): The agent reads the first characters of a longer reply,
+            with a mark at the end. A reference hands on all of it.
+        share_replies (`bool`, *optional*, defaults to `False`): Whether identical requests to a worker in one training
+            step are sent, and paid for, once. For chat models at temperature 0.
+        grammar ([`CallGrammar`], *optional*): Defaults to [`AskGrammar`]. With `interop.ToolGrammar()` the agent makes
+            native calls of one tool, `ask(worker, request)`.
+
+    Raises:
+        `ValueError`: If the pool is empty, anonymous workers lack a description, there are fewer names than workers, or
+            another option has a wrong value.
+
+    Example:
+
+    ```python
+    pool = {
+        "coder": Worker(OpenAIChat("qwen-coder"), "writes and repairs Python", usd=0.002),
+        "calculator": Worker(calculate, "computes one expression", takes="text"),
+    }
+    environment = Workers(pool, names=["A", "B", "C", "D"])
+    ```
+    """
+
+    repeatable_reset = True
+
+    def __init__(
+        self,
+        pool: Mapping[str, Any],
+        sizes: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+        unavailable: Literal["failed", "visible"] = "failed",
+        max_calls: int = 4,
+        max_reply_chars: int = 2048,
+        share_replies: bool = False,
+        grammar: CallGrammar | None = None,
+    ):
+        self.pool = {name: as_worker(worker) for name, worker in pool.items()}
+        self.sizes = tuple(sizes) if sizes is not None else (len(self.pool),)
+        self.names = None if names is None else tuple(names)
+        self.unavailable = unavailable
+        self.max_calls = max_calls
+        self.max_reply_chars = max_reply_chars
+        self.share_replies = share_replies
+        self._check_options()
+
+        self.grammar: CallGrammar = grammar if grammar is not None else AskGrammar()  # type: ignore[assignment]
+        self._tools: list[Mapping[str, Any]] = []
+        self.prompt_template = WORKERS_TEMPLATE
+        if not isinstance(self.grammar, TagGrammar):
+            self._tools = [ASK_TOOL]
+            self.prompt_template = TOOL_TEMPLATE
+            self.chat_template_kwargs = {"tools": [dict(ASK_TOOL)]}
+        self._shared = SharedReplies()
+
+    def _check_options(self) -> None:
+        if not self.pool:
+            raise ValueError("Workers needs at least one worker")
+        if not self.sizes or not all(1 <= size <= len(self.pool) for size in self.sizes):
+            raise ValueError(f"sizes must be between 1 and {len(self.pool)}, got {self.sizes}")
+        if self.unavailable not in ("failed", "visible"):
+            raise ValueError(f"unavailable must be failed or visible, got {self.unavailable!r}")
+        if self.max_calls < 1 or self.max_reply_chars <= len(CUT_MARK):
+            raise ValueError(
+                f"max_calls must be at least 1 and max_reply_chars more than {len(CUT_MARK)}, "
+                f"got {self.max_calls} and {self.max_reply_chars}"
+            )
+        for name in (*self.pool, *(self.names or ())):
+            if not re.fullmatch(r"[^\s<>\"'#](?:[^\n<>\"'#]*[^\s<>\"'#])?", name):
+                raise ValueError(
+                    f"a worker's name cannot be {name!r}: no quotes, <, >, # or breaks"
+                )
+        if self.names is not None:
+            if len(set(self.names)) < max(self.sizes):
+                raise ValueError(f"{max(self.sizes)} workers need as many names, got {self.names}")
+            undescribed = [name for name, worker in self.pool.items() if not worker.description]
+            if undescribed:
+                raise ValueError(f"anonymous workers need a description: {', '.join(undescribed)}")
+
+    # --- the pool of an episode ----------------------------------------------------------------------------------
+
+    def draw_pool(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """The workers of an episode: for each name that the agent reads, the name in the pool.
+
+        Drawn from the row's `reset_seed`, so that the rollouts of a group have the same pool: GRPO compares them.
+        """
+        generator = random.Random(rollout_seed("workers", row.get(RESET_SEED) or 0))
+        members = row.get("pool")
+        if members is None:
+            members = generator.sample(sorted(self.pool), generator.choice(self.sizes))
+        else:
+            members = list(members)
+            generator.shuffle(members)
+        unknown = [member for member in members if member not in self.pool]
+        if unknown or not members:
+            raise ValueError(f"a row's pool is {members}; the workers are {', '.join(self.pool)}")
+        if self.names is None:
+            return {member: member for member in members}
+        names = generator.sample(self.names, len(members))
+        return dict(zip(names, members, strict=True))
+
+    def describe(self, workers: Mapping[str, str], row: Mapping[str, Any]) -> str:
+        """The text in front of the question: the workers with their descriptions, and the row's budget."""
+        lines = ["Workers:"]
+        for name, member in workers.items():
+            description = self.pool[member].description
+            lines.append(f"{name}: {description}" if description else name)
+        budget = row.get("budget")
+        if budget is not None:
+            stated = budget if isinstance(budget, str) else f"at most ${budget:g}"
+            lines.append(f"Budget: {stated}")
+        return "\n".join(lines)
+
+    def reset(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Draw the episode's workers and describe them in front of the last message of the prompt."""
+        workers = self.draw_pool(row)
+        description = self.describe(workers, row)
+        prompt = row["prompt"]
+        if isinstance(prompt, str):
+            prompt = f"{description}\n\n{prompt}"
+        else:
+            *earlier, last = prompt
+            prompt = [*earlier, {**last, "content": f"{description}\n\n{last['content']}"}]
+        return {**row, "workers": workers, "prompt": prompt}
+
+    # --- a turn --------------------------------------------------------------------------------------------------
+
+    async def step(self, rollout: Rollout) -> Observation:
+        """Make the calls of the last turn."""
+        started = time.perf_counter()
+        calls = self.grammar.read_calls(rollout.turns[-1].text, self._tools)
+        # Every worker of the episode is counted, so that means over rollouts include those that were not called.
+        for member in rollout.row["workers"].values():
+            rollout.counts.setdefault(f"workers/{member}", 0.0)
+        earlier_parts = rollout.parts
+        tasks: dict[int, asyncio.Task[WorkerReply]] = {}
+
+        async def find_reply(number: int) -> WorkerReply:
+            if number in tasks:
+                return await tasks[number]
+            return WorkerReply(part=earlier_parts[number - 1])
+
+        # Start all calls. References point backwards, so the calls that a call waits for have started.
+        for number, call in enumerate(calls, start=len(earlier_parts) + 1):
+            is_excess = len(tasks) >= self.max_calls
+            work = self._answer(call, number, is_excess, find_reply, rollout)
+            tasks[number] = asyncio.ensure_future(work)
+        replies = await asyncio.gather(*tasks.values())
+
+        errors = [reply.error for reply in replies if reply.error is not None]
+        failures = [error for error in errors if error.fatal or self.unavailable == "failed"]
+        shown = [
+            f"#{number} : {indent(self._shorten(reply.text))}"
+            for number, reply in zip(tasks, replies, strict=True)
+        ]
+        return Observation(
+            self.grammar.together(shown),
+            error=failures[0] if failures else None,
+            replies=tuple(call for reply in replies for call in reply.replies),
+            seconds=time.perf_counter() - started,
+            parts=tuple(reply.part for reply in replies),
+        )
+
+    async def _answer(
+        self,
+        call: FunctionCall,
+        number: int,
+        is_excess: bool,
+        find_reply: Callable[[int], Awaitable[WorkerReply]],
+        rollout: Rollout,
+    ) -> WorkerReply:
+        """The reply to call `number` of the episode."""
+        # Read the call. A mistake of the agent is told to it, and costs nothing.
+        workers: Mapping[str, str] = rollout.row["workers"]
+        if is_excess:
+            return WorkerReply(f"only {self.max_calls} calls in one turn")
+        if call.problem or call.name != "ask":
+            return WorkerReply(f"a call must be ask(worker, request) {call.problem}".strip())
+        name = str(call.arguments.get("worker", "")).strip()
+        request = str(call.arguments.get("request", "")).strip()
+        if name not in workers:
+            return WorkerReply(f"there is no worker {name[:40]} , only {' '.join(workers)}")
+        if not request:
+            return WorkerReply("the request is empty")
+
+        # Wait for the replies that the request refers to. Without them the call is not made.
+        references: dict[int, str] = {}
+        for reference in map(int, _REFERENCE.findall(request)):
+            reply = WorkerReply()
+            if 0 < reference < number:
+                reply = await find_reply(reference)
+            if reply.error is not None:
+                return WorkerReply(_UNAVAILABLE, error=reply.error)
+            if not reply.part:
+                return WorkerReply(f"there is no reply #{reference}")
+            references[reference] = reply.part
+
+        # Send the request.
+        member = workers[name]
+        worker = self.pool[member]
+        rollout.counts[f"workers/{member}"] += 1
+        if worker.substitutes_references:
+            text = _REFERENCE.sub(lambda match: references[int(match[1])], request)
+        else:
+            text = quote(references, request)
+        reply = await worker.answer(
+            text,
+            # A worker has no history: without the number, two equal calls would be one recorded sample.
+            seed=rollout_seed(rollout.seed, number),
+            rollout=rollout,
+            session=f"{rollout.seed}.{member}",
+            send_once=self._send_once(member, rollout.batch),
+        )
+        return reply if reply.error is None else replace(reply, text=_UNAVAILABLE)
+
+    def _send_once(self, member: str, batch: str) -> SendOnce | None:
+        """Shares replies to identical requests to a worker in a batch, if replies are shared."""
+        if not self.share_replies or not batch:
+            return None
+        repeat = rollout_seed(batch, member)
+
+        def send_once(text: str, send: Callable[[int], Awaitable[Reply]]) -> Awaitable[Reply]:
+            return self._shared.ask(batch, (member, text), lambda: send(repeat))
+
+        return send_once
+
+    def _shorten(self, text: str) -> str:
+        if len(text) <= self.max_reply_chars:
+            return text
+        return text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
+
+    # --- a run ---------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        pool = {}
+        for name, worker in self.pool.items():
+            model = getattr(worker.model, "model", None)
+            if not isinstance(model, str):
+                model = getattr(worker.model, "__qualname__", type(worker.model).__qualname__)
+            pool[name] = {"model": model, "description": worker.description, "usd": worker.usd}
+        return {
+            "pool": pool,
+            "sizes": list(self.sizes),
+            "names": None if self.names is None else list(self.names),
+            "unavailable": self.unavailable,
+            "max_calls": self.max_calls,
+            "max_reply_chars": self.max_reply_chars,
+        }
+
+    def check(self) -> None:
+        """Check every worker that has a `check`."""
+        for worker in self.pool.values():
+            check = getattr(worker.model, "check", None)
+            if check is not None:
+                check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Charge what each worker spends to `account/name`."""
+        for name, worker in self.pool.items():
+            worker.charge_to(budget, f"{account}/{name}")
+
+    def close(self) -> None:
+        """Close every worker that has a `close`."""
+        for worker in self.pool.values():
+            close = getattr(worker.model, "close", None)
+            if close is not None:
+                close()
+
+
+def quote(references: Mapping[int, str], request: str) -> str:
+    """A request with the replies that it refers to in front of it.
+
+    Every line of a reply but its first is indented, so that none can pose as another reply or as the request.
+    """
+    if not references:
+        return request
+    quoted = [f"#{number} : {indent(text)}" for number, text in references.items()]
+    return "\n".join(["Quoted replies:", *quoted, "", "Request:", request])
+
+
+def indent(text: str) -> str:
+    """`text` with every line but the first indented, whatever it breaks lines with."""
+    return "\n  ".join(text.splitlines())

@@ -366,11 +366,11 @@ def test_the_prompt_describes_the_pool_and_the_budget():
     assert text.startswith("Workers:\n") and text.endswith("\n\nplain text")
 
 
-def test_settings_identify_the_pool():
+def test_the_pool_is_in_the_identity():
     environment = Workers(POOL)
     other = Workers({**POOL, "code": Worker(ScriptedChat(["x"]), "knows code")})
-    assert environment.settings != other.settings
-    assert environment.settings == Workers(POOL).settings
+    assert environment.identity != other.identity
+    assert environment.identity == Workers(POOL).identity
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentic_prompting.rewards import (
-    CostReward,
-)
+from agentic_prompting.llm import Reply, Usage
+from agentic_prompting.rewards import CostReward
+from agentic_prompting.rollout import Observation
 from support.agent_turns import ASK, END, episode, failed_episode
 
 
@@ -18,3 +18,25 @@ def test_a_price_is_no_reward_where_there_is_none():
 def test_a_price_is_finite(weight):
     with pytest.raises(ValueError, match="weight"):
         CostReward(weight)
+
+
+def spent(usd, budget=None):
+    rollout = episode(ASK, END)
+    rollout.observations.append(Observation("r", replies=(Reply("r", usage=Usage(cost_usd=usd)),)))
+    rollout.row = {} if budget is None else {"budget": budget}
+    return rollout
+
+
+def test_a_named_budget_has_its_own_weight():
+    reward = CostReward({"low": 100.0, "high": 5.0})
+    assert reward([spent(0.01, "low"), spent(0.01, "high")]) == pytest.approx([-1.0, -0.05])
+    with pytest.raises(ValueError, match="medium"):
+        reward([spent(0.01, "medium")])
+    with pytest.raises(ValueError):
+        reward([spent(0.01)])
+
+
+def test_an_amount_is_free_up_to_itself():
+    for reward in (CostReward(10.0), CostReward({"": 10.0, "low": 1.0})):
+        scores = reward([spent(0.3, 0.1), spent(0.1, 0.1), spent(0.3)])
+        assert scores == pytest.approx([-2.0, 0.0, -3.0])

@@ -13,6 +13,7 @@ from agentic_prompting.environments.search import SearchGrammar
 from agentic_prompting.llm import Budget, Reply, Usage, run
 from agentic_prompting.rollout import (
     RESET_ERROR,
+    RESET_SEED,
     ChatFormat,
     FreeText,
     Observation,
@@ -225,9 +226,9 @@ class StartsLater(Starts):
 def test_a_reset_that_fails_fails_its_rollout_alone(environment):
     rows = [{"question": name} for name in ("good", "bad", "none")]
     good, bad, none = begun = run(reset_rows(environment, rows))
-    assert {tuple(row) for row in begun} == {("question", "secret", RESET_ERROR)}, (
-        "rewards get columns"
-    )
+    assert {frozenset(row) for row in begun} == {
+        frozenset({RESET_SEED, "question", "secret", RESET_ERROR})
+    }, "rewards get columns"
     assert good["secret"] == 3 and good[RESET_ERROR] is None
     assert "reset raised SystemExit: no game" in str(bad[RESET_ERROR]) and bad["secret"] is None
     assert "a dict, not NoneType" in str(none[RESET_ERROR])

@@ -321,7 +321,7 @@ class Workers(Environment):
     # --- a run ---------------------------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         pool = {}
         for name, worker in self.pool.items():
             model = getattr(worker.model, "model", None)

@@ -239,7 +239,9 @@ class AgentSystem(System):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"agent": self.name}
+        environment = getattr(self.agent, "environment", None)
+        identity = dict(getattr(environment, "identity", {}))
+        return {"agent": self.name, **({"environment": identity} if identity else {})}
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()

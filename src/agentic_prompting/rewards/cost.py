@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..rollout import Rollout
@@ -17,20 +17,31 @@ class CostReward:
     Pass it beside the reward of the answer. A reply costs its full price even if it was recorded or
     shared, so that the reward depends on the rollout alone.
 
+    A row may state a budget in the column `budget`, which [`Workers`] shows the agent. With a mapping
+    as `weight` a budget that is a key (`low`, `high`) chooses its weight. A budget that is a number is
+    an amount in dollars: only the cost above it counts.
+
     Args:
-        weight (`float`): Reward per unit, at least 0 and finite.
+        weight (`float` or `Mapping[str, float]`): Reward per unit, at least 0 and finite; or the
+            weight of each budget. The key `""` is for rows without a budget and for amounts.
         unit (`str`, *optional*, defaults to `"usd"`): `usd`, US dollars by the models' prices; or
             `calls`.
 
     Raises:
-        `ValueError`: If `weight` is negative or not finite, or `unit` is not known.
+        `ValueError`: If a weight is negative or not finite, or `unit` is not known. When it scores, if
+            there is no weight for the budget of a row.
+
+    Example:
+
+        >>> reward = CostReward({"low": 100.0, "high": 5.0})
     """
 
-    weight: float
+    weight: float | Mapping[str, float]
     unit: str = "usd"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
+        weights = self.weight.values() if isinstance(self.weight, Mapping) else [self.weight]
+        if not all(0 <= weight < math.inf for weight in weights):
             raise ValueError(f"weight must be finite and at least 0, got {self.weight}")
         if self.unit not in ("usd", "calls"):
             raise ValueError(f"unit must be usd or calls, got {self.unit!r}")
@@ -47,8 +58,22 @@ class CostReward:
         """
         rewards: list[float | None] = []
         for episode in rollout:
-            rewards.append(-self.weight * self.cost(episode) if is_scorable(episode) else None)
+            rewards.append(self.score(episode) if is_scorable(episode) else None)
         return rewards
+
+    def score(self, rollout: Rollout) -> float:
+        """Return the reward of a rollout: minus its weighted cost."""
+        budget = rollout.row.get("budget")
+        cost = self.cost(rollout)
+        if isinstance(budget, int | float) and self.unit == "usd":
+            cost = max(0.0, cost - budget)
+        if not isinstance(self.weight, Mapping):
+            return -self.weight * cost
+        name = budget if isinstance(budget, str) else ""
+        if name not in self.weight:
+            known = ", ".join(map(repr, self.weight))
+            raise ValueError(f"CostReward has no weight for the budget {name!r}, only for {known}")
+        return -self.weight[name] * cost
 
     def cost(self, rollout: Rollout) -> float:
         """Return the price of a rollout's calls, in units."""

@@ -86,7 +86,7 @@ class Environment:
         return row
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """Plain settings that decide what its observations are. A run with other settings uses neither the episodes in
         flight nor the answers of an evaluation that were recorded before. Empty by default."""
         return {}
@@ -193,9 +193,9 @@ class Environments(Environment):
         return all(one.repeatable_reset for one in self.by_name.values() if one.has_reset)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        settings = {name: dict(one.settings) for name, one in self.by_name.items()}
-        return {name: values for name, values in settings.items() if values}
+    def identity(self) -> Mapping[str, Any]:
+        identities = {name: dict(one.identity) for name, one in self.by_name.items()}
+        return {name: values for name, values in identities.items() if values}
 
 
 def _named(name: Any, thing: Any) -> Environment:

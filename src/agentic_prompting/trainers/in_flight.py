@@ -292,7 +292,7 @@ def identity_of(
     Args:
         spec ([`AgentSpec`]): The form of the agent.
         limits ([`Limits`]): Turn and token limits of a rollout.
-        environment ([`Environment`], *optional*): Identified by its name, that of its large LLM and its `settings`.
+        environment ([`Environment`], *optional*): Identified by its name, that of its large LLM and its `identity`.
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.
     """
@@ -303,7 +303,7 @@ def identity_of(
     )
     chats = [getattr(one, "chat", None) for one in parts]
     grammars = [one.grammar for one in spec.each() or [spec]]
-    settings = {} if environment is None else environment.settings
+    own_identity = {} if environment is None else dict(environment.identity)
     return {
         "seed": args.seed,
         "num_generations": args.num_generations,
@@ -319,7 +319,7 @@ def identity_of(
             str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None
         ),
         # Left out where there are none, as in the logs of runs before there were any.
-        **({"environment_settings": dict(settings)} if settings else {}),
+        **({"environment_settings": own_identity} if own_identity else {}),
     }
 
 

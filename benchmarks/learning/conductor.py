@@ -564,7 +564,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         gain = "" if name == "conductor, trained" else shown(gains, "+")
         rows.append([name, shown(scores), f"{1000 * usd:.2f}", gain])
     return markdown(
-        ("system", "exact match", "$ per 1,000 questions / 1,000", "trained conductor minus it"),
+        ("system", "exact match", "$ per 1,000 questions", "trained conductor minus it"),
         rows,
     )
 

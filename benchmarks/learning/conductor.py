@@ -40,7 +40,7 @@ from typing import Any
 
 from agentic_prompting.evaluation.systems import Answer, Row, System, answer_of_rollout
 from agentic_prompting.rollout import AskGrammar, Limits, Rollout, Sample
-from agentic_prompting.sandbox.world import ANSWER, NOT_UNDERSTOOD, value_of
+from agentic_prompting.sandbox.world import ANSWER, NOT_UNDERSTOOD
 from benchmarks.lab import (
     BATCH,
     DEMO,
@@ -68,6 +68,7 @@ from benchmarks.learning.conductor_world import (
     plan_of,
     question_text,
     read_question,
+    read_value,
 )
 
 SEEDS, TUNING_SEED = (921, 922, 923, 924, 925), 1
@@ -116,7 +117,7 @@ class Episode:
         self.rollout.add_turn(Sample([0]), GRAMMAR.parse(turn))
         observation = await self.environment.step(self.rollout)
         self.rollout.add_observation(observation, [])
-        return [value_of(part) or part for part in observation.parts]
+        return [read_value(part) or part for part in observation.parts]
 
     def answer(self, value: str) -> Rollout:
         """End the episode with this answer."""
@@ -165,7 +166,7 @@ async def route_by_oracle(episode: Episode, generator: random.Random) -> str:
     answers = episode.rollout.row["answers"]
     for kind in DESCRIPTION:
         reply = episode.environment.pool[kind].model.answer(episode.question)
-        if value_of(reply) in answers:
+        if read_value(reply) in answers:
             return (await episode.ask((kind, episode.question)))[0]
     assert not isinstance(episode.expression, str) and episode.expression is not None
     return (await episode.ask((WORKER_OF[episode.expression[0]], episode.question)))[0]
@@ -266,7 +267,7 @@ class TraceWriter:
 
     def value(self, index: int) -> str:
         """The value in a reply."""
-        return value_of(self.replies[index]) or "nothing"
+        return read_value(self.replies[index]) or "nothing"
 
     def text_values(self) -> list[str]:
         """What stands for each earlier step in a request."""

@@ -23,7 +23,6 @@ from agentic_prompting.sandbox.world import (
     NOT_UNDERSTOOD,
     Country,
     load_world,
-    value_of,
 )
 
 Expression = Any
@@ -264,6 +263,12 @@ def make_split(
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
+def read_value(reply: str) -> str | None:
+    """The answer in a reply, however it begins."""
+    match = re.search(r"the answer is (.+) \.$", reply)
+    return match[1] if match else None
+
+
 class ScriptedWorker:
     """A worker of one kind, a [`ChatModel`]. It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
 
@@ -296,7 +301,7 @@ class ScriptedWorker:
         for line in quoted:
             number, _, reply = line.partition(" : ")
             if number.startswith("#"):
-                value = value_of(reply) or reply
+                value = read_value(reply) or reply
                 request = re.sub(rf"{number}\b", lambda _, value=value: value, request)
 
         expression = read_question(request)

@@ -21,15 +21,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting.cli.check_harness import (
+from agentic_prompting.harnesses import CommandProgram, get_harness
+from agentic_prompting.harnesses.check_harness import (
     ScriptedAgent,
     byte_format,
-    call_of,
-    filled,
+    fill_arguments,
+    find_tools,
+    format_call,
     play_scripted,
-    tools_in,
 )
-from agentic_prompting.programs import Program, harness
 from agentic_prompting.rollout import Rollout
 from benchmarks.lab import RECORDS, Records, interval, log, markdown, quiet, shown
 from benchmarks.reliability.harnesses import put_in_path
@@ -79,22 +79,24 @@ class Writer(ScriptedAgent):
     """Writes a word into the file, and says done."""
 
     def turn(self, text: str) -> str:
-        tools = {tool["name"]: tool for tool in tools_in(text)}
+        tools = {tool["name"]: tool for tool in find_tools(text)}
         if len(self.samples):
             return "done"
         name = next(name for name in SHELLS if name in tools)
-        return call_of(name, json.dumps(filled(tools[name], f"echo {WORDS[0]} > answer.txt")))
+        return format_call(
+            name, json.dumps(fill_arguments(tools[name], f"echo {WORDS[0]} > answer.txt"))
+        )
 
 
-def record(program: Program, question: str) -> Parts:
+def record(program: CommandProgram, question: str) -> Parts:
     """The parts of a rollout in the harness: prompt, calls and results."""
     writer = Writer(byte_format())
     rollout, _ = play_scripted(program, writer, row={"question": question, "answer": WORDS[0]})
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)
     (one,) = rollout.sequences
     decode, parts, at = (
-        writer.form.tokenizer.decode,
-        [(writer.form.tokenizer.decode(one.prompt_ids), False)],
+        writer.chat_format.tokenizer.decode,
+        [(writer.chat_format.tokenizer.decode(one.prompt_ids), False)],
         0,
     )
     for own, run in groupby(one.mask):
@@ -183,7 +185,7 @@ def _imitated(
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-class Counted(Program):
+class Counted(CommandProgram):
     """Counts what became of its rollouts."""
 
     def __init__(self, *args: Any, **options: Any):
@@ -203,7 +205,7 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
 
     started = time.monotonic()
     rows, held_out = draw_world(seed)
-    program = Counted(harness(name, HARNESSES[name]), reward=right_word, timeout=300)
+    program = Counted(get_harness(name, HARNESSES[name]), reward=right_word, timeout=300)
     program.check()
     asked = rows[0]["question"]
     parts = record(program, asked)

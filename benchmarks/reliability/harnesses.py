@@ -34,15 +34,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting.cli.check_harness import (
+from agentic_prompting.harnesses import HARNESSES, CommandProgram, Workspace, get_harness
+from agentic_prompting.harnesses.check_harness import (
     ScriptedAgent,
     byte_format,
-    call_of,
+    format_call,
     play_scripted,
     wrote_the_file,
 )
-from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
-from agentic_prompting.programs.harness import NotInstalled
+from agentic_prompting.harnesses.harness import NotInstalled
 from agentic_prompting.rollout import Rollout, Sample, SampleRequest
 from benchmarks.lab import RECORDS, Records, markdown
 
@@ -59,11 +59,11 @@ class Styled(ScriptedAgent):
         super().__init__(byte_format())
         self.style, self.fault, self.asked, self.last = style, fault, 0, time.monotonic()
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         if self.style == "messy":
             body = json.dumps({"arguments": arguments, "name": name}, separators=(",", ":"))
             return f"  I use  {name} now. \n\n<tool_call>{body}</tool_call> "
-        call = call_of(name, json.dumps(arguments))
+        call = format_call(name, json.dumps(arguments))
         return call if self.style == "plain" else f"<think>\nI think.\n</think>\n\n{call}"
 
     def turn(self, text: str) -> str:
@@ -105,7 +105,9 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
     row: dict[str, Any] = {"harness": name, "dialect": dialect}
     names: list[str] = []
     space = Workspace(on_lookup=names.append)
-    program = Program(harness(name, dialect), reward=wrote_the_file, timeout=300, workspace=space)
+    program = CommandProgram(
+        get_harness(name, dialect), reward=wrote_the_file, timeout=300, workspace=space
+    )
     try:
         program.check()
     except NotInstalled as error:
@@ -118,13 +120,13 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         drawn, in_loss = Counter(agent.samples), Counter(samples_in(rollout))
         titles = Counter(
             one
-            for one, text in zip(agent.samples, agent.read, strict=True)
+            for one, text in zip(agent.samples, agent.prompts, strict=True)
             if "<tools>" not in text
         )
         sums["lost"] += sum((drawn - in_loss - titles).values())
         sums["twice"] += sum((in_loss - drawn).values())
         sums["auxiliary_trained"] += sum((in_loss & titles).values())
-        sums["leaks"] += sum("SECRET42" in text for text in agent.read)
+        sums["leaks"] += sum("SECRET42" in text for text in agent.prompts)
         sums["witness_differences"] += int(rollout.counts.get("program/witness_differences", 0))
         sums["not_done"] += (rollout.returned or {}).get("reward") != 1.0
         sequences = max(sequences, len(rollout.sequences))
@@ -142,13 +144,13 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
 def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
     """How a fault ends a rollout."""
     calls = (2 if name == "opencode" else 1) if fault == "rollout_ended" else 64
-    program = Program(harness(name, dialect), max_calls=calls, timeout=120)
+    program = CommandProgram(get_harness(name, dialect), max_calls=calls, timeout=120)
     agent = Styled(fault=fault)
     rollout, _ = play_scripted(program, agent, context + 60 if fault == "context_full" else 400_000)
     found = {
         "seconds": round(time.monotonic() - agent.last, 1),
         "status": rollout.status,
-        "calls": len(agent.read),
+        "calls": len(agent.prompts),
     }
     found["load"] = round(os.getloadavg()[0], 1)
     return found | ({"error": str(rollout.error)[:200]} if rollout.error else {})

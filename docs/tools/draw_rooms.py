@@ -25,6 +25,7 @@ COLUMN = {
     **{
         "environments": 0,
         "programs": 0.9,
+        "harnesses": 0.4,
         "local": 1,
         "trainers": 2.2,
         "sandbox": 1,
@@ -48,6 +49,7 @@ SAYS = {
     "rollout": "episodes, tokens",
     "environments": "what is asked",
     "programs": "agents that loop",
+    "harnesses": "command-line agents",
     "rewards": "scores",
     "evolution": "E-SPL's prompts",
     "refine": "ProRefine",

@@ -20,7 +20,8 @@ _EXPORTS = {
         "parse_turn play play_all"
     ),
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment Worker Workers",
-    "programs": "Harness Program Workspace harness",
+    "programs": "Program",
+    "harnesses": "CommandProgram Harness Workspace get_harness",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer "
         "search_reward token_f1"
@@ -77,6 +78,12 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         SystemPrompt as SystemPrompt,
         evolve as evolve,
     )
+    from .harnesses import (
+        CommandProgram as CommandProgram,
+        Harness as Harness,
+        Workspace as Workspace,
+        get_harness as get_harness,
+    )
     from .llm import (
         ChatModel as ChatModel,
         FunctionChat as FunctionChat,
@@ -96,10 +103,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         TransformersEngine as TransformersEngine,
     )
     from .programs import (
-        Harness as Harness,
         Program as Program,
-        Workspace as Workspace,
-        harness as harness,
     )
     from .refine import (
         ProRefiner as ProRefiner,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from agentic_prompting.cli.train_program import parse_method_options
+from agentic_prompting.programs import Program
 from support.isolation import ISOLATION
 
 STAND_IN = """#!{python}
@@ -31,7 +32,8 @@ for _ in range(9):
 print(said["content"])
 """
 MODULE = """
-from agentic_prompting.programs import Harness, Program
+from agentic_prompting.harnesses import Harness
+from agentic_prompting.programs import Program
 mine = Harness("mine", ("stand-in", "{task}"), {"chat": ("", "{base_url}")}, {"URL": "{url}"})
 wrong = 7
 
@@ -170,7 +172,7 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
     assert [row["files"] for row in given["train_dataset"]] == [{f"{i}.txt": "a"} for i in range(3)]
     given = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",
                        "--reward", "own_agent:short")  # fmt: skip
-    assert given["environment"].harness is None and len(given["train_dataset"]) == 2
+    assert type(given["environment"]) is Program and len(given["train_dataset"]) == 2
     assert [one.__name__ for one in given["reward_funcs"]] == ["short"]
 
 

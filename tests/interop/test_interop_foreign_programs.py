@@ -15,10 +15,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentic_prompting import (
     MultiTurnGRPOConfig,
     MultiTurnGRPOTrainer,
-    Program,
     Workspace,
     exact_match_reward,
 )
+from agentic_prompting.harnesses import CommandProgram
 from agentic_prompting.rollout import Sample, read_rollouts
 from support.programs import byte_tokenizer, called
 from support.training import rows_learned, samples_in, vars_for
@@ -66,7 +66,7 @@ FRAMEWORKS = {
 }
 
 
-class WatchedProgram(Program):
+class WatchedProgram(CommandProgram):
     """A program whose policy is scripted where its row has a style. Keeps the samples and the rollouts."""
 
     def __init__(self, command, answers_by_tool):

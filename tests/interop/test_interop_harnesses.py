@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting import ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.cli.check_harness import (
+from agentic_prompting.harnesses import HARNESSES, CommandProgram, Workspace, get_harness
+from agentic_prompting.harnesses.check_harness import (
     ROW,
     ScriptedAgent,
-    call_of,
+    format_call,
     play_scripted,
     wrote_the_file,
 )
-from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
 from support.espl_training import Reference, arguments as espl_arguments
 from support.harnesses import FOREIGN, needs, policy_for
 from support.programs import play_program
@@ -31,7 +31,9 @@ ALL = [(name, dialect) for name, one in HARNESSES.items() for dialect in one.dia
 def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, monkeypatch):
     needs(name, monkeypatch)
     space = Workspace()
-    program = Program(harness(name, dialect), workspace=space, reward=wrote_the_file, timeout=300)
+    program = CommandProgram(
+        get_harness(name, dialect), workspace=space, reward=wrote_the_file, timeout=300
+    )
     rollout, agent = play_scripted(program)
     counts = rollout.counts
     assert rollout.answer == "done" and rollout.returned["reward"] == 1.0, rollout.error
@@ -42,14 +44,14 @@ def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, monkeypat
     )
     assert found == EXPECTED.get(name, (3, 1, 0))
     assert counts.get("program/witness_differences", 0) == counts["program/undelivered_tokens"] == 0
-    assert not any("SECRET42" in text for text in agent.read), "the answer is in no prompt"
+    assert not any("SECRET42" in text for text in agent.prompts), "the answer is in no prompt"
 
 
 def test_the_clients_of_anthropic_and_google_read_our_replies():
     python = FOREIGN / "sdks" / "bin" / "python"
     if not python.exists():
         pytest.skip("needs sdks in an environment of their own: make foreign")
-    called = "<think>\nhm\n</think>\n\nI add.  " + call_of("add", '{"a":1}')
+    called = "<think>\nhm\n</think>\n\nI add.  " + format_call("add", '{"a":1}')
     script = [str(python), str(Path(__file__).with_name("foreign") / "ask_vendors.py")]
     rollout, _ = play_program(
         script, lambda text, _: "two" if "tool_response>\n2" in text else called, timeout=120
@@ -58,7 +60,7 @@ def test_the_clients_of_anthropic_and_google_read_our_replies():
     assert len(rollout.sequences) == 2 and len(rollout.turns) == 4, "one for each client"
 
 
-class Watched(Program):
+class Watched(CommandProgram):
     """In one rollout of each group the script does the task, in the other it says so and does nothing."""
 
     def __init__(self, *args, **options):
@@ -86,9 +88,9 @@ class Watched(Program):
 @pytest.mark.parametrize("name", HARNESSES)
 def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
     needs(name, monkeypatch)
-    program = Watched(harness(name), workspace=Workspace(), reward=wrote_the_file, timeout=300)
-    _, agent = play_scripted(Program(harness(name)))
-    model, tokenizer = policy_for(agent.read)
+    program = Watched(get_harness(name), workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    _, agent = play_scripted(CommandProgram(get_harness(name)))
+    model, tokenizer = policy_for(agent.prompts)
     settings = {
         **vars_for(tmp_path),
         "max_turn_tokens": 400,
@@ -134,10 +136,10 @@ def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
     """The prompt is in the harness's own file, and so in what the policy reads; the better prompt is rated higher."""
     needs("pi", monkeypatch)
     program = FollowsPrinciples(
-        harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300
+        get_harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300
     )
-    _, agent = play_scripted(Program(harness("pi")))
-    model, tokenizer = policy_for(agent.read)
+    _, agent = play_scripted(CommandProgram(get_harness("pi")))
+    model, tokenizer = policy_for(agent.prompts)
     changes = {"per_device_train_batch_size": 4, "max_steps": 3, "evolution_lag": 0}
     args = espl_arguments(tmp_path, **changes, max_turn_tokens=400, max_completion_length=4000)
     trainer = ESPLTrainer(

@@ -11,6 +11,8 @@ import pytest
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import evaluate_agent
 from agentic_prompting.evolution import Job, propose_children
+from agentic_prompting.harnesses.command import run_command
+from agentic_prompting.harnesses.workspace import Workspace
 from agentic_prompting.interop import ToolEnvironment
 from agentic_prompting.llm import (
     OpenAIChat,
@@ -22,8 +24,6 @@ from agentic_prompting.llm import (
     start_traces,
 )
 from agentic_prompting.programs import Program
-from agentic_prompting.programs.command import run_command
-from agentic_prompting.programs.workspace import Workspace
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import (
     ChatFormat,

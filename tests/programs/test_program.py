@@ -15,6 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from agentic_prompting.harnesses import CommandProgram
 from agentic_prompting.llm import (
     Budget,
     FunctionChat,
@@ -821,7 +822,10 @@ def test_an_address_of_ip_version_6():
 def test_arguments_that_cannot_work():
     with pytest.raises(TypeError, match="row, base_url, api_key"):
         Program(lambda row: "x")
+    for command in (["my-agent"], "my-agent"):
+        with pytest.raises(TypeError, match="CommandProgram"):
+            Program(command)
     with pytest.raises(TypeError, match="command"):
-        Program([])
+        CommandProgram([])
     with pytest.raises(ValueError, match="own name"):
         Program(raises, llms={"agent": FunctionChat(lambda messages: "x")})

@@ -127,7 +127,7 @@ def test_agents_that_compute_leave_the_trainers_process_free(made):
     ("agent", "says"),
     [
         (lambda row, base_url, api_key: "x", "function at the top of a module"),
-        (["echo"], "workers are for a function"),
+        (["echo"], "must be a function"),
     ],
 )
 def test_agents_that_a_worker_cannot_have(agent, says):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting.programs import HARNESSES
+from agentic_prompting.harnesses import HARNESSES
 from support.programs import byte_tokenizer
 
 FOREIGN = Path(os.environ.get("FOREIGN", Path(__file__).parents[2] / ".venv-foreign"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentic_prompting.programs.bubblewrap import why_unavailable
+from agentic_prompting.harnesses.bubblewrap import why_unavailable
 
 REASON = why_unavailable()
 ISOLATION = "none" if REASON else "bwrap"

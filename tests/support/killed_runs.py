@@ -189,7 +189,8 @@ PROGRAMS = {"repeats": repeats, "differs": differs}
 
 def program_of(name: str, folder: Path, llms: dict[str, Any], port: int) -> Any:
     """A program by its name. The folders of its rollouts are in the run's folder."""
-    from agentic_prompting.programs import HARNESSES, Harness, Program, harness
+    from agentic_prompting.harnesses import HARNESSES, CommandProgram, Harness, get_harness
+    from agentic_prompting.programs import Program
 
     if name in PROGRAMS:
         return Program(PROGRAMS[name], llms=llms, port=port)
@@ -201,8 +202,8 @@ def program_of(name: str, folder: Path, llms: dict[str, Any], port: int) -> Any:
     own = Harness(
         "stand-in", command, {"chat": ("", "{base_url}")}, {"URL": "{url}", "KEY": "{api_key}"}
     )
-    agent = harness(name) if name in HARNESSES else own
-    return Program(agent, llms=llms, port=port, reward=early_words)
+    agent = get_harness(name) if name in HARNESSES else own
+    return CommandProgram(agent, llms=llms, port=port, reward=early_words)
 
 
 def early_words(rollout: Any, folder: Path) -> float:

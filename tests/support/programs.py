@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 
+from agentic_prompting.harnesses import CommandProgram, Workspace
 from agentic_prompting.llm.loop import gather, run
-from agentic_prompting.programs import Program, Workspace
+from agentic_prompting.programs import AgentProgram, Program
 from agentic_prompting.rollout import ChatFormat, FreeText, Limits, Rollout, Sample
 from support.isolation import ISOLATION
 from support.tokenizers_for_tests import template
@@ -84,9 +85,13 @@ def play_program(
     **options,
 ):
     """`n` rollouts of a program, and the policy that was asked."""
-    if not callable(agent) and not isinstance(agent, Program):
+    if isinstance(agent, AgentProgram):
+        program = agent
+    elif callable(agent):
+        program = Program(agent, **options)
+    else:
         options.setdefault("workspace", Workspace(isolation=ISOLATION))
-    program = agent if isinstance(agent, Program) else Program(agent, **options)
+        program = CommandProgram(agent, **options)
     form = byte_format(name)
     policy = Scripted(say, form, delay)
     rollouts = [Rollout([1], row=dict(row or {"question": "q"}), seed=i) for i in range(n)]

@@ -12,6 +12,7 @@ ABOVE_THE_TORCH_LINE = (
     "rollout",
     "environments",
     "programs",
+    "harnesses",
     "rewards",
     "evolution",
     "refine",

@@ -20,8 +20,8 @@ from agentic_prompting import (
     exact_match_reward,
 )
 from agentic_prompting.cli import main
+from agentic_prompting.harnesses import CommandProgram, Workspace
 from agentic_prompting.llm import run
-from agentic_prompting.programs import Workspace
 from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
 from support import killed_runs
@@ -253,7 +253,7 @@ def answer_length(rollout, folder):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_a_shell_command_with_curl_trains_three_steps(tiny_policy, tmp_path):
     workspace = Workspace(isolation=ISOLATION)
-    program = Program(["bash", "-c", CURL], workspace=workspace, reward=answer_length)
+    program = CommandProgram(["bash", "-c", CURL], workspace=workspace, reward=answer_length)
     trainer = trainer_of(tiny_policy, tmp_path, program, max_steps=3)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))

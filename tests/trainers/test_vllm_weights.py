@@ -23,11 +23,12 @@ from agentic_prompting import (
     PromptR1Trainer,
     TrainingStopped,
 )
-from agentic_prompting.cli.check_harness import play_scripted
+from agentic_prompting.harnesses import CommandProgram, get_harness
+from agentic_prompting.harnesses.check_harness import play_scripted
 from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import run as wait_for
 from agentic_prompting.local import Sampling
-from agentic_prompting.programs import Program, harness
+from agentic_prompting.programs import Program
 from agentic_prompting.rollout import SampleRequest
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
@@ -215,12 +216,12 @@ def test_a_program_trains_through_it(train):
 def test_inside_a_harness_it_is_the_policy(name, monkeypatch, tmp_path):
     """The harness in its own process, vLLM in another: what vLLM said of each token is what the trainer finds."""
     needs(name, monkeypatch)
-    _, agent = play_scripted(Program(harness(name)))
-    model, tokenizer = policy_for(agent.read, positions=2**14)
+    _, agent = play_scripted(CommandProgram(get_harness(name)))
+    model, tokenizer = policy_for(agent.prompts, positions=2**14)
     model.save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
-    program = Program(
-        harness(name), reward=lambda rollout, folder: sum(rollout.ids) % 7, timeout=300
+    program = CommandProgram(
+        get_harness(name), reward=lambda rollout, folder: sum(rollout.ids) % 7, timeout=300
     )
     options = {
         "peft_config": LORA_CONFIG,

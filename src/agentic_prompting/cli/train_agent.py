@@ -12,7 +12,8 @@ from typing import Any
 from transformers import Trainer
 from trl import ModelConfig
 
-from ..programs import HARNESSES, Program, Workspace, harness
+from ..harnesses import HARNESSES, CommandProgram, Workspace, get_harness
+from ..programs import AgentProgram, Program
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from .loader import load_object, load_reward
 from .options import MissingOption, option
@@ -97,16 +98,18 @@ class AgentArguments(DataAndEnvironment):
         arguments = self.trainer_arguments(args, model, self.load_rows(args.seed))
         return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None
 
-    def build_program(self, reward: Callable[..., Any] | None = None) -> Program:
+    def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:
         """The program that the options name."""
         if self.program is not None:
             program = load_object(self.program, "program")
-            return program if isinstance(program, Program) else Program(program)
+            if isinstance(program, AgentProgram):
+                return program
+            return Program(program) if callable(program) else CommandProgram(program)
         workspace = Workspace(
             source=self.source,
             keep_failed=self.keep_failed,
             shows=self.shows or (),
             isolation=self.isolation,  # type: ignore[arg-type]  # which checks it
         )
-        known_harness = harness(str(self.harness), self.dialect, self.ask)
-        return Program(known_harness, workspace=workspace, reward=reward)
+        harness = get_harness(str(self.harness), self.dialect, self.ask)
+        return CommandProgram(harness, workspace=workspace, reward=reward)

@@ -1,12 +1,12 @@
 """Agents that keep their own loop: [`Program`], the address that they call, and the token sequences of their calls."""
 
+from .agent_program import AgentProgram, AgentRun, RunRequest
 from .call_tree import Call
 from .chat import ChatCompletions
-from .failures import OverLimit, ProgramFailed
+from .failures import LimitExceeded, ProgramFailed
 from .google import Google
-from .harness import HARNESSES, Harness, harness
 from .messages import Messages
-from .program import TRUTH, Program, is_agent
+from .program import Program, is_agent
 from .protocol import (
     ChatMessage,
     Completion,
@@ -17,11 +17,10 @@ from .protocol import (
     error_body,
 )
 from .responses import Responses
-from .workspace import Workspace
 
 __all__ = [
-    "HARNESSES",
-    "TRUTH",
+    "AgentProgram",
+    "AgentRun",
     "Call",
     "ChatCompletions",
     "ChatMessage",
@@ -29,16 +28,14 @@ __all__ = [
     "CompletionRequest",
     "Dialect",
     "Google",
-    "Harness",
+    "LimitExceeded",
     "Messages",
-    "OverLimit",
     "Program",
     "ProgramFailed",
     "Refusal",
     "Responses",
+    "RunRequest",
     "ToolCall",
-    "Workspace",
     "error_body",
-    "harness",
     "is_agent",
 ]

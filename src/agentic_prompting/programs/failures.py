@@ -7,22 +7,20 @@ from ..llm.guard import failure_of
 
 
 class ProgramFailed(ServerFailed):
-    """The program raised, or its command ended with an exit code other than 0.
+    """The program raised, or its command failed.
 
     Args:
         message (`str`): What happened, and where.
-        code (`int`, *optional*): The exit code of a command.
         is_mistake (`bool`, *optional*, defaults to `False`): Whether the policy is to blame.
     """
 
-    def __init__(self, message: str, code: int | None = None, is_mistake: bool = False):
+    def __init__(self, message: str, is_mistake: bool = False):
         super().__init__(message)
-        self.code = code
         self.is_mistake = is_mistake
 
 
-class OverLimit(LLMError):
-    """A command used more than its workspace allows. The policy is to blame, and nothing outside."""
+class LimitExceeded(LLMError):
+    """A run used more resources than it may. The policy is to blame, and nothing outside."""
 
 
 def raised_by(error: Exception, mistakes: tuple[type[BaseException], ...]) -> ProgramFailed:

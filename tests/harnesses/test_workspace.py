@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting.harnesses import CommandProgram, Workspace, workspace as module
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.llm.loop import run
-from agentic_prompting.programs import Program, Workspace, workspace as module
+from agentic_prompting.programs import Program
 from agentic_prompting.rollout import Rollout
 from support.isolation import ISOLATION, both_isolations, needs_sandbox
 from support.programs import LIMITS, Scripted, byte_format, play_program
@@ -42,7 +43,7 @@ def script(tmp_path, text):
 
 
 def left_over():
-    own = module._own_folder(os.getpid())
+    own = module.process_folder(os.getpid())
     return [path for path in own.iterdir() if path.name != "lock"]
 
 
@@ -110,7 +111,7 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
         seen.append(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
         return (folder / "inside").read_text() == "hi"
 
-    program = Program(
+    program = CommandProgram(
         script(tmp_path, text), workspace=Workspace(isolation=isolation), reward=reward
     )
     rollout, _ = play_program(
@@ -154,7 +155,7 @@ def test_spoilt_folders_reach_nothing_outside(tmp_path, isolation, spoils):
         seen.append({str(path.relative_to(folder)) for path in folder.rglob("*")} - {"closed"})
         return (folder / "test_a.py").read_text() == "assert 1"
 
-    program = Program(made, workspace=Workspace(isolation=isolation), reward=reward)
+    program = CommandProgram(made, workspace=Workspace(isolation=isolation), reward=reward)
     rollout, _ = play_program(program, row={"question": "q", "tests": {"test_a.py": "assert 1"}})
     assert rollout.error is None and rollout.returned["reward"] == 1.0
     assert seen == [{"test_a.py"}] and not left_over()
@@ -257,7 +258,7 @@ def test_an_episode_without_an_answer_has_a_reward_by_its_folder(tmp_path):
 def test_reward_and_workspace_are_a_commands():
     async def agent(row, base_url, api_key): ...
 
-    with pytest.raises(ValueError, match="a function returns its reward itself"):
+    with pytest.raises(TypeError, match="workspace"):
         Program(agent, workspace=WORKSPACE)
 
 
@@ -346,7 +347,7 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
     command = script(
         tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go)))
     )
-    program = Program(command, workspace=Workspace(shows=[str(shared)]))
+    program = CommandProgram(command, workspace=Workspace(shows=[str(shared)]))
     policy = Scripted(lambda *_: "hello", byte_format())
     first, second = (
         Rollout([1], row={"question": name}, seed=i) for i, name in enumerate(("first", "second"))
@@ -400,7 +401,7 @@ def test_many_at_once(tmp_path):
 
 TRAINER = """
 import sys, os
-from agentic_prompting.programs import Program, Workspace
+from agentic_prompting.harnesses import Workspace
 from support.programs import play_program
 play_program([sys.executable, sys.argv[1]], workspace=Workspace(isolation=sys.argv[2]), n=2)
 """
@@ -428,7 +429,7 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
     trainer.wait()
     base = tmp_path / f"agentic-prompting-{os.getuid()}"
     assert len(list(base.iterdir())) == 1
-    next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace(isolation='none').open({}).close()"
+    next_start = "from agentic_prompting.harnesses.workspace import Workspace; Workspace(isolation='none').open({}).close()"
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
     assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
@@ -440,7 +441,7 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
 def test_two_starts_at_once_keep_their_folders(tmp_path, monkeypatch):
     """The second one looks for what was left when the first has a folder, and no lock on it yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own_folder, flock, second = module._own_folder.__wrapped__, fcntl.flock, []
+    own_folder, flock, second = module.process_folder.__wrapped__, fcntl.flock, []
 
     def start_another(file, operation):
         if not second and str(getattr(file, "name", "")).endswith("lock"):
@@ -458,9 +459,9 @@ def test_two_starts_at_once_keep_their_folders(tmp_path, monkeypatch):
 def test_a_folder_without_a_lock_was_left(tmp_path, monkeypatch):
     """A start that was killed before it had one, or a removal that was killed behind it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (module._base() / "9-left" / "7").mkdir(parents=True)
-    own = module._own_folder.__wrapped__(1)
-    assert [*module._base().iterdir()] == [own]
+    (module.base_folder() / "9-left" / "7").mkdir(parents=True)
+    own = module.process_folder.__wrapped__(1)
+    assert [*module.base_folder().iterdir()] == [own]
 
 
 def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
@@ -469,7 +470,7 @@ def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
         module, "why_unavailable", lambda network=False: "unshare: Operation not permitted"
     )
     ran = tmp_path / "ran"
-    program = Program(["touch", str(ran)], workspace=Workspace())
+    program = CommandProgram(["touch", str(ran)], workspace=Workspace())
     with pytest.raises(Misconfigured, match="unshare: Operation not permitted"):
         program.check()
     rollout, policy = play_program(program)
@@ -480,7 +481,7 @@ def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
         and not ran.exists()
     )
     module._warn_unconfined.cache_clear()
-    play_program(Program(["touch", str(ran)], workspace=Workspace(isolation="none")))
+    play_program(CommandProgram(["touch", str(ran)], workspace=Workspace(isolation="none")))
     assert ran.exists() and "lose" in caplog.text
 
 
@@ -508,7 +509,7 @@ def test_environments_of_other_vendors_name_the_address(tmp_path):
 
 
 def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentic_prompting.programs.program._GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("agentic_prompting.programs.agent_program._GRACE_SECONDS", 1.0)
     text = """
     import time, urllib.error
     while True:

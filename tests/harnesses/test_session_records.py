@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
+from agentic_prompting.harnesses.session_records import compare_turns, read_turns
 from agentic_prompting.programs import Call, ChatMessage, CompletionRequest, ToolCall
-from agentic_prompting.programs.witness import differences, turns_in
 from support.programs import ADD
 
 ARGS = {"path": "a.txt", "size": 1}
@@ -80,7 +80,7 @@ def recorded(tmp_path, record):
         else [*map(json.dumps, record), '{"cut']
     )
     file.write_text("\n".join(lines))
-    return turns_in([file])
+    return read_turns([file])
 
 
 def database(tmp_path, *messages):
@@ -135,8 +135,8 @@ def test_a_record_in_a_database(tmp_path):
         call(broken),
         call(SAID),
     ]
-    assert differences(ours, turns_in([file])) == []
-    assert differences(ours[:2], turns_in([file])) == ["only the harness has ('It is done.',)"]
+    assert compare_turns(ours, read_turns([file])) == []
+    assert compare_turns(ours[:2], read_turns([file])) == ["only the harness has ('It is done.',)"]
 
 
 def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
@@ -154,7 +154,7 @@ def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
     link.symlink_to(tmp_path / "record")
     no_database.write_bytes(b"SQLite format 3\0" + b"x" * 200)
     recorded(tmp_path, RECORDS["pi"])
-    assert turns_in([endless, pipe, link, no_database]) == []
+    assert read_turns([endless, pipe, link, no_database]) == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
 def test_lines_that_no_harness_writes_end_no_run(tmp_path, line):
     file = tmp_path / "a.jsonl"
     file.write_text('{"role": "assistant", "content": "fine"}\n' + line)
-    assert [turn.text for turn in turns_in([file])] == ["fine"]
+    assert [turn.text for turn in read_turns([file])] == ["fine"]
 
 
 def call(reply, tools=(ADD,)):
@@ -183,11 +183,11 @@ def call(reply, tools=(ADD,)):
 def test_records_hold_what_we_have(tmp_path, name):
     turns = recorded(tmp_path, RECORDS[name])
     ours = ChatMessage("assistant", "I write now.", tool_calls=CALLED.tool_calls)
-    assert differences([call(ours), call(SAID)], turns) == []
-    missed = differences([call(ours)], turns)
+    assert compare_turns([call(ours), call(SAID)], turns) == []
+    missed = compare_turns([call(ours)], turns)
     assert missed == ["only the harness has ('It is done.',)"]
-    lost = differences([call(ours), call(SAID), call(CALLED)], turns)
-    assert lost == ["""only we have ('write', '{"path": "a.txt", "size": 1}')"""]
+    lost = compare_turns([call(ours), call(SAID), call(CALLED)], turns)
+    assert lost == ["""only the gateway has ('write', '{"path": "a.txt", "size": 1}')"""]
 
 
 def test_titles_and_broken_arguments_are_no_difference(tmp_path):
@@ -196,9 +196,9 @@ def test_titles_and_broken_arguments_are_no_difference(tmp_path):
         ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": '),)),
     )
     turns = recorded(tmp_path, RECORDS["pi"])
-    assert differences([call(broken), call(SAID), call(title, ())], turns) == []
-    assert differences([call(CALLED), call(SAID), call(broken)], turns) == [], (
+    assert compare_turns([call(broken), call(SAID), call(title, ())], turns) == []
+    assert compare_turns([call(CALLED), call(SAID), call(broken)], turns) == [], (
         "a client may drop what it cannot read"
     )
     other = ChatMessage("assistant", tool_calls=(ToolCall("c", "read", '{"path": '),))
-    assert len(differences([call(other), call(SAID)], turns)) == 1
+    assert len(compare_turns([call(other), call(SAID)], turns)) == 1

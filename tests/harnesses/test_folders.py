@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting.harnesses import Workspace, folders as module, workspace
 from agentic_prompting.llm import ServerFailed
-from agentic_prompting.programs import Workspace, folders as module, workspace
 from support.isolation import ISOLATION, both_isolations
 from support.programs import play_program
 
@@ -71,17 +71,17 @@ def test_deep_folders_are_malformed(tmp_path, caplog, isolation, where):
         and rollout.returned["reward"] == 0.5
         and "deep" in caplog.text
     )
-    own = workspace._own_folder(os.getpid())
+    own = workspace.process_folder(os.getpid())
     assert [path.name for path in own.iterdir()] == ["lock"]
 
 
 def test_a_start_removes_deep_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
-    left = module._base() / "9-left" / "7"
+    left = module.base_folder() / "9-left" / "7"
     left.mkdir(parents=True)
     make_deep(left, 2000)
-    own = module._own_folder.__wrapped__(1)
-    assert [*module._base().iterdir()] == [own]
+    own = module.process_folder.__wrapped__(1)
+    assert [*module.base_folder().iterdir()] == [own]
 
 
 @both_isolations

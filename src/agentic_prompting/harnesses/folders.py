@@ -23,15 +23,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..llm import ServerFailed
 
 logger = logging.getLogger(__name__)
 
-MAX_DEPTH = (
-    100  # folders within each other; node_modules, the deepest that agents use, have about 20
-)
+MAX_DEPTH = 100  # folders within each other; node_modules, the deepest that agents use, have 20
 _MAX_PATH = 3000  # bytes; Linux takes 4,095
 _SECONDS_TO_REMOVE = 10.0
 
@@ -39,35 +37,41 @@ _SECONDS_TO_REMOVE = 10.0
 # --- this process's folder -------------------------------------------------------------------------------------------
 
 
-def _base() -> Path:
+def base_folder() -> Path:
+    """The folder of this user, in the system's folder for temporary files."""
     return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
 
 
+_locks: list[TextIO] = []  # files that are held open as long as the process lives
+
+
 @cache
-def _own_folder(pid: int) -> Path:
-    """The folder of a process. Those of processes that were killed are removed with what is left."""
-    base = _base()
+def process_folder(pid: int) -> Path:
+    """The folder of a process, created. Those of processes that were killed are removed with what is left."""
+    base = base_folder()
     base.mkdir(mode=0o700, exist_ok=True)
     if base.stat().st_uid != os.getuid() or base.is_symlink():
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
-    start = os.open(base, os.O_RDONLY)
+
+    # One start at a time, so that a folder without a lock is one that was left.
+    base_descriptor = os.open(base, os.O_RDONLY)
     try:
-        fcntl.flock(
-            start, fcntl.LOCK_EX
-        )  # one start at a time, so that a folder without a lock was left
-        for other in base.iterdir():
-            _remove_if_left(other)
-        own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
-        lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
+        fcntl.flock(base_descriptor, fcntl.LOCK_EX)
+        for folder in base.iterdir():
+            _remove_if_left(folder)
+        folder = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
+        lock = open(folder / "lock", "w")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:
-        os.close(start)
+        os.close(base_descriptor)
     _locks.append(lock)
-    atexit.register(lambda: remove(own) if os.getpid() == pid else None)
-    return own
 
+    def remove_at_exit() -> None:
+        if os.getpid() == pid:  # and not in a fork
+            remove(folder)
 
-_locks: list[Any] = []
+    atexit.register(remove_at_exit)
+    return folder
 
 
 def _remove_if_left(folder: Path) -> None:
@@ -121,17 +125,21 @@ def tidy(folder: Path) -> bool:
         `bool`: Whether all folders could be looked into; if not, those that are too deep are removed.
     """
     _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
-    top, all_seen = folder.resolve(), True
+    top = folder.resolve()
+    is_complete = True
     for entry in walk(folder):
         with contextlib.suppress(FileNotFoundError):
-            kind = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISDIR(kind):
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
                 if is_too_deep(entry.path, folder):
                     _take_away(Path(entry.path), folder)
-                    all_seen = False
-            elif not (_stays_in(entry.path, top) if stat.S_ISLNK(kind) else stat.S_ISREG(kind)):
+                    is_complete = False
+            elif stat.S_ISLNK(mode):
+                if not _stays_in(entry.path, top):
+                    os.unlink(entry.path)
+            elif not stat.S_ISREG(mode):
                 os.unlink(entry.path)
-    return all_seen
+    return is_complete
 
 
 def make_folder(path: Path) -> None:

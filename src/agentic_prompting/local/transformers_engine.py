@@ -1,14 +1,17 @@
-"""The policy in this process as an [`Engine`] with continuous batching: rows join and leave between two tokens.
+"""The policy in this process as an [`Engine`] with continuous batching.
 
-The keys and values of all rows lie in one slab per layer. Each conversation has a row, and each token lies at the
-column of its position: there is no padding on the left, and a row does not depend on its neighbours. When a turn ends,
-its row is cut out and cached for the conversation's next turn, within a bound, and the last row moves to its place. A
-row that joins brings its cached keys and values; the new part of its context is read in one pass together with those
-of the other rows that join. The first decoding step reads the last token of the context, so joining samples nothing.
+Rows join and leave between two tokens.
 
-Each token is drawn with the request's own random numbers (`sampling.py`): it depends on the context and the seed alone,
-up to the last bits of sums. So a pass can read guesses (`drafting.py`) along: a row keeps those guesses that are the
-tokens it would have drawn.
+The keys and values of all rows lie in one slab per layer. Each conversation has a row, and each
+token lies at the column of its position: there is no padding on the left, and a row does not depend
+on its neighbours. When a turn ends, its row is cut out and cached for the conversation's next turn,
+within a bound, and the last row moves to its place. A row that joins brings its cached keys and
+values; the new part of its context is read in one pass together with those of the other rows that
+join. The first decoding step reads the last token of the context, so joining samples nothing.
+
+Each token is drawn with the request's own random numbers (`sampling.py`): it depends on the context
+and the seed alone, up to the last bits of sums. So a pass can also read guesses (`drafting.py`): a
+row keeps those guesses that are the tokens it would have drawn.
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
-from .drafting import Draft
+from .drafting import TokenDraft
 from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
 from .slab import (
-    COLUMNS,
+    COLUMN_STEP,
     Layers,
     Slab,
     attention_with_masks,
@@ -37,17 +40,21 @@ from .slab import (
     masks_of,
 )
 
-_JOIN_EVERY = 4  # steps between two joins: reading a context takes about as long as a step
-# Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens the time of a pass is
-# that of reading the weights, and guesses are cheap; with more it is that of arithmetic, and wrong guesses delay all.
-_MAX_GUESSES, _MAX_PASS_TOKENS = 10, 64
+SampleJob: TypeAlias = Job[SampleRequest, Sample]
+
+_STEPS_BETWEEN_JOINS = 4  # reading a context takes about as long as a step
+# Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens
+# the time of a pass is that of reading the weights, and guesses are cheap; with more it is that of
+# arithmetic, and wrong guesses delay all.
+_MAX_GUESSES = 10
+_MAX_PASS_TOKENS = 64
 
 
 @dataclass(eq=False)
 class _Row:
     """A request in the batch, and the tokens that it has sampled so far."""
 
-    job: Job[SampleRequest, Sample]
+    job: SampleJob
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     updates: list[int] = field(default_factory=list)
@@ -56,7 +63,7 @@ class _Row:
     def __post_init__(self):
         self.limit = self.job.request.max_new_tokens
         self.uniform = np.random.default_rng(self.job.request.seed).random(self.limit)
-        self.draft = Draft(self.job.request.draft) if self.job.request.draft else None
+        self.draft = TokenDraft(self.job.request.draft) if self.job.request.draft else None
 
     @property
     def context(self) -> list[int]:
@@ -68,77 +75,112 @@ class _Row:
         return len(self.job.request.context) + len(self.ids) - 1
 
     @property
-    def last(self) -> int:
+    def last_token(self) -> int:
         return self.ids[-1] if self.ids else self.job.request.context[-1]
 
     @property
     def done(self) -> bool:
         return self.finished or len(self.ids) >= self.limit
 
-    def guess(self, most: int) -> list[int]:
-        return (
-            []
-            if self.draft is None
-            else self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
-        )
+    def guess(self, max_guesses: int) -> list[int]:
+        """Return at most `max_guesses` guesses; after them the model chooses one more token."""
+        if self.draft is None:
+            return []
+        return self.draft.guess(self.ids, min(max_guesses, self.limit - len(self.ids) - 1))
 
-    def drawn(self, width: int) -> list[float]:
-        """The random numbers of the next `width` tokens."""
-        return [self.uniform[min(len(self.ids) + i, self.limit - 1)] for i in range(width)]
+    def next_uniform(self, count: int) -> list[float]:
+        """Return the random numbers of the next `count` tokens."""
+        first = len(self.ids)
+        return [self.uniform[min(index, self.limit - 1)] for index in range(first, first + count)]
 
     def take(
         self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd
     ) -> int:
-        """Append the guesses that equal the tokens drawn at their places, and the first drawn token after them; returns
-        the number of tokens appended."""
-        agreed = taken = 0
-        while not self.done and agreed == taken <= len(guesses):
-            self.ids.append(tokens[taken])
-            self.logprobs.append(logprobs[taken])
-            self.finished = end.reached(self.ids)
-            agreed += taken < len(guesses) and tokens[taken] == guesses[taken]
-            taken += 1
-        if self.draft is not None:
-            self.draft.learn(len(guesses), agreed, self.ids)
-        return taken
+        """Append the right guesses and the first drawn token after them.
 
-    def sample(self) -> Sample:
-        drafted = 0 if self.draft is None else self.draft.agreed
+        A guess is right if it equals the token that was drawn in its place.
+
+        Returns:
+            `int`: The number of appended tokens.
+        """
+        accepted = 0  # guesses
+        appended = 0
+        # Stop after the first token that is not a right guess.
+        while not self.done and accepted == appended <= len(guesses):
+            self.ids.append(tokens[appended])
+            self.logprobs.append(logprobs[appended])
+            self.finished = end.reached(self.ids)
+            if appended < len(guesses) and tokens[appended] == guesses[appended]:
+                accepted += 1
+            appended += 1
+        if self.draft is not None:
+            self.draft.learn(len(guesses), accepted, self.ids)
+        return appended
+
+    def to_sample(self) -> Sample:
+        drafted = 0 if self.draft is None else self.draft.accepted
         return Sample(self.ids, self.logprobs, self.finished, drafted, self.updates)
+
+
+class _CachedTurn(NamedTuple):
+    """The tokens of a conversation that the model has read, and their keys and values."""
+
+    ids: list[int]
+    layers: Layers
+
+
+class _JoiningRow(NamedTuple):
+    """A row that joins the batch, with its cached keys and values if there are any."""
+
+    row: _Row
+    layers: Layers | None
+    checks_draft: bool
+
+    @property
+    def cached_length(self) -> int:
+        if self.layers is None:
+            return 0
+        keys, _ = self.layers[0]
+        return keys.shape[1]
 
 
 class TransformersEngine(Engine[SampleRequest, Sample]):
     """A [`Policy`] over a transformers causal LM, with continuous batching.
 
     Args:
-        model (`PreTrainedModel` or `Callable`): The model, or a function that returns a context manager with it.
+        model (`PreTrainedModel` or `Callable`): The model, or a function that returns a context
+            manager with it.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         sampling ([`Sampling`], *optional*): Temperature and the other sampling parameters.
-        stop_texts (`Sequence[str]`, *optional*): A turn also ends right after one of these, so that an agent cannot
-            write the observation itself.
-        end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn. Defaults to the model's generation config
-            and the tokenizer's end-of-sequence.
-        max_batch_size (`int`, *optional*, defaults to `256`): Rows in the batch at most; further requests wait.
-        max_batch_mb (`float`, *optional*): Memory for keys and values of the rows in the batch, in MB (10^6 bytes). A
-            row that does not fit waits, or is put back to wait with the tokens it has sampled. Defaults to half of the
-            memory of a GPU that is free when the engine begins to run, and to no bound on a CPU.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values cached between the
-            turns of a conversation, in MB; the oldest are dropped first. 0 caches none. A caller that changes the
-            weights must call `forget`.
+        stop_texts (`Sequence[str]`, *optional*): A turn also ends right after one of these, so that
+            an agent cannot write the observation itself.
+        end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn. Defaults to the
+            model's generation config and the tokenizer's end-of-sequence.
+        max_batch_size (`int`, *optional*, defaults to `256`): At most this many rows in the batch;
+            further requests wait.
+        max_batch_mb (`float`, *optional*): Memory for keys and values of the rows in the batch, in
+            MB (10^6 bytes). A row that does not fit waits, or is put back to wait with the tokens
+            it has sampled. Defaults to half of the memory of a GPU that is free when the engine
+            begins to run, and to no bound on a CPU.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values
+            cached between the turns of a conversation, in MB; the oldest are dropped first. 0
+            caches none. A caller that changes the weights must call `forget`.
         on_callers_thread (`bool`, *optional*, defaults to `False`): As in [`Engine`].
 
     Attributes:
-        stats (`dict[str, int]`): `steps` (of decoding), `row_steps` (summed over the rows of each step), `tokens`
-            (sampled), `read` (tokens of contexts that were computed) and `reused` (those that were cached).
+        stats (`dict[str, int]`): `steps` (of decoding), `row_steps` (summed over the rows of each
+            step), `tokens` (sampled), `read` (tokens of contexts that were computed) and `reused`
+            (those that were cached).
 
     Raises:
-        `ValueError`: If no token ends a turn, or the engine cannot run this architecture (see [`can_slab`]).
+        `ValueError`: No token ends a turn, or the engine cannot run this architecture (see
+            [`can_slab`]).
     """
 
     def __init__(
         self,
         model: PreTrainedModel | Lender,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling = Sampling(),
         stop_texts: Sequence[str] = (),
         end_of_turn_ids: Sequence[int] | None = None,
@@ -150,270 +192,336 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread)
         if isinstance(model, torch.nn.Module):
             check_runs(model)
-        self._lent_model, self.sampling, self.max_batch_size = model, sampling, max_batch_size
+        self._borrowed_model = model
+        self.sampling = sampling
+        self.max_batch_size = max_batch_size
         self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
         self.max_batch_bytes = None if max_batch_mb is None else max_batch_mb * 1e6
         self.prefix_cache_bytes = prefix_cache_mb * 1e6
         self.rows: list[_Row] = []
         self.slab = Slab()
-        self.kept: dict[
-            int, tuple[list[int], Layers]
-        ] = {}  # by conversation: its tokens, their keys and values
-        self.kept_bytes = 0
-        self.updates = (
-            0  # number of weight updates, set by the trainer; a sample has it for each token
-        )
+        self.prefix_cache: dict[int, _CachedTurn] = {}  # by conversation, the oldest first
+        self.cached_bytes = 0
+        # Number of weight updates, set by the trainer; a sample has it for each token.
+        self.updates = 0
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
-        self._ended: deque[int] = deque()  # conversations that have no further turn
+        self._ended_conversations: deque[int] = deque()
         self._put_back: list[_Row] = []  # rows in the middle of a turn that wait to be read again
-        self._since_join = _JOIN_EVERY
+        self._steps_since_join = _STEPS_BETWEEN_JOINS
 
     def forget(self) -> None:
-        """Drop all keys and values, because the weights change or the memory is needed. Rows in the middle of a turn
-        are read again and continue. Call this on the thread that runs the engine, or while none does."""
-        self.kept.clear()
-        self.kept_bytes = 0
+        """Drop all keys and values, because the weights change or the memory is needed.
+
+        Rows in the middle of a turn are read again and continue. Call this on the thread that runs
+        the engine, or while none does.
+        """
+        self.prefix_cache.clear()
+        self.cached_bytes = 0
         self._put_back += self.rows
-        self.rows, self.slab = [], Slab()
+        self.rows = []
+        self.slab = Slab()
 
     def end_conversation(self, conversation: int) -> None:
-        """Drop what is kept of a conversation that has no further turn. For any thread; done before the next step."""
-        self._ended.append(conversation)
+        """Drop the cached turns of a conversation that has no further turn.
 
-    # --- the engine's side ---------------------------------------------------------------------------------------
+        May be called on any thread; takes effect before the next step.
+        """
+        self._ended_conversations.append(conversation)
+
+    # --- the engine's side
+    # ---------------------------------------------------------------------------------------
 
     @property
     def at_work(self) -> int:
         return len(self.rows) + len(self._put_back)
 
-    def drop(self) -> list[Job[SampleRequest, Sample]]:
+    def drop(self) -> list[SampleJob]:
         dropped = [row.job for row in (*self.rows, *self._put_back)]
-        self.rows, self._put_back = [], []
+        self.rows = []
+        self._put_back = []
         return dropped
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        with in_use(self._lent_model) as model, attention_with_masks(model):
+        with in_use(self._borrowed_model) as model, attention_with_masks(model):
             check_runs(model)
-            self._room = self.max_batch_bytes
-            self.model, self._longest = model, context_length(model) or torch.iinfo(torch.long).max
+            self.model = model
+            self._slab_limit = self.max_batch_bytes
+            self._max_length = context_length(model) or torch.iinfo(torch.long).max
             try:
                 yield
             finally:
                 del self.model
 
-    def joins(self, waiting: list[Job[SampleRequest, Sample]]) -> list[Job[SampleRequest, Sample]]:
-        if self.rows and self._since_join < _JOIN_EVERY:
+    def joins(self, waiting: list[SampleJob]) -> list[SampleJob]:
+        if self.rows and self._steps_since_join < _STEPS_BETWEEN_JOINS:
             return []
-        free = self.max_batch_size - len(self.rows) - len(self._put_back)
         if self.rows and not self._fits(len(self.rows) + 1, self._width()):
-            free = 0
-        return waiting[: max(free, 0)]
+            return []
+        free_rows = self.max_batch_size - len(self.rows) - len(self._put_back)
+        return waiting[: max(free_rows, 0)]
 
-    def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
+    def step(self, arrived: list[SampleJob]) -> None:
         """Sample at least one token for each row."""
-        self._since_join += 1
-        while self._ended:
-            if (kept := self.kept.pop(self._ended.popleft(), None)) is not None:
-                self.kept_bytes -= bytes_of(kept[1])
+        self._steps_since_join += 1
+
+        # Drop ended conversations and cancelled requests.
+        while self._ended_conversations:
+            cached = self.prefix_cache.pop(self._ended_conversations.popleft(), None)
+            if cached is not None:
+                self.cached_bytes -= bytes_of(cached.layers)
         for number in reversed(range(len(self.rows))):
             if self.rows[number].job.cancelled:
-                self._leave(number)
-        joining = [*self._come_back(), *map(_Row, arrived)]
+                self._remove_row(number)
+
+        # Let rows join, those that were put back before new ones.
+        joining = [*self._take_put_back(), *map(_Row, arrived)]
         if joining:
             self._join(joining)
-        self._make_room()
+        self._put_back_rows()
+
         if self.rows:
-            self._decode(most=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
+            self._decode(max_guesses=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
 
-    # --- rows that join and leave --------------------------------------------------------------------------------
+    # --- rows that join and leave
+    # --------------------------------------------------------------------------------
 
-    def _join(self, joining: list[_Row]) -> None:
-        """Put the cached keys and values of each row in place, read the rest of its context but the last token, check
-        the drafts."""
-        self._since_join = 0
-        entering = [
-            (row, self._take_kept(row), row.draft is not None and not row.ids) for row in joining
+    def _join(self, rows: list[_Row]) -> None:
+        """Read the contexts of rows that join, except the last token, and check their drafts."""
+        self._steps_since_join = 0
+        joining = [
+            _JoiningRow(row, self._pop_cached(row), row.draft is not None and not row.ids)
+            for row in rows
         ]
-        for drafted in (False, True):
-            for resumed in (
-                True,
-                False,
-            ):  # two passes: else a short rest is padded to the width of a whole context
+
+        # Rows with a draft come last. Cached and other rows are read in two passes: otherwise a
+        # short rest would be padded to the width of a whole context.
+        for checks_draft in (False, True):
+            for is_cached in (True, False):
                 group = [
-                    (row, kept)
-                    for row, kept, d in entering
-                    if (kept is not None, d) == (resumed, drafted)
+                    joining_row
+                    for joining_row in joining
+                    if joining_row.checks_draft == checks_draft
+                    and (joining_row.layers is not None) == is_cached
                 ]
                 if group:
                     self._read(group)
-        drafts = sum(drafted for _, _, drafted in entering)
+
+        # Check the whole drafts in one pass.
+        drafts = sum(joining_row.checks_draft for joining_row in joining)
         if drafts:
-            self._decode(max(row.limit for row in joining), first=len(self.rows) - drafts)
+            max_guesses = max(row.limit for row in rows)
+            self._decode(max_guesses, first_row=len(self.rows) - drafts)
 
-    def _read(self, group: list[tuple[_Row, Layers | None]]) -> None:
-        first, rows = len(self.rows), len(self.rows) + len(group)
-        contexts = [row.context for row, _ in group]
+    def _read(self, group: list[_JoiningRow]) -> None:
+        """Append rows to the batch: write their cached keys and values, and compute the rest."""
+        first_row = len(self.rows)
+        contexts = [joining_row.row.context for joining_row in group]
+        cached_lengths = [joining_row.cached_length for joining_row in group]
         width = max(map(len, contexts))
-        known = [0 if kept is None else kept[0][0].shape[1] for _, kept in group]
-        for number, (_, kept) in enumerate(group, start=first):
-            if kept is not None:
-                self.slab.put(number, kept, rows, width)
-        new = [context[have:-1] for context, have in zip(contexts, known, strict=True)]
-        longest = max(map(len, new))
-        if longest:
-            ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-            self._forward(
-                ids,
-                torch.tensor(known).unsqueeze(1) + torch.arange(longest),
-                first,
-                needs_logits=False,
-            )
-        self.stats["reused"] += sum(known)
-        self.stats["read"] += sum(map(len, contexts)) - sum(known)
-        self.rows += [row for row, _ in group]
+        for number, joining_row in enumerate(group, start=first_row):
+            if joining_row.layers is not None:
+                self.slab.write_row(
+                    number, joining_row.layers, rows=first_row + len(group), width=width
+                )
 
-    def _take_kept(self, row: _Row) -> Layers | None:
-        conversation, context = row.job.request.conversation, row.context
-        if conversation is None or conversation not in self.kept:
+        # Compute the tokens after the cached ones, padded to the same length.
+        new_tokens = [
+            context[cached_length:-1]
+            for context, cached_length in zip(contexts, cached_lengths, strict=True)
+        ]
+        max_new = max(map(len, new_tokens))
+        if max_new:
+            ids = torch.tensor([tokens + [0] * (max_new - len(tokens)) for tokens in new_tokens])
+            columns = torch.tensor(cached_lengths).unsqueeze(1) + torch.arange(max_new)
+            self._forward(ids, columns, first_row, needs_logits=False)
+        self.stats["reused"] += sum(cached_lengths)
+        self.stats["read"] += sum(map(len, contexts)) - sum(cached_lengths)
+        self.rows += [joining_row.row for joining_row in group]
+
+    def _pop_cached(self, row: _Row) -> Layers | None:
+        """Take the cached keys and values of a row's conversation, if its context begins with them."""
+        conversation = row.job.request.conversation
+        if conversation is None or conversation not in self.prefix_cache:
             return None
-        ids, layers = self.kept.pop(conversation)
-        self.kept_bytes -= bytes_of(layers)
-        return layers if len(ids) < len(context) and context[: len(ids)] == ids else None
+        cached = self.prefix_cache.pop(conversation)
+        self.cached_bytes -= bytes_of(cached.layers)
+        context = row.context
+        cached_length = len(cached.ids)
+        if cached_length < len(context) and context[:cached_length] == cached.ids:
+            return cached.layers
+        return None
 
-    def _leave(self, number: int) -> None:
-        """Cut a row out of the slab and cache it; the last row moves to its place."""
+    def _remove_row(self, number: int) -> None:
+        """Remove a row, and cache it if its turn is complete; the last row moves to its place."""
+        row = self.rows[number]
+        if row.done:
+            self._cache_row(number)
+        last_row = self.rows.pop()
+        if last_row is not row:
+            self.rows[number] = last_row
+            self.slab.move_row(len(self.rows), number, last_row.length)
+
+    def _cache_row(self, number: int) -> None:
+        """Cache the keys and values of a row for its conversation's next turn, within the bound."""
         row = self.rows[number]
         conversation = row.job.request.conversation
-        if (
-            row.done
-            and conversation is not None
-            and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes
-        ):
-            self._take_kept(row)  # cached by another turn of it that ran at the same time
-            layers = self.slab.cut(number, row.length)
-            self.kept[conversation] = row.context[: row.length], layers
-            self.kept_bytes += bytes_of(layers)
-            while self.kept_bytes > self.prefix_cache_bytes:
-                self.kept_bytes -= bytes_of(self.kept.pop(next(iter(self.kept)))[1])
-        last = self.rows.pop()
-        if last is not row:
-            self.rows[number] = last
-            self.slab.move(len(self.rows), number, last.length)
+        if conversation is None:
+            return
+        if self.slab.bytes(1, row.length) > self.prefix_cache_bytes:
+            return
+        self._pop_cached(row)  # of another turn of the conversation that ran at the same time
+        cached = _CachedTurn(row.context[: row.length], self.slab.copy_row(number, row.length))
+        self.prefix_cache[conversation] = cached
+        self.cached_bytes += bytes_of(cached.layers)
+        while self.cached_bytes > self.prefix_cache_bytes:
+            oldest = self.prefix_cache.pop(next(iter(self.prefix_cache)))
+            self.cached_bytes -= bytes_of(oldest.layers)
 
-    def _come_back(self) -> list[_Row]:
-        """The rows that were put back and fit again; at least one if the batch is empty."""
-        waiting, self._put_back = [row for row in self._put_back if not row.job.cancelled], []
-        rows, width = (
-            len(self.rows),
-            self._width() + COLUMNS,
-        )  # so that it is not put back again at once
+    def _take_put_back(self) -> list[_Row]:
+        """Return the rows that were put back and fit again; at least one if the batch is empty."""
+        waiting = [row for row in self._put_back if not row.job.cancelled]
+        self._put_back = []
+        rows = len(self.rows)
+        # With a margin, so that no row is put back again at once.
+        width = self._width() + COLUMN_STEP
         for number, row in enumerate(waiting):
-            width = max(width, len(row.context) + COLUMNS)
+            width = max(width, len(row.context) + COLUMN_STEP)
             if rows and not self._fits(rows + 1, width):
                 self._put_back = waiting[number:]
                 return waiting[:number]
             rows += 1
         return waiting
 
-    def _make_room(self) -> None:
+    def _put_back_rows(self) -> None:
         """Put back rows, the last one first, until the next tokens fit into the memory."""
         while len(self.rows) > 1 and not self._fits(len(self.rows), self._width()):
             self._put_back.append(self.rows.pop())
 
     def _fits(self, rows: int, width: int) -> bool:
-        if self._room is None:
+        """Whether a slab of this size stays within its memory limit."""
+        if self._slab_limit is None:
             device = self.model.device
             if device.type != "cuda" or not self.slab.layers:
                 return True
+            # Half of the free memory, which includes what torch has reserved and does not use.
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            self._room = (torch.cuda.mem_get_info(device)[0] + unused) / 2
-        return self.slab.grown_bytes(rows, width) <= self._room
+            free, _ = torch.cuda.mem_get_info(device)
+            self._slab_limit = (free + unused) / 2
+        return self.slab.grown_bytes(rows, width) <= self._slab_limit
 
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1
 
-    # --- the next tokens -----------------------------------------------------------------------------------------
+    # --- the next tokens
+    # -----------------------------------------------------------------------------------------
 
-    def _decode(self, most: int, first: int = 0) -> None:
-        """One pass over rows `first`, ...: sample the next token of each, and keep its right guesses, of `most`."""
-        rows = self.rows[first:]
-        can_guess = (
-            self.sampling.repetition_penalty == 1.0
-        )  # with a penalty, the scores depend on the guesses
-        guesses = [row.guess(most) if can_guess else [] for row in rows]
+    def _decode(self, max_guesses: int, first_row: int = 0) -> None:
+        """Sample the next token of rows `first_row`, ... and keep their right guesses."""
+        rows = self.rows[first_row:]
+
+        # With a repetition penalty, the scores depend on the guesses.
+        if self.sampling.repetition_penalty == 1.0:
+            guesses = [row.guess(max_guesses) for row in rows]
+        else:
+            guesses = [[] for _ in rows]
+
+        # Read the last token and the guesses of each row, padded to the same length.
         width = max(map(len, guesses)) + 1
-        ids = torch.tensor(
-            [
-                [row.last, *guess, *[0] * (width - 1 - len(guess))]
-                for row, guess in zip(rows, guesses, strict=True)
-            ]
-        )
-        columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
-        drawn = self._choose(rows, self._forward(ids, columns, first))
-        for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
-            taken = row.take(guess, tokens, logprobs, self.end)
-            row.updates += [self.updates] * taken
-            self.stats["tokens"] += taken
+        inputs = []
+        for row, guess in zip(rows, guesses, strict=True):
+            padding = [0] * (width - 1 - len(guess))
+            inputs.append([row.last_token, *guess, *padding])
+        lengths = torch.tensor([row.length for row in rows])
+        columns = lengths.unsqueeze(1) + torch.arange(width)
+        logits = self._forward(torch.tensor(inputs), columns, first_row)
+
+        tokens, logprobs = self._choose(rows, logits)
+        for row, guess, row_tokens, row_logprobs in zip(
+            rows, guesses, tokens, logprobs, strict=True
+        ):
+            appended = row.take(guess, row_tokens, row_logprobs, self.end)
+            row.updates += [self.updates] * appended
+            self.stats["tokens"] += appended
         self.stats["steps"] += 1
         self.stats["row_steps"] += len(rows)
-        for number in reversed(range(first, len(self.rows))):
+
+        # Rows that are done leave, the last one first, because a row moves to each free place.
+        for number in reversed(range(first_row, len(self.rows))):
             if self.rows[number].done:
-                self._leave(number)
-        self.finish((row.job, row.sample()) for row in rows if row.done)
+                self._remove_row(number)
+        self.finish((row.job, row.to_sample()) for row in rows if row.done)
 
     def _choose(
         self, rows: list[_Row], logits: torch.Tensor
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """A token for each place of each row, drawn with the row's own random numbers, and its log-probability."""
-        width, contexts = logits.shape[1], None
-        if self.sampling.repetition_penalty != 1.0:  # padded with the row's first token
-            texts = [row.context for row in rows]
-            longest = max(map(len, texts))
-            contexts = torch.tensor(
-                [[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device
-            )
-        uniform = torch.tensor(
-            [number for row in rows for number in row.drawn(width)], dtype=torch.double
-        )
+        """Draw a token for each place of each row with the row's own random numbers.
+
+        Returns the tokens and their log-probabilities.
+        """
+        width = logits.shape[1]
+
+        # The tokens that a repetition penalty counts; a row is padded with its first token.
+        contexts = None
+        if self.sampling.repetition_penalty != 1.0:
+            row_contexts = [row.context for row in rows]
+            max_length = max(map(len, row_contexts))
+            padded = [
+                [context[0]] * (max_length - len(context)) + context for context in row_contexts
+            ]
+            contexts = torch.tensor(padded, device=logits.device)
+
+        uniform: list[float] = []
+        greedy: list[bool] = []
+        for row in rows:
+            uniform += row.next_uniform(width)
+            greedy += [row.job.request.greedy] * width
         tokens, logprobs = self.sampling.choose(
             logits.flatten(0, 1).float(),
-            uniform,
-            [row.job.request.greedy for row in rows for _ in range(width)],
+            torch.tensor(uniform, dtype=torch.double),
+            greedy,
             contexts,
         )
-        both = (
-            torch.stack([tokens.double(), logprobs.double()])
-            .unflatten(1, (len(rows), width))
-            .tolist()
-        )  # one transfer
-        return [[int(token) for token in row] for row in both[0]], both[1]
+
+        # One transfer from the device for both.
+        both = torch.stack([tokens.double(), logprobs.double()])
+        token_rows, logprob_rows = both.unflatten(1, (len(rows), width)).tolist()
+        return [list(map(int, token_row)) for token_row in token_rows], logprob_rows
 
     def _forward(
-        self, ids: torch.Tensor, columns: torch.Tensor, first: int, needs_logits: bool = True
+        self, ids: torch.Tensor, columns: torch.Tensor, first_row: int, needs_logits: bool = True
     ) -> torch.Tensor:
-        """Run the model on tokens of rows `first`, ... at their columns, and return the logits of all these tokens.
+        """Run the model on tokens of rows `first_row`, ... and return their logits.
 
-        The head gets all tokens (0), or none (an empty index). Any other number would give it a slice that is not
-        contiguous. If the head needs no gradient, torch then copies it for every row of the batch.
+        Args:
+            ids (`Tensor`): The tokens, of shape (rows, tokens).
+            columns (`Tensor`): Their columns, of the same shape.
+            first_row (`int`): The first of the rows.
+            needs_logits (`bool`, *optional*, defaults to `True`): Whether to compute the logits of
+                all these tokens, or of none.
         """
         model = self.model
-        ids, columns = ids.to(model.device), columns.to(model.device)
+        ids = ids.to(model.device)
+        columns = columns.to(model.device)
         width = int(columns.max()) + 1
-        self.slab.look(first, columns, first + len(columns), width)
+        self.slab.prepare(first_row, columns, rows=first_row + len(columns), width=width)
+        # 0 stands for all tokens, an empty index for none. Any other number would give the head a
+        # slice that is not contiguous. If the head needs no gradient, torch then copies it for
+        # every row of the batch.
+        logits_to_keep = 0 if needs_logits else torch.arange(0, device=model.device)
         return model(
             input_ids=ids,
             attention_mask=masks_of(model, columns, width),
-            position_ids=columns.clamp(max=self._longest - 1),  # padding may lie beyond
+            position_ids=columns.clamp(max=self._max_length - 1),  # padding may lie beyond
             past_key_values=self.slab,
             use_cache=True,
-            logits_to_keep=0 if needs_logits else torch.arange(0, device=model.device),
+            logits_to_keep=logits_to_keep,
         ).logits
 
 
 def local_policy(
     model: PreTrainedModel | Lender,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling = Sampling(),
     stop_texts: Sequence[str] = (),
     end_of_turn_ids: Sequence[int] | None = None,
@@ -422,18 +530,25 @@ def local_policy(
     on_callers_thread: bool = False,
     like: PreTrainedModel | None = None,
 ) -> Engine[SampleRequest, Sample]:
-    """The [`Policy`] for a model in this process: a [`TransformersEngine`] if it can run the model, else a
-    [`BatchEngine`] over a [`TransformersSampler`].
+    """Create the [`Policy`] for a model in this process.
 
-    The arguments not listed here are those of [`TransformersEngine`].
+    It is a [`TransformersEngine`] if that can run the model, else a [`BatchEngine`] over a
+    [`TransformersSampler`]. The arguments not listed here are those of [`TransformersEngine`].
 
     Args:
-        like (`PreTrainedModel`, *optional*): A model of the same architecture, if `model` is a function.
+        like (`PreTrainedModel`, *optional*): A model of the same architecture, if `model` is a
+            function.
     """
     if can_slab(like if like is not None else model):
         return TransformersEngine(
-            model, tokenizer, sampling, stop_texts, end_of_turn_ids, max_batch_size,
-            prefix_cache_mb=prefix_cache_mb, on_callers_thread=on_callers_thread,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            sampling,
+            stop_texts,
+            end_of_turn_ids,
+            max_batch_size,
+            prefix_cache_mb=prefix_cache_mb,
+            on_callers_thread=on_callers_thread,
+        )
     sampler = TransformersSampler(model, tokenizer, sampling, stop_texts, end_of_turn_ids)
     return BatchEngine(sampler, max_batch_size, on_callers_thread)

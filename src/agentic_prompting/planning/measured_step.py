@@ -458,7 +458,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
         # Read one context.
         slab = Slab()
         columns = torch.zeros(1, job.context, dtype=torch.long)
-        slab.look(0, columns, 1, job.context)
+        slab.prepare(0, columns, 1, job.context)
         autocast: AbstractContextManager[Any] = nullcontext()
         if job.args.get("bf16"):
             autocast = torch.autocast("cpu", torch.bfloat16)

@@ -28,8 +28,8 @@ from agentic_prompting.local import (
     can_slab,
     transformers_chat,
 )
-from agentic_prompting.local.drafting import Draft
-from agentic_prompting.local.transformers_chat import _Session
+from agentic_prompting.local.drafting import TokenDraft
+from agentic_prompting.local.transformers_chat import _DraftSession
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import SampleRequest
 from support.sampling import sample
@@ -176,7 +176,7 @@ def test_a_slow_row_holds_nobody_up(model):
 def test_what_follows_a_change_is_guessed_right_at_once(change):
     """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
     expected = list(range(100, 140))
-    draft = Draft(
+    draft = TokenDraft(
         {
             "put in": expected[:20] + expected[21:],
             "left out": [*expected[:20], 7, *expected[20:]],
@@ -197,7 +197,7 @@ def test_what_follows_a_change_is_guessed_right_at_once(change):
 
 def test_wrong_guesses_fall_silent():
     """Twenty tokens of a draft of which nothing is ever right: guesses at doubling distances."""
-    draft, written, guessed = Draft([7] * 80), [], []
+    draft, written, guessed = TokenDraft([7] * 80), [], []
     for token in range(100, 160):
         guess = draft.guess(written, 10)
         if guess:
@@ -339,7 +339,7 @@ def test_unchanged_prompt_goes_on_from_the_cache(local_model, tokenizer):
 
 def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, tokenizer, monkeypatch):
     monkeypatch.setattr(
-        transformers_chat, "_DRAFTING_ON_CPU", 0
+        transformers_chat, "_MAX_DRAFTING_CALLS_ON_CPU", 0
     )  # so that one conversation is a crowd
     with TransformersChat(local_model, tokenizer) as chat:
         complete(chat, "Go on.", session="a", max_tokens=10)
@@ -352,12 +352,14 @@ def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, toke
 
 
 def test_drafts_that_save_nothing_are_tried_ever_more_rarely():
-    session, tried, ids = _Session(0), [], list(range(40))
+    session, tried, ids = _DraftSession(0), [], list(range(40))
     for step in range(1, 26):
-        tried += [step] if session.wait == 0 else []
-        session = session.followed_by([1], ids, False, drafted=3 if session.wait == 0 else None)
+        tried += [step] if session.replies_to_skip == 0 else []
+        session = session.after_reply(
+            [1], ids, False, drafted=3 if session.replies_to_skip == 0 else None
+        )
     assert tried == [1, 2, 4, 8, 16], tried
-    assert session.followed_by([1], ids, False, drafted=30).wait == 0
+    assert session.after_reply([1], ids, False, drafted=30).replies_to_skip == 0
 
 
 @pytest.mark.parametrize("max_mb", [0, 0.03])
@@ -368,7 +370,7 @@ def test_kept_caches_are_bounded(local_model, tokenizer, max_mb):
                 reply = complete(chat, f"Query {q}", session=str(q), max_tokens=limit)
                 ids = by_hand(local_model, tokenizer, f"Query {q}", limit)
                 assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
-                assert chat.policy.kept_bytes <= max_mb * 1e6
+                assert chat.policy.cached_bytes <= max_mb * 1e6
 
 
 def test_recurrent_models_answer_without_drafts(tokenizer):

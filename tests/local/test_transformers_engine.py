@@ -81,7 +81,7 @@ def test_what_is_sampled_does_not_depend_on_what_is_kept(policy, tokenizer, samp
         engine.forget()
         played = conversations(lambda requests: sample(engine, requests), tokenizer, seed=seed)
         assert played == conversations(plain, tokenizer, seed=seed)
-        assert engine.kept_bytes <= max_mb * 1e6
+        assert engine.cached_bytes <= max_mb * 1e6
     assert (engine.stats["reused"] > 0) == (max_mb > 0)
 
 
@@ -132,24 +132,24 @@ def test_the_oldest_conversation_is_dropped_first(policy, tokenizer):
     engine = TransformersEngine(policy, tokenizer, GREEDY)
     for number in range(4):
         sample(engine, [SampleRequest(list(range(10, 25)), 1, 0, conversation=number)])
-    one = engine.kept_bytes // 4
+    one = engine.cached_bytes // 4
     engine = TransformersEngine(policy, tokenizer, GREEDY, prefix_cache_mb=3.5 * one / 1e6)
     for number in range(4):
         sample(engine, [SampleRequest(list(range(10, 25)), 1, 0, conversation=number)])
-    assert list(engine.kept) == [1, 2, 3] and engine.kept_bytes == 3 * one
+    assert list(engine.prefix_cache) == [1, 2, 3] and engine.cached_bytes == 3 * one
     sample(
         engine, [SampleRequest(list(range(10, 25)) * 5, 1, 0, conversation=9)]
     )  # larger than all
     sample(engine, [SampleRequest([10], 1, 0)])  # of no conversation
-    assert list(engine.kept) == [1, 2, 3]
+    assert list(engine.prefix_cache) == [1, 2, 3]
 
 
 def test_a_conversation_that_asks_twice_at_once_is_kept_once(policy, tokenizer):
     engine = TransformersEngine(policy, tokenizer, GREEDY)
     request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
     sample(engine, [request, replace(request, max_new_tokens=3)])
-    (kept,) = engine.kept.values()
-    assert engine.kept_bytes == sum(block.nbytes for layer in kept[1] for block in layer)
+    (kept,) = engine.prefix_cache.values()
+    assert engine.cached_bytes == sum(block.nbytes for layer in kept[1] for block in layer)
 
 
 # --- in the middle of turns ---------------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_chan
         def forgetting():
             kept.append(trainer.policy.stats["reused"])
             forget()
-            assert trainer.policy.kept_bytes == 0 and not trainer.policy.slab.layers
+            assert trainer.policy.cached_bytes == 0 and not trainer.policy.slab.layers
 
         trainer.policy.forget = forgetting
         trainer.train()

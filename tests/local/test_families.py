@@ -21,8 +21,8 @@ from trl.trainer.utils import add_fused_lm_head
 from agentic_prompting.local import Sampling, TransformersEngine, local_policy
 from agentic_prompting.rollout import BatchEngine, SampleRequest
 from agentic_prompting.sandbox.policy import world_tokenizer
+from agentic_prompting.trainers.loading import check_quantization
 from agentic_prompting.trainers.loss import ScoredTokens
-from agentic_prompting.trainers.setup import check_packed
 from support.distributed_backends import TYPES, launch, read
 from support.families import END, FAMILIES, TEMPLATES, VOCABULARY, model_of
 from support.family_runs import train
@@ -285,12 +285,12 @@ def pack(model, *names):
 def test_packed_weights_that_a_model_multiplies_by_are_refused():
     says = r"MambaForCausalLM multiplies by the weights of dt_proj .*llm_int8_skip_modules=\['dt_proj', 'lm_head'\]"
     with pytest.raises(ValueError, match=says):
-        check_packed(pack(model_of("Mamba"), "dt_proj", "in_proj"))
-    check_packed(pack(model_of("Mamba"), "in_proj"))
-    check_packed(
+        check_quantization(pack(model_of("Mamba"), "dt_proj", "in_proj"))
+    check_quantization(pack(model_of("Mamba"), "in_proj"))
+    check_quantization(
         pack(model_of("Granite hybrid"), "out_proj")
     )  # whose code reads them where it has a GPU's kernels
-    check_packed(pack(model_of("Llama"), "q_proj", "o_proj"))
+    check_quantization(pack(model_of("Llama"), "q_proj", "o_proj"))
 
 
 def test_a_family_whose_layers_have_to_stay_whole_is_refused_before_it_trains(tmp_path):

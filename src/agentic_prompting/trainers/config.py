@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from trl import GRPOConfig
 
@@ -14,7 +15,18 @@ from ..evolution.population import one_of
 from ..evolution.settings import setting
 from ..rollout import Limits
 
+Args = TypeVar("Args", bound=GRPOConfig)
+
 MODES = ("joint", "rl", "evolution", "reflection", "alternating")
+
+
+def copy_args(args: Args, **changes: Any) -> Args:
+    """Return a copy of training arguments with other values, because they belong to the caller."""
+    copied = copy(args)
+    copied.hub_token = args.hub_token  # which a pickle must not have, see `__getstate__`
+    for name, value in changes.items():
+        setattr(copied, name, value)
+    return copied
 
 
 @dataclass

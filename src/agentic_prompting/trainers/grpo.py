@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,6 +29,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
+from ..data import as_dataset
 from ..interop import environment_of
 from ..llm import spans, start_traces
 from ..local import context_length
@@ -47,7 +49,14 @@ from .ahead import ahead_of
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import TAGS, Trained, missing_in_a_line, only_the_model, write_card
-from .loading import check_policy, copy_processor, load_policy
+from .loading import (
+    check_experts,
+    check_policy,
+    check_quantization,
+    copy_processor,
+    has_aux_loss,
+    load_policy,
+)
 from .loss import (
     MultiSequenceRows,
     ScoredTokens,
@@ -67,9 +76,28 @@ from .rollouts import (
     RolloutPlayer,
     RowPrompts,
 )
-from .scoring import BatchMonitor, guard_reward_function, pass_at_k, render_completions
-from .setup import Setup, charged, check_experts, check_packed, check_settings, has_aux_loss, set_up
-from .several import rewards_of
+from .scoring import (
+    BatchMonitor,
+    guard_reward_function,
+    has_prompt_column,
+    pass_at_k,
+    render_completions,
+)
+from .setup import (
+    SpecOptions,
+    adapt_args,
+    add_stop_texts,
+    check_program_settings,
+    create_budget,
+    describe_prompt,
+    is_program,
+    limits_for,
+    list_datasets,
+    list_reward_functions,
+    prepare_rows,
+    prompt_format_of,
+    resolve_spec,
+)
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop, why_spent
 from .tracing import StepSpans, job_span
 
@@ -162,31 +190,45 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         environment, environment_rewards = environment_of(environment, tools, environment_factory)
         if environment is not None:
             environment.keep_private([args.output_dir])
-        reward_funcs = rewards_of(reward_funcs, environment)
         reward_funcs = self._choose_rewards(reward_funcs, args, environment)
-        setup = set_up(
+        self._reward_functions = [
+            *list_reward_functions(reward_funcs, environment),
+            *environment_rewards,
+        ]
+        args = adapt_args(args, environment, len(environment_rewards))
+        eval_dataset = as_dataset(eval_dataset)
+        eval_datasets = list_datasets(eval_dataset)
+        train_dataset = prepare_rows(
             args,
-            model,
             environment,
-            reward_funcs,
-            environment_rewards,
-            train_dataset,
-            eval_dataset,
-            prompt_template=prompt_template,
-            system_prompt=system_prompt,
-            grammar=grammar,
-            default_grammar=self._default_grammar,
-            default_template=self._default_template,
+            self._reward_functions,
+            as_dataset(train_dataset),
+            eval_datasets,
+            prompt_template,
         )
-        args = setup.args
+
+        # Choose the agent's form. Without an environment, rows with prompts of their own are
+        # answered in a single turn, as in TRL, whatever form the model was saved with.
+        is_plain = environment is None and has_prompt_column(train_dataset)
+        spec, origin = resolve_spec(
+            None if is_plain else model,
+            environment,
+            args,
+            SpecOptions(prompt_template, system_prompt, grammar),
+            self._default_grammar,
+            self._default_template,
+        )
+        self.spec = replace(
+            spec,
+            limits=limits_for(args, environment),
+            prompt_format=prompt_format_of([train_dataset, *eval_datasets]),
+        )
+        args = add_stop_texts(args, spec)
         check_policy(model, args, kwargs.get("peft_config"), self._trains_weights(args))
-        self.spec = setup.spec
-        self._reward_functions = setup.functions
 
         # Reserve the output folder and the budget.
         self._take_folder(args, model)
-        spenders = self.roles(environment, self._reward_functions)
-        self.spending = charged(spenders, args)
+        self.spending = create_budget(self.roles(environment, self._reward_functions), args)
 
         # Create TRL's trainer, which loads the model.
         guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
@@ -197,13 +239,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 model=model,
                 reward_funcs=guarded_rewards or None,
                 args=args,
-                train_dataset=setup.train_dataset,
-                eval_dataset=setup.eval_dataset,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 rollout_func=lambda prompts, trainer: trainer._batch_for_trl(),
                 **kwargs,
             )
-        self._create_parts(setup)
+        self._create_parts(environment, describe_prompt(self.spec, origin, train_dataset))
 
     @classmethod
     def _check_args(cls, args: GRPOConfig | None) -> Any:
@@ -218,16 +260,15 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             )
         return args
 
-    def _create_parts(self, setup: Setup) -> None:
+    def _create_parts(self, environment: Environment | None, prompt_description: str) -> None:
         """Create the parts that the hooks below use, now that the model is loaded."""
         args = self.args
-        environment = setup.environment
         run_id = int(time.time())
 
         # A program's rollouts may have several token sequences, each of which is a row for TRL.
         self.row_layout: SingleSequenceRows | MultiSequenceRows
-        if setup.has_program:
-            check_settings(
+        if is_program(environment):
+            check_program_settings(
                 args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format
             )
             self.row_layout = MultiSequenceRows(
@@ -240,7 +281,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # Check the model.
         check_experts(self.model, args.router_aux_loss_coef)
         with self.accelerator.autocast():
-            check_packed(self.model)
+            check_quantization(self.model)
         self.model.add_model_tags(list(TAGS))
         self.num_generations = self.rollouts_per_group()
 
@@ -252,7 +293,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             backend,
             environment,
             self.spec.tokens(tokenizer_of(self), self.eos_token_ids),
-            setup.limits(max_context),
+            limits_for(args, environment, max_context),
             self.accelerator,
             full_determinism=args.full_determinism,
             show_progress=not args.disable_tqdm,
@@ -275,7 +316,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
         self.monitor = BatchMonitor(
             log=rollout_log,
-            failures=FailureWatch(args.failure_window, args.max_failed_share, setup.asked),
+            failures=FailureWatch(args.failure_window, args.max_failed_share, prompt_description),
             run_id=run_id,
             reward_names=self.reward_func_names,
             limits=self.limits,
@@ -509,8 +550,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     @staticmethod
     def _choose_rewards(reward_funcs: Any, args: MultiTurnGRPOConfig, environment: Any) -> Any:
         """Return the reward functions. By default, a program returns the reward itself."""
-        is_program = environment is not None and environment.play_episode is not None
-        if is_program and not reward_funcs:
+        if is_program(environment) and not reward_funcs:
             if not getattr(environment, "returns_reward", True):
                 raise ValueError(
                     "the output of a command is no reward, because the policy may have written it: "

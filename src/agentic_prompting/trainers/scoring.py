@@ -40,7 +40,6 @@ from ..rollout import (
     rollout_record,
 )
 from .config import MultiTurnGRPOConfig
-from .form import own_prompts
 from .loss import LOGP_BOUND
 from .rollouts import Batch
 from .stopping import FailureWatch
@@ -80,12 +79,12 @@ def check_dataset(
             a reward function needs, or if they have a prompt of their own, so that the template
             would be ignored.
     """
-    prompt_column = "prompt" if own_prompts(dataset) else "question"
+    prompt_column = "prompt" if has_prompt_column(dataset) else "question"
     validate_dataset(dataset, columns=(prompt_column,))
 
     for function in reward_functions:
         # The reward function of one of several environments gets the rows of that one.
-        rows = function.own_rows(dataset) if hasattr(function, "own_rows") else dataset
+        rows = function.select_rows(dataset) if hasattr(function, "select_rows") else dataset
         first_row = next(iter(rows), None)
         if first_row is not None:
             check_columns(function, first_row)
@@ -97,6 +96,11 @@ def check_dataset(
             "prompt_template would be ignored, as the dataset has a column `prompt`, which is used "
             "as it is: leave one of them out"
         )
+
+
+def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:
+    """Return whether the rows have a column `prompt`, which is used as it is."""
+    return "prompt" in (getattr(dataset, "column_names", None) or ())
 
 
 def check_columns(function: RewardFunction, columns: Collection[str]) -> None:

@@ -230,7 +230,7 @@ class Agent:
 
     def rated(self) -> list[tuple[float, float, int]]:
         """Rating, exact match on some held-out questions and id of each prompt that was rated, under these weights."""
-        if self.trainer is None or self.trainer.prompts.left_out:
+        if self.trainer is None or self.trainer.prompts.is_distilled:
             return []
         members = [member for member in self.trainer.population.members if member.matches]
         return [

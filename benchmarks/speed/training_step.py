@@ -58,7 +58,7 @@ from agentic_prompting import (
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
 from agentic_prompting.trainers import loss as loss_of_trainer
-from agentic_prompting.trainers.loss import ScoredTokens, scored_only
+from agentic_prompting.trainers.loss import ScoredTokens, prepare_loss_inputs
 from benchmarks.lab import markdown
 
 WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
@@ -173,7 +173,7 @@ def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> to
 
 
 def loss_as_we_do(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
-    return trainer._compute_loss(trainer.model, scored_only(batch))
+    return trainer._compute_loss(trainer.model, prepare_loss_inputs(batch))
 
 
 def timed(

@@ -48,8 +48,8 @@ from agentic_prompting.llm.loop import run  # noqa: E402
 from agentic_prompting.local import Sampling  # noqa: E402
 from agentic_prompting.rollout import Limits, Sample, SampleRequest, play_all  # noqa: E402
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy  # noqa: E402
-from agentic_prompting.trainers.policies.vllm_client import servers_of  # noqa: E402
-from agentic_prompting.trainers.policies.weight_sync import Adapters  # noqa: E402
+from agentic_prompting.trainers.policies.vllm_client import connect_servers  # noqa: E402
+from agentic_prompting.trainers.policies.weight_sync import AdapterVersions  # noqa: E402
 from benchmarks.speed.rollout import (  # noqa: E402
     MAX_INTERACTIONS,
     Tags,
@@ -78,8 +78,8 @@ def policy_at(url: str, folder: Path, adapters: bool = False, **options: Any) ->
         bf16=False,
         **options,
     )
-    servers = servers_of(args)
-    versions = Adapters("policy", folder / "versions", servers) if adapters else None
+    servers = connect_servers(args)
+    versions = AdapterVersions("policy", folder / "versions", servers) if adapters else None
     return VLLMServerPolicy(servers, args, Sampling(), versions)
 
 
@@ -218,8 +218,8 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
                     turns.create_task(ask(request))
                 await asking(SampleRequest([9], 1, seed=0))  # now the turns are being sampled
             began = time.perf_counter()
-            await adapters.load(server, adapters.coming)
-            in_use = await adapters.begin_with_the_next()
+            await adapters.load(server, adapters.upcoming)
+            in_use = await adapters.advance()
             await asking(SampleRequest([9], 1, seed=0))
             seconds.append(time.perf_counter() - began)
             for request in requests(number, 16):
@@ -242,7 +242,7 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
             if version
             else 1.0
         )
-    listed = run(server.ask("/v1/models"))["data"]
+    listed = run(server.request("/v1/models"))["data"]
     return {
         "adapter_swaps": n,
         "tokens_checked": sum(len(sample.ids) for *_, sample in seen),

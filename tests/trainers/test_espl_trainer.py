@@ -106,10 +106,10 @@ def test_each_slot_reads_its_own_prompt(tiny_policy, rows, tmp_path):
     )
     batches = watched_batches(trainer)
     one_batch(trainer)
-    assert {prompt.id for prompt in trainer.prompts.playing} == {0, 1}
+    assert {prompt.id for prompt in trainer.prompts.batch_prompts} == {0, 1}
     for rollout, slot in zip(batches[0].rollouts, [0, 0, 1, 1, 0, 0, 1, 1], strict=True):
         question = {"question": rollout.row["question"]}
-        expected = trainer.prompts.playing[slot].messages(trainer.spec.messages(question))
+        expected = trainer.prompts.batch_prompts[slot].messages(trainer.spec.messages(question))
         assert rollout.row["prompt"] == expected and expected[0]["role"] == "system"
         assert rollout.prompt_ids == trainer.chat_format.prompt_ids(expected)
 
@@ -123,7 +123,7 @@ def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
     one_batch(trainer)
     rewards = rewards_of(tmp_path).reshape(2, 2, 2)  # problem, slot, attempt
     values = rewards.mean(2).mean(0)
-    ids = [prompt.id for prompt in trainer.prompts.playing]
+    ids = [prompt.id for prompt in trainer.prompts.batch_prompts]
     expected = rate([before[i] for i in ids], list(values), 0.01)
     for i, rating in zip(ids, expected, strict=True):
         assert trainer.population.rating(i).mu == pytest.approx(rating.mu)
@@ -148,7 +148,7 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     trainer.population.add(
         SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation")
     )
-    trainer.prompts.playing = [member.prompt for member in trainer.population.members]
+    trainer.prompts.batch_prompts = [member.prompt for member in trainer.population.members]
     trainer.model.train()
     # The prompt that each was played under.
     metadata = [trainer.prompts.choose_metadata(i, training=True) for i in range(8)]
@@ -161,7 +161,7 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     )  # it outlives a checkpoint
     trainer._rate(root_loses, replace(played, position=BatchPosition(0, "train", 1)))
     assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
-    trainer._let_children_join()
+    trainer._add_children()
     child = trainer.population.members[2]
     assert child.prompt.parents == (0,) and child.rating.mu == pytest.approx(29.38, abs=0.01)
 
@@ -179,7 +179,7 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.population is oldest and len(oldest.members) > 1
-    assert [prompt.id for prompt in trainer.prompts.playing] == [0, 1]
+    assert [prompt.id for prompt in trainer.prompts.batch_prompts] == [0, 1]
     with pytest.raises(ValueError, match="initial_prompt would be ignored"):
         ESPLTrainer(
             str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings
@@ -264,7 +264,7 @@ def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
         steps.append(
             (
                 weights(),
-                [prompt.id for prompt in trainer.prompts.playing],
+                [prompt.id for prompt in trainer.prompts.batch_prompts],
                 len(trainer.population.members),
             )
         )
@@ -742,7 +742,7 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
         ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers
     ):
         arguments(tmp_path, prompts_per_step=3)
-    assert arguments(tmp_path, prompts_per_step=2).batch_in_words == (
+    assert arguments(tmp_path, prompts_per_step=2).describe_batch() == (
         "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts"
     )
     with pytest.raises(ValueError, match="between 0 and 1"):
@@ -762,7 +762,7 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
         arguments(tmp_path, mode="alternating", phase_steps=3, num_iterations=2)
     with pytest.raises(ValueError, match="needs a reference"):
         ESPLTrainer(str(tiny_policy), reward_by_word, arguments(tmp_path), rows)
-    with pytest.raises(ValueError, match="would never be asked"):
+    with pytest.raises(ValueError, match="would never be called"):
         ESPLTrainer(
             str(tiny_policy),
             reward_by_word,

@@ -522,7 +522,7 @@ def test_a_folder_that_is_no_agent(tmp_path):
 
 @pytest.fixture
 def quiet_libraries():
-    callbacks.quiet_libraries()
+    callbacks.hide_library_bars()
     yield
     for library in (datasets, huggingface_hub.utils):
         library.enable_progress_bars()

@@ -11,14 +11,14 @@ from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
-from agentic_prompting.trainers.policies import (
+from agentic_prompting.trainers.policies.batch_samplers import (
     CollectivePolicy,
     ContinuousBatchingSampler,
-    GatheredPolicy,
     TRLSampler,
 )
+from agentic_prompting.trainers.policies.gathered_policy import GatheredPolicy
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, warn_of_shaped_logprobs
-from agentic_prompting.trainers.policies.vllm_client import servers_of
+from agentic_prompting.trainers.policies.vllm_client import connect_servers
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
 from support.training import LEAD, arguments, trainer_for
 from support.vllm_stand_in import Server
@@ -126,7 +126,9 @@ class Others:
 
     def __init__(self, monkeypatch, *words):
         self.words, self.told = list(words), []
-        monkeypatch.setattr("agentic_prompting.trainers.policies.gather_object", self.gather)
+        monkeypatch.setattr(
+            "agentic_prompting.trainers.policies.batch_samplers.gather_object", self.gather
+        )
 
     def gather(self, own):
         self.told += own
@@ -199,7 +201,7 @@ def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
     """Left to the garbage collector, they took those of later policies off the event loop: a turn waited for ever."""
     with Server(tiny_policy, tmp_path) as server:
         args = arguments(tmp_path, vllm_server_base_url=server.url)
-        policy = VLLMServerPolicy(servers_of(args), args, Sampling())
+        policy = VLLMServerPolicy(connect_servers(args), args, Sampling())
         assert len(run_with_engine(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
         session = policy.servers[0]._session
         del policy

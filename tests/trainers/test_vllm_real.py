@@ -35,7 +35,7 @@ from agentic_prompting.rollout import (
     run_with_engine,
 )
 from agentic_prompting.trainers.policies.vllm import VLLMEnginePolicy, VLLMServerPolicy
-from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable, servers_of
+from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable, connect_servers
 from support.espl_training import trainer_for as espl_trainer_for
 from support.serving import running, scripted_agent, service_of
 from support.training import arguments
@@ -90,7 +90,7 @@ def policy_for(server, tmp_path):
     def policy(sampling=PLAIN, **changes):
         where = {"vllm_mode": "server", "vllm_server_base_url": server.url, "use_vllm": True}
         args = arguments(tmp_path, **where, **changes)
-        return VLLMServerPolicy(servers_of(args), args, sampling)
+        return VLLMServerPolicy(connect_servers(args), args, sampling)
 
     return policy
 

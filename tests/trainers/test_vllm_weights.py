@@ -34,8 +34,8 @@ from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
-from agentic_prompting.trainers.policies.vllm_client import servers_of
-from agentic_prompting.trainers.policies.weight_sync import Adapters
+from agentic_prompting.trainers.policies.vllm_client import connect_servers
+from agentic_prompting.trainers.policies.weight_sync import AdapterVersions
 from support.harnesses import needs, policy_for
 from support.training import arguments
 from support.vllm_rounds import Rounds, trainer_of_rounds
@@ -116,7 +116,7 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
     args = arguments(
         tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=servers[0].url
     )
-    adapters = Adapters("policy", tmp_path, servers_of(args))
+    adapters = AdapterVersions("policy", tmp_path, connect_servers(args))
     policy = VLLMServerPolicy(adapters.servers, args, Sampling(), adapters)
     shared = [(7 * i) % 700 + 20 for i in range(4 * BLOCK)]
     requests = [SampleRequest([*shared[: 100 + 60 * i], 30 + i], 60, seed=i) for i in range(7)]
@@ -135,7 +135,7 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
         first = [asyncio.create_task(ask(request)) for request in requests]
         await policy(SampleRequest([9], 1, seed=0))
         await adapters.load(adapters.servers[0], "policy-1")
-        in_use = await adapters.begin_with_the_next()
+        in_use = await adapters.advance()
         await gather(ask(request) for request in requests)
         await asyncio.gather(*first)
         return in_use

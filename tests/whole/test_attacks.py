@@ -185,7 +185,7 @@ class Loads:
 
     address, version = "http://stand-in", "default"
 
-    async def ask(self, path, body=None):
+    async def request(self, path, body=None):
         if path == "/weight_info":
             return {"weight_version": self.version}
         if path == "/update_weight_version":
@@ -201,7 +201,7 @@ def pushes_to(server, name, monkeypatch):
 
     sync = DiskSync.__new__(DiskSync)
     sync.name, sync.version, sync.folder, server.model = name, -1, Path("weights"), "policy"
-    monkeypatch.setattr(DiskSync, "_difference", same)
+    monkeypatch.setattr(DiskSync, "_measure_difference", same)
     run(sync._push(server, None))
     sync.version += 1
     return sync

@@ -29,8 +29,14 @@ from agentic_prompting import (
 )
 from agentic_prompting.sandbox import GuardedReflector, Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers import hub as card_module
-from agentic_prompting.trainers.hub import SHARED, asked, evaluation_of, fenced, host_of
+from agentic_prompting.trainers import model_card as card_module
+from agentic_prompting.trainers.hub import PUBLISHED_FILES
+from agentic_prompting.trainers.model_card import (
+    describe_chat,
+    describe_evaluation,
+    fence,
+    host_of,
+)
 from support.training import vars_for
 
 SECRET = "sk-very-secret"
@@ -95,7 +101,7 @@ def test_the_card_of_a_real_run(tiny_policy, rows, tmp_path):
         assert said in card.content, said
     assert [arxiv for arxiv, _ in cited(card.content)] == ["2511.01016", "2602.14697", "2506.05305"]
     assert card.content.count("(used here)") == 1
-    assert fenced(HOSTILE) in card.content, "the template as it is, in a fence that it cannot close"
+    assert fence(HOSTILE) in card.content, "the template as it is, in a fence that it cannot close"
     assert str(tmp_path) not in card.content.split("How to use it")[0], "no paths of this machine"
 
 
@@ -127,7 +133,7 @@ def test_the_card_of_a_sandbox_run_says_so(tiny_policy, rows, tmp_path):
 
 
 def test_results_in_the_folder_are_shown(tmp_path):
-    assert "No evaluation" in evaluation_of(tmp_path)
+    assert "No evaluation" in describe_evaluation(tmp_path)
     summary = {
         "exact_match_before": 0.355,
         "exact_match_after": 0.957,
@@ -135,16 +141,19 @@ def test_results_in_the_folder_are_shown(tmp_path):
         "questions": 256,
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert "| exact match after training | 0.957 | 0.925 to 0.976 |" in evaluation_of(tmp_path)
-    results = {"exact_match": {"policy after, best prompt": [0.9, 0.8, 0.95]}, "questions": 30}
-    (tmp_path / "summary.json").write_text(json.dumps(results))
-    assert "| exact match, policy after, best prompt | 0.900 | 0.800 to 0.950 |" in evaluation_of(
+    assert "| exact match after training | 0.957 | 0.925 to 0.976 |" in describe_evaluation(
         tmp_path
     )
+    results = {"exact_match": {"policy after, best prompt": [0.9, 0.8, 0.95]}, "questions": 30}
+    (tmp_path / "summary.json").write_text(json.dumps(results))
+    assert (
+        "| exact match, policy after, best prompt | 0.900 | 0.800 to 0.950 |"
+        in describe_evaluation(tmp_path)
+    )
     (tmp_path / "table.md").write_text("# Table 2\n\n| task | system |\n| --- | --- |\n")
-    assert evaluation_of(tmp_path).startswith("### Table 2\n\n| task |")
+    assert describe_evaluation(tmp_path).startswith("### Table 2\n\n| task |")
     (tmp_path / "summary.json").write_text("{broken")
-    assert "exact match" not in evaluation_of(tmp_path)
+    assert "exact match" not in describe_evaluation(tmp_path)
 
 
 def test_a_card_that_cannot_be_made_costs_no_checkpoint(
@@ -153,16 +162,16 @@ def test_a_card_that_cannot_be_made_costs_no_checkpoint(
     def broken(*args):
         raise RuntimeError("no card today")
 
-    monkeypatch.setattr("agentic_prompting.trainers.hub.model_card", broken)
+    monkeypatch.setattr("agentic_prompting.trainers.model_card.create_card", broken)
     prompt_r1(tiny_policy, tmp_path, rows, ScriptedChat(["x"]), SANDBOX_TEMPLATE).save_model()
     assert (tmp_path / "model.safetensors").exists() and "no card today" in caplog.text
 
 
 def test_who_was_asked():
     assert host_of("http://[::1]:80/v1") == "::1:80" and host_of("http://h:notaport/") == "h"
-    assert asked(RoutedChat({"a": real_chat("m1"), "b": ScriptedChat(["x"])}, {"a": 1.0})) == (
-        "m1 at llm.example:8443, ScriptedChat"
-    )
+    assert describe_chat(
+        RoutedChat({"a": real_chat("m1"), "b": ScriptedChat(["x"])}, {"a": 1.0})
+    ) == ("m1 at llm.example:8443, ScriptedChat")
 
 
 def cited(text):
@@ -323,7 +332,7 @@ def test_sharded_weights_and_chat_templates_are_uploaded(tiny_policy, tmp_path):
         "additional_chat_templates/short.jinja", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json",
         "special_tokens_map.json", "preprocessor_config.json", "spiece.model", "vocab.txt", "config.json",
     ):  # fmt: skip
-        assert list(filter_repo_objects([name], allow_patterns=list(SHARED))) == [name]
+        assert list(filter_repo_objects([name], allow_patterns=list(PUBLISHED_FILES))) == [name]
 
 
 # --- from the hub ----------------------------------------------------------------------------------------------------
@@ -420,11 +429,11 @@ def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_pa
     [
         (
             "./nowhere",
-            "./nowhere does not exist: give the folder of a model, or its name on the hub",
+            "./nowhere does not exist: pass the folder of a model, or its name on the Hub",
         ),
         (
             "nowhere-at-all",
-            "nowhere-at-all is neither a folder here nor a model that the hub gives",
+            "nowhere-at-all is neither a local folder nor a model on the Hub",
         ),
         ("EMPTY", "holds no model that can be loaded"),
     ],

@@ -28,7 +28,7 @@ from ..trainers import (
     TrainingInterrupted,
     TrainingStopped,
 )
-from ..trainers.callbacks import quiet_libraries
+from ..trainers.callbacks import hide_library_bars
 from ..trainers.checkpoints import (
     alone_in,
     asked_to_resume,
@@ -138,7 +138,7 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
 
     # These warn of transformers' renamed arguments, which TRL still sets under the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    quiet_libraries()
+    hide_library_bars()
     parser = method_parser(method)
     words = [*parser.set_config(values, str(known.config)), *words]
     try:

@@ -38,6 +38,7 @@ from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
 from ..sandbox.policy import world_tokenizer
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, resumable
+from ..trainers.loss import ScoredTokens
 from ..trainers.rollouts import Batch, BatchPosition
 from .fake_gpu import (
     as_on_a_gpu,
@@ -232,7 +233,7 @@ class MeasuredTrainer(MultiTurnGRPOTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | ScoredTokens,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,

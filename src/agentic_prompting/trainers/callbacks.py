@@ -1,36 +1,54 @@
 """The output of a run while it trains: a line per log, and tables for the trackers of `report_to`.
 
-transformers' own callbacks log the numbers; [`LiveView`] adds, at every log, a table of a few trajectories of the
-latest batch, and under E-SPL a table of the population and its tree. Training does not depend on them: after the first
-failure of a tracker one warning is logged, and it gets no more tables.
+transformers' own callbacks log the numbers. At every log, [`LiveView`] adds a table of a few
+trajectories of the latest batch, and under E-SPL a table of the population and its tree. Training
+does not depend on them: when a tracker fails, one warning is logged and it gets no more tables.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from inspect import unwrap
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import datasets
-from huggingface_hub import utils as hub
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from huggingface_hub import utils as hub_utils
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
 from ..records import RecordFile
+from ..rewards import PromptR1Reward
+from ..rewards.qa import is_scorable
 from ..rollout import Rollout, transcript
 from ..rollout.progress import Lines, Seldom, watched
+from .scoring import RewardFunction
+
+if TYPE_CHECKING:  # an optional package
+    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 
 # The line of a step, in this order: log key, label, format.
-_SHOWN = [
+LINE_METRICS = [
     ("reward", "reward", "{:.3f}"),
     ("exact_match", "exact match", "{:.3f}"),
     ("rollout/turns", "turns", "{:.2f}"),
@@ -47,94 +65,126 @@ TRAJECTORIES = 4
 MEMBERS = 50
 """Members in the table of a population: the best one and the latest."""
 MAX_CHARS = 4000
-"""Characters of a cell at most."""
+"""Maximum length of a cell."""
 PICTURE_SECONDS = 30.0
 """Seconds between two pictures of the tree, each of which takes a third of a second to draw."""
 
 
-# --- a line per log --------------------------------------------------------------------------------------------------
+# --- a line per log ----------------------------------------------------------------------------
 
 
-def log_line(logs: dict[str, Any], step: int) -> str:
-    """The line for one log entry; empty if it has nothing to show (the summary at the end of training).
+def log_line(logs: Mapping[str, float], step: int) -> str:
+    """Return the line for one log entry.
 
-    Shares and costs of zero are left out, so that the others stand out.
+    It is empty if there is nothing to show, as in the summary at the end of training. Shares and
+    costs of zero are left out, so that the others stand out.
     """
-    prefix = "eval_" if any(key.startswith("eval_") for key in logs) else ""
+    is_evaluation = any(key.startswith("eval_") for key in logs)
+    prefix = "eval_" if is_evaluation else ""
     parts = []
-    for key, label, form in _SHOWN:
+    for key, label, value_format in LINE_METRICS:
         value = logs.get(prefix + key)
-        if value or (value == 0 and form not in ("{:.0%}", "$")):
-            parts.append(f"{label} {dollars(value) if form == '$' else form.format(value)}")
-    return f"{'evaluation at ' if prefix else ''}step {step}: {', '.join(parts)}" if parts else ""
+        hides_zero = value_format in ("{:.0%}", "$")
+        if value is None or (value == 0 and hides_zero):
+            continue
+        text = format_dollars(value) if value_format == "$" else value_format.format(value)
+        parts.append(f"{label} {text}")
+    if not parts:
+        return ""
+    start = "evaluation at " if is_evaluation else ""
+    return f"{start}step {step}: {', '.join(parts)}"
 
 
-def dollars(cost: float) -> str:
-    """A cost in dollars, with more digits for smaller amounts."""
-    return f"${cost:.{4 if cost < 0.001 else 3 if cost < 10 else 2}f}"
+def format_dollars(cost: float) -> str:
+    """Return a cost in dollars, with more digits for smaller amounts."""
+    if cost < 0.001:
+        return f"${cost:.4f}"
+    if cost < 10:
+        return f"${cost:.3f}"
+    return f"${cost:.2f}"
 
 
-def quiet_libraries() -> None:
-    """Turn off the bars of datasets, transformers and the hub (maps, weights, downloads) unless a person sees them."""
+def hide_library_bars() -> None:
+    """Turn off the bars of datasets, transformers and the Hub unless a person sees them."""
     if not watched():
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()
-        hub.disable_progress_bars()
+        hub_utils.disable_progress_bars()
 
 
-def one_line_progress(trainer: Trainer, what: str = "training steps") -> None:
-    """Replace transformers' bars, or the dicts that it prints with `disable_tqdm`, by [`OneLineProgress`]."""
-    bars = trainer.pop_callback(ProgressCallback) is not None
-    if bars or trainer.pop_callback(PrinterCallback) is not None:
-        trainer.add_callback(OneLineProgress(what, bars))
+def use_one_line_progress(trainer: Trainer, unit: str = "training steps") -> None:
+    """Replace transformers' progress output by [`OneLineProgress`].
+
+    That is a bar, or with `disable_tqdm` a printed dict per log. Without either nothing is added.
+    """
+    has_bars = trainer.pop_callback(ProgressCallback) is not None
+    has_printer = trainer.pop_callback(PrinterCallback) is not None
+    if has_bars or has_printer:
+        trainer.add_callback(OneLineProgress(unit, has_bars))
 
 
 class OneLineProgress(ProgressCallback):
-    """transformers' progress bars with [`log_line`] written above them. Every log is still in
-    `trainer.state.log_history`.
+    """transformers' progress bars with [`log_line`] written above them.
 
-    In a file or a pipe there are no bars. There the first line is written, then at most one a minute, those of
-    evaluations, and the last one. A training without logs (a warm start) counts its steps instead.
+    Every log is still in `trainer.state.log_history`. In a file or a pipe there are no bars. There
+    the first line is written, then at most one a minute, those of evaluations, and the last one. A
+    training without logs (a warm start) counts its steps instead.
 
     Args:
-        what (`str`, *optional*, defaults to `"training steps"`): The unit counted, where there are no bars.
-        bars (`bool`, *optional*, defaults to `True`): Whether there may be bars.
+        unit (`str`, *optional*, defaults to `"training steps"`): The unit counted if there are no
+            bars.
+        has_bars (`bool`, *optional*, defaults to `True`): Whether there may be bars.
     """
 
-    def __init__(self, what: str = "training steps", bars: bool = True):
+    def __init__(self, unit: str = "training steps", has_bars: bool = True):
         super().__init__()
-        self.what, self.bars, self._seldom, self._unwritten = what, bars, Seldom(), ""
+        self.unit = unit
+        self.has_bars = has_bars
+        self._interval = Seldom()
+        self._unwritten = ""
         self._lines: Lines | None = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        if self.bars and watched():
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.has_bars and watched():
             super().on_train_begin(args, state, control, **kwargs)
         elif state.is_world_process_zero:
-            self._lines = Lines(state.max_steps, self.what, state.global_step)
-        self._seldom, self._unwritten = Seldom(at_once=True), ""
+            self._lines = Lines(state.max_steps, self.unit, state.global_step)
+        self._interval = Seldom(at_once=True)
+        self._unwritten = ""
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
         elif self._lines is not None and not state.log_history:
             self._lines.update(state.global_step - self._lines.n)
 
-    def on_prediction_step(self, args, state, control, **kwargs):
-        if self.bars and watched():
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.has_bars and watched():
             super().on_prediction_step(args, state, control, **kwargs)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         line = log_line(logs or {}, state.global_step)
-        if (
-            not line
-            or not state.is_world_process_zero
-            or (self.training_bar is None and self._lines is None)
-        ):
+        is_training = self.training_bar is not None or self._lines is not None
+        if not line or not state.is_world_process_zero or not is_training:
             return
+
         if self._lines is not None:
             self._lines.n = state.global_step
             line += self._lines.left()
-        if watched(sys.stdout) or line.startswith("evaluation") or self._seldom.due():
+        if watched(sys.stdout) or line.startswith("evaluation") or self._interval.due():
             self._write(line)
         else:
             self._unwritten = line
@@ -146,7 +196,9 @@ class OneLineProgress(ProgressCallback):
         else:
             print(line, flush=True)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self._unwritten:
             self._write(self._unwritten)
         if self.training_bar is not None:
@@ -155,44 +207,61 @@ class OneLineProgress(ProgressCallback):
 
 
 class LogFile(TrainerCallback):
-    """Writes each log at once as a line of `log.jsonl`, for curves while a run goes on and however it ends.
+    """Writes each log at once as a line of `log.jsonl`, for curves of a run that still goes on.
 
     Args:
         folder (`Path`): Where the file goes.
-        run (`int`): Tells apart the lines of several runs in one folder.
+        run_id (`int`): Distinguishes the lines of several runs in one folder.
     """
 
-    def __init__(self, folder: Path, run: int):
-        self.file, self.run = RecordFile(folder / "log.jsonl"), run
+    def __init__(self, folder: Path, run_id: int):
+        self.file = RecordFile(folder / "log.jsonl")
+        self.run_id = run_id
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if state.is_world_process_zero:
             with suppress(OSError):  # a full disk; the trainer's state has every log
-                self.file.append([{"run": self.run, "step": state.global_step, **(logs or {})}])
+                self.file.append([{"run": self.run_id, "step": state.global_step, **(logs or {})}])
 
 
-# --- tables for trackers ---------------------------------------------------------------------------------------------
+# --- trackers ----------------------------------------------------------------------------------
 
-_MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "matches", "best", "text"]
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_MARKDOWN = re.compile(r"[^\w\s,;]|_")
+MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "matches", "best", "text"]
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+MARKDOWN_CHARACTERS = re.compile(r"[^\w\s,;]|_")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for a tracker."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    step: int
 
 
 class TensorBoard:
-    """The event file that transformers' callback writes. It has no tables, so a table is an escaped Markdown text."""
+    """The event file of transformers' callback. It has no tables, so they are Markdown texts."""
 
-    def __init__(self, writer: Any):
+    def __init__(self, writer: SummaryWriter):
         self.writer = writer
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
-        lines = [
-            columns,
-            ["---"] * len(columns),
-            *([_escaped(cell) for cell in row] for row in rows),
-        ]
-        self.writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
+    def log_table(self, table: Table) -> None:
+        rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns)]
+        for row in table.rows:
+            rows.append([_escape_markdown(cell) for cell in row])
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        self.writer.add_text(table.name, "\n".join(lines), table.step)
 
-    def picture(self, name: str, png: Path, step: int) -> None:
+    def log_picture(self, name: str, png: Path, step: int) -> None:
         from matplotlib.image import imread
 
         self.writer.add_image(name, imread(png)[..., :3], step, dataformats="HWC")
@@ -201,29 +270,33 @@ class TensorBoard:
 class WandB:
     """The current run of the `wandb` module."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: ModuleType):
         self.module = module
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
-        table = self.module.Table(columns=list(columns), data=[list(row) for row in rows])
-        self.module.log({name: table, "train/global_step": step})
+    def log_table(self, table: Table) -> None:
+        rows = [list(row) for row in table.rows]
+        value = self.module.Table(columns=list(table.columns), data=rows)
+        self.module.log({table.name: value, "train/global_step": table.step})
 
-    def picture(self, name: str, png: Path, step: int) -> None:
+    def log_picture(self, name: str, png: Path, step: int) -> None:
         self.module.log({name: self.module.Image(str(png)), "train/global_step": step})
 
 
 class Trackio(WandB):
     """The current run of the `trackio` module, whose tables are made of data frames."""
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
+    def log_table(self, table: Table) -> None:
         import pandas
 
-        frame = pandas.DataFrame([list(row) for row in rows], columns=list(columns))
-        self.module.log({name: self.module.Table(dataframe=frame), "train/global_step": step})
+        rows = [list(row) for row in table.rows]
+        frame = pandas.DataFrame(rows, columns=list(table.columns))
+        value = self.module.Table(dataframe=frame)
+        self.module.log({table.name: value, "train/global_step": table.step})
 
 
-# For each callback of transformers: its name in `report_to`, its attribute that is written to, and the adapter.
-_TRACKERS = {
+# For each of transformers' callbacks: its name in `report_to`, its attribute that is written to,
+# and the adapter.
+TRACKERS = {
     "TensorBoardCallback": ("tensorboard", "tb_writer", TensorBoard),
     "WandbCallback": ("wandb", "_wandb", WandB),
     "TrackioCallback": ("trackio", "_trackio", Trackio),
@@ -235,159 +308,185 @@ class LiveView(TrainerCallback):
 
     Args:
         report_to (`list[str]`): The run's trackers.
-        callbacks (`Callable`): Returns the trainer's callbacks, among them those that opened the trackers.
-        reward_names (`list[str]`), reward_funcs (`list[Callable]`): The reward functions.
+        get_callbacks (`Callable`): Returns the trainer's callbacks, among them those that opened
+            the trackers.
+        reward_names (`list[str]`): Names of the reward functions.
+        reward_functions (`list[Callable]`): The reward functions.
         population ([`Population`], *optional*): Logged as well.
     """
 
     def __init__(
         self,
         report_to: Sequence[str],
-        callbacks: Callable[[], Sequence[Any]],
+        get_callbacks: Callable[[], Sequence[TrainerCallback]],
         reward_names: Sequence[str],
-        reward_funcs: Sequence[Any],
+        reward_functions: Sequence[RewardFunction],
         population: Population | None = None,
     ):
-        self.report_to, self.callbacks = report_to, callbacks
-        self.reward_names, self.reward_funcs, self.population = (
-            reward_names,
-            reward_funcs,
-            population,
-        )
-        self._latest: tuple[str, list[Sequence]] | None = (
-            None  # mode and rows of the batch since the last log
-        )
-        self._broken: set[str] = set()
-        self._drawn: tuple[int, float] = (1, -PICTURE_SECONDS)  # members, and when
-        self._turns = 0
+        self.report_to = report_to
+        self.get_callbacks = get_callbacks
+        self.reward_names = reward_names
+        self.reward_functions = reward_functions
+        self.population = population
+        # The batch since the last log.
+        self._batch_mode = ""
+        self._batch_rows: list[Sequence[Any]] = []
+        self._failed_trackers: set[str] = set()
+        self._logged_turns = 0
+        # The latest picture of the tree.
+        self._drawn_members = 1
+        self._drawn_at = -PICTURE_SECONDS
 
     def show(
         self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]
     ) -> None:
-        """Keep a few of this process's rollouts of a `train` or `eval` batch, spread over it, with their rewards by
-        reward function (NaN where it has none)."""
-        if self.is_wanted():
-            chosen = range(0, len(rollouts), max(1, len(rollouts) // TRAJECTORIES))[:TRAJECTORIES]
-            self._latest = mode, [self._row(rollouts[place], rewards[place]) for place in chosen]
+        """Keep a few of this process's rollouts, spread over a batch, for the next log.
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        Args:
+            mode (`str`): `train` or `eval`.
+            rollouts (`Sequence[Rollout]`): The batch.
+            rewards (`Sequence[Sequence[float]]`): Their rewards by reward function; NaN where there
+                is none.
+        """
+        if not self.is_wanted():
+            return
+        stride = max(1, len(rollouts) // TRAJECTORIES)
+        indices = range(0, len(rollouts), stride)[:TRAJECTORIES]
+        self._batch_mode = mode
+        self._batch_rows = [self._trajectory(rollouts[index], rewards[index]) for index in indices]
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if not state.is_world_process_zero or not self.is_wanted():
             return
-        latest, self._latest = self._latest, None
-        if latest is not None and latest[1]:
-            columns = ["question", "conversation", "answer", "status", *self.reward_names, "parts"]
-            self._send("table", f"{latest[0]}/trajectories", columns, latest[1], state.global_step)
-        last = "train_runtime" in (logs or {})
-        population = self.population
-        if population is not None and (population.turns != self._turns or last):
-            self._turns = population.turns
-            self._send(
-                "table",
-                "evolution/members",
-                _MEMBER_COLUMNS,
-                _members(population),
-                state.global_step,
-            )
-            self._draw(population, state.global_step, last)
 
-    def _draw(self, population: Population, step: int, last: bool) -> None:
-        """Send a picture of the tree if it has grown, not too often, and at the end."""
-        members, when = self._drawn
-        soon = not last and time.monotonic() - when < PICTURE_SECONDS
-        if len(population.members) == members or soon:
+        # Trajectories of the latest batch.
+        rows = self._batch_rows
+        self._batch_rows = []
+        if rows:
+            columns = ["question", "conversation", "answer", "status", *self.reward_names, "parts"]
+            self._log_table(
+                Table(f"{self._batch_mode}/trajectories", columns, rows, state.global_step)
+            )
+
+        # The population, if it was played since the last log, and at the end.
+        is_last = "train_runtime" in (logs or {})
+        population = self.population
+        if population is not None and (population.turns != self._logged_turns or is_last):
+            self._logged_turns = population.turns
+            rows = list_members(population)
+            self._log_table(Table("evolution/members", MEMBER_COLUMNS, rows, state.global_step))
+            self._draw_tree(population, state.global_step, is_last)
+
+    def is_wanted(self) -> bool:
+        """Return whether a tracker of the run accepts tables and has not failed."""
+        names = {name for name, _, _ in TRACKERS.values()}
+        return bool(names & set(self.report_to) - self._failed_trackers)
+
+    def _draw_tree(self, population: Population, step: int, is_last: bool) -> None:
+        """Log a picture of the tree if it has grown, but not too often, and at the end."""
+        is_too_early = not is_last and time.monotonic() - self._drawn_at < PICTURE_SECONDS
+        if len(population.members) == self._drawn_members or is_too_early:
             return
-        self._drawn = len(population.members), time.monotonic()
+        self._drawn_members = len(population.members)
+        self._drawn_at = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             png = Path(folder) / "tree.png"
             try:
                 plot_lineage(lineage_of(population), png)
             except Exception as error:  # matplotlib is an extra
                 self._give_up("the picture of the tree", error)
-            else:
-                self._send("picture", "evolution/tree", png, step)
+                return
+            self._log(lambda tracker: tracker.log_picture("evolution/tree", png, step))
 
-    def is_wanted(self) -> bool:
-        """Whether a tracker of the run accepts tables and has not failed."""
-        return bool({name for name, *_ in _TRACKERS.values()} & set(self.report_to) - self._broken)
+    def _log_table(self, table: Table) -> None:
+        self._log(lambda tracker: tracker.log_table(table))
 
-    def _send(self, what: str, *content: Any) -> None:
-        """Send a table or picture to the trackers that transformers' callbacks have opened and that have not failed."""
-        for callback in self.callbacks():
-            name, attribute, kind = _TRACKERS.get(type(callback).__name__, ("", "", WandB))
-            target = getattr(callback, attribute, None) if name else None
-            if target is None or name in self._broken:
+    def _log(self, write: Callable[[TensorBoard | WandB], None]) -> None:
+        """Write to the trackers that transformers' callbacks have opened and that have not failed."""
+        for callback in self.get_callbacks():
+            callback_name = type(callback).__name__
+            if callback_name not in TRACKERS:
+                continue
+            name, attribute, tracker_class = TRACKERS[callback_name]
+            target = getattr(callback, attribute, None)
+            if target is None or name in self._failed_trackers:
                 continue
             try:
-                getattr(kind(target), what)(*content)
+                write(tracker_class(target))
             except Exception as error:
                 self._give_up(name, error)
 
     def _give_up(self, name: str, error: Exception) -> None:
-        if name not in self._broken:
-            self._broken.add(name)
-            logger.warning(
-                "%s cannot be logged to any more, training goes on without it: %r", name, error
-            )
+        if name not in self._failed_trackers:
+            self._failed_trackers.add(name)
+            logger.warning("logging to %s failed, training goes on without it: %r", name, error)
 
-    def _row(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence:
-        texts = [rollout.row.get("question") or "", transcript(rollout), rollout.answer or ""]
-        scores = [None if reward != reward else round(float(reward), 6) for reward in rewards]
+    def _trajectory(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence[Any]:
+        question = rollout.row.get("question") or ""
+        scores = [None if math.isnan(reward) else round(float(reward), 6) for reward in rewards]
         return [
-            *(_cell(str(text)) for text in texts),
+            _clean_cell(str(question)),
+            _clean_cell(transcript(rollout)),
+            _clean_cell(str(rollout.answer or "")),
             rollout.status,
             *scores,
-            self._parts(rollout),
+            self._reward_parts(rollout),
         ]
 
-    def _parts(self, rollout: Rollout) -> str:
-        """The parts of a reward, if its function reports them (`scores`, as Prompt-R1's)."""
+    def _reward_parts(self, rollout: Rollout) -> str:
+        """Return the parts of rewards that have some, which are Prompt-R1's."""
         parts = []
-        for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.reward_funcs):
-            try:
-                (score,) = reward.scores([rollout], [rollout.row["answers"]])
-                parts += (
-                    [f"{name} {value:.3f}" for name, value in score._asdict().items()]
-                    if score
-                    else []
-                )
-            except (
-                Exception
-            ) as error:  # the reward is the user's code, and training does not need these parts
-                logger.debug("no parts of %r: %r", reward, error)
+        for function in self.reward_functions:
+            reward = unwrap(function) if callable(function) else function
+            if isinstance(reward, PromptR1Reward) and is_scorable(rollout):
+                score = reward.score(rollout)
+                parts += [f"{name} {value:.3f}" for name, value in score._asdict().items()]
         return ", ".join(parts)
 
 
-def _members(population: Population) -> list[Sequence]:
-    """The latest members and the best one, newest first."""
-    best = population.best().id
-    latest = [m for m in population.members[-MEMBERS:] if m.prompt.id != best]
-    rows: list[Sequence] = []
-    for member in [population.members[best or 0], *reversed(latest)][:MEMBERS]:
-        prompt, rating = member.prompt, member.rating
-        descent = [prompt.id, ", ".join(map(str, prompt.parents)), prompt.operator, prompt.born_at]
-        ratings = [
-            round(rating.mu, 4),
-            round(rating.sigma, 4),
-            member.matches,
-            "best" if prompt.id == best else "",
-        ]
-        rows.append([*descent, *ratings, _cell(prompt.text)])
+def list_members(population: Population) -> list[Sequence[Any]]:
+    """Return rows for the best member and the latest ones, newest first."""
+    best_id = population.best().id
+    latest = [member for member in population.members[-MEMBERS:] if member.prompt.id != best_id]
+    rows: list[Sequence[Any]] = []
+    for member in [population.members[best_id or 0], *reversed(latest)][:MEMBERS]:
+        prompt = member.prompt
+        rows.append(
+            [
+                prompt.id,
+                ", ".join(str(parent) for parent in prompt.parents),
+                prompt.operator,
+                prompt.born_at,
+                round(member.rating.mu, 4),
+                round(member.rating.sigma, 4),
+                member.matches,
+                "best" if prompt.id == best_id else "",
+                _clean_cell(prompt.text),
+            ]
+        )
     return rows
 
 
-def _cell(text: str) -> str:
-    """The text in a form that every tracker can store: short, in UTF-8, without control characters."""
-    cut = (
-        text
-        if len(text) <= MAX_CHARS
-        else f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
-    )
-    return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode("utf-8"))
+def _clean_cell(text: str) -> str:
+    """Return a text that every tracker can store: short, in UTF-8, without control characters."""
+    if len(text) > MAX_CHARS:
+        text = f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return CONTROL_CHARACTERS.sub("\ufffd", text)
 
 
-def _escaped(cell: Any) -> str:
-    """A cell without effect on TensorBoard's Markdown: no link, no picture to load, no new column."""
+def _escape_markdown(cell: Any) -> str:
+    """Return a cell without links, pictures to load or new columns in TensorBoard's Markdown."""
+    if cell is None:
+        return "–"
     if not isinstance(cell, str):
-        return "–" if cell is None else str(cell)
-    escaped = _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", cell)
+        return str(cell)
+    escaped = MARKDOWN_CHARACTERS.sub(lambda match: f"&#{ord(match[0])};", cell)
     return "<br>".join(escaped.splitlines())

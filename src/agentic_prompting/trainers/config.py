@@ -1,4 +1,4 @@
-"""Training arguments: TRL's `GRPOConfig` plus what a conversation, Prompt-R1 and E-SPL need."""
+"""Training arguments: TRL's `GRPOConfig` plus those of conversations, Prompt-R1 and E-SPL."""
 
 from __future__ import annotations
 
@@ -31,61 +31,72 @@ def copy_args(args: Args, **changes: Any) -> Args:
 
 @dataclass
 class MultiTurnGRPOConfig(GRPOConfig):
-    """Arguments of [`MultiTurnGRPOTrainer`]. Everything of [`~trl.GRPOConfig`] applies; `max_completion_length` is the
-    length of the whole response in tokens, observations included.
+    """Arguments of [`MultiTurnGRPOTrainer`].
+
+    All arguments of [`~trl.GRPOConfig`] apply, too; `max_completion_length` is the length of the
+    whole response in tokens, observations included.
 
     Args:
-        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
+        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one
+            included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
-        max_context (`int`, *optional*): Tokens of prompt and response together. The limit of the model or its server
-            holds if it is lower.
-        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may take for one step or
-            one reset; the rollout then counts as failed. A warning names a method that takes longer than half a minute.
-            `None`: no limit. An [`Environment`] may have its own `step_timeout`; a large LLM behind an [`OpenAIChat`]
-            has the time limits of that client instead.
-        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
-            whatever the model would write next.
-        max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
-            `failure_window` batches failed (the environment's fault, not the agent's), some of the latest batch among
-            them, training saves a checkpoint and stops with an error that names the cause.
-        failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
-        budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
-            restarts together; the sum is kept in `output_dir/spending.sqlite`. When it is reached, calls in flight end,
-            training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
+        max_context (`int`, *optional*): Tokens of prompt and response together. The limit of the
+            model or its server holds if it is lower.
+        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may
+            take for one step or one reset; the rollout then counts as failed. A warning names a
+            method that takes longer than half a minute. `None`: no limit. An [`Environment`] may
+            have its own `step_timeout`; a large LLM behind an [`OpenAIChat`] has the time limits of
+            that client instead.
+        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing
+            request or answer tag, whatever the model would write next.
+        max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the
+            rollouts of the last `failure_window` batches failed (the environment's fault, not the
+            agent's), some of the latest batch among them, training saves a checkpoint and stops
+            with an error that names the cause.
+        failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks
+            at.
+        budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all
+            roles, processes and restarts together; the sum is kept in `output_dir/spending.sqlite`.
+            When it is reached, calls in flight end, training saves a checkpoint and stops. A role's
+            own limit is its model's `budget_usd`.
         budget_tokens (`int`, *optional*): The same in tokens, for models whose price is not known.
-        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, the way in which weights reach
-            the server. `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for
-            LoRA: an adapter with a name per version, which running servers load. `disk`: all weights, which the servers
-            load again from `output_dir`. The last two need neither vLLM nor a GPU, only a disk that servers and trainer
-            share, and support several servers: `vllm_server_base_url` with commas.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
-            batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
-            new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
-        async_lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so
-            that no step waits for its slowest conversation: each trains on the oldest groups that are done and starts
-            as many new ones. A larger value hides longer replies and makes tokens older; 0 is on-policy training. Above
-            0 the loss is corrected by TRL's truncated importance ratio, with `vllm_importance_sampling_mode`
+        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, the way in
+            which weights reach the server. `nccl`: TRL's push, which needs vLLM and a GPU in the
+            trainer's environment. `adapter`, for LoRA: an adapter with a name per version, which
+            running servers load. `disk`: all weights, which the servers load again from
+            `output_dir`. The last two need neither vLLM nor a GPU, only a disk that servers and
+            trainer share, and support several servers: `vllm_server_base_url` with commas.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no
+            vLLM, no continuous batching): MB of keys and values to keep between the turns of a
+            rollout, so that a turn reads only what is new. They are freed before the training step.
+            147 KB a token for Qwen3-4B in bf16. 0 keeps none.
+        async_lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond
+            the step's own, so that no step waits for its slowest conversation: each trains on the
+            oldest groups that are done and starts as many new ones. A larger value hides longer
+            replies and makes tokens older; 0 is on-policy training. Above 0 the loss is corrected
+            by TRL's truncated importance ratio, with `vllm_importance_sampling_mode`
             (`token_truncate` unless another one is set) and `_clip_max`.
-        max_staleness (`int`, *optional*): The most updates of the weights between a group's start and its use; a step
-            waits for groups that later steps could not use in time. Defaults to the updates in twice `async_lead`
-            steps.
-        environment_ratio (`dict`, *optional*): With several environments, the share of each in the training rows:
-            `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is left out. By default each row is used
-            once an epoch.
-        environment_limits (`dict`, *optional*): With several environments, their own values of `max_turns`,
-            `max_turn_tokens`, `max_tokens` (the completion's) and `step_timeout`: `{"shop": {"max_turns": 3}}`.
-        traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps, rollouts, turns, tools and
-            calls of large LLMs to the back end that its environment variables name; see [`start_traces`]. Needs the
-            extra `otel`.
-        trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and arguments are in the
-            spans, too.
-        check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
-            that a wrong key or address is found at once.
-        overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
-            beside it (`output_dir.previous`) and start at the beginning. Without it a second run in a folder is
-            refused.
-        rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
-            oldest part is dropped above it. 0 keeps none.
+        max_staleness (`int`, *optional*): The most updates of the weights between a group's start
+            and its use; a step waits for groups that later steps could not use in time. Defaults to
+            the updates in twice `async_lead` steps.
+        environment_ratio (`dict`, *optional*): With several environments, the share of each in the
+            training rows: `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is
+            left out. By default each row is used once an epoch.
+        environment_limits (`dict`, *optional*): With several environments, their own values of
+            `max_turns`, `max_turn_tokens`, `max_tokens` (the completion's) and `step_timeout`:
+            `{"shop": {"max_turns": 3}}`.
+        traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps,
+            rollouts, turns, tools and calls of large LLMs to the back end that its environment
+            variables name; see [`start_traces`]. Needs the extra `otel`.
+        trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and
+            arguments are in the spans, too.
+        check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before
+            training starts, so that a wrong key or address is found at once.
+        overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move
+            that to a folder beside it (`output_dir.previous`) and start at the beginning. Without
+            it a second run in a folder is refused.
+        rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per
+            process, in MB; the oldest part is dropped above it. 0 keeps none.
 
     Raises:
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
@@ -127,16 +138,49 @@ class MultiTurnGRPOConfig(GRPOConfig):
     rollouts_max_mb: float = setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
-        self.limits()  # raises for a limit below 1, before TRL looks at anything
+        # Check the options before TRL looks at anything.
+        self.limits()  # raises for a limit below 1
         if not 0 <= self.max_failed_share <= 1:
             raise ValueError(
                 f"max_failed_share must be between 0 and 1, got {self.max_failed_share}"
             )
         if self.failure_window < 1:
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
+        for name in ("budget_usd", "budget_tokens"):
+            budget = getattr(self, name)
+            if budget is not None and budget <= 0:
+                raise ValueError(f"{name} must be above 0, got {budget}")
+        if self.trace_content and not self.traces:
+            raise ValueError("trace_content would be ignored: set traces=True as well")
+        if self.max_tool_calling_iterations is not None:
+            raise ValueError(
+                f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's "
+                "own loop, which this trainer replaces: set max_turns"
+            )
+        self._check_vllm_sync()
+
+        # Unless it was set, the batch of evaluations takes whole groups.
+        defaults = {field.name: field.default for field in fields(self)}
+        batch_size: int = vars(self)["per_device_eval_batch_size"]
+        if batch_size == defaults["per_device_eval_batch_size"]:
+            group_size = self.num_generations_eval or self.num_generations
+            self.per_device_eval_batch_size: int = math.ceil(batch_size / group_size) * group_size
+        super().__post_init__()
+
+        # Check the options by environment, which TRL has parsed if they were JSON.
+        self.limits()
+        for name in ("environment_ratio", "environment_limits"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"{name} must be a dict by environment, got {value!r}")
+        if self.async_lead:
+            self._check_lead()
+
+    def _check_vllm_sync(self) -> None:
         if self.vllm_sync not in ("nccl", "adapter", "disk"):
             raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
-        if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
+        has_server = self.use_vllm and self.vllm_mode == "server"
+        if self.vllm_sync != "nccl" and not has_server:
             raise ValueError(
                 "vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well"
             )
@@ -144,30 +188,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(
                 "several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'"
             )
-        if self.trace_content and not self.traces:
-            raise ValueError("trace_content would be ignored: set traces=True as well")
-        if self.max_tool_calling_iterations is not None:
-            raise ValueError(
-                f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's own loop, which the "
-                "trainers replace: set max_turns"
-            )
-        for name in ("budget_usd", "budget_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        (own,) = (one for one in fields(self) if one.name == "per_device_eval_batch_size")
-        chosen: int = vars(self)[own.name]
-        if chosen == own.default:  # not set by the user: take whole groups
-            group = self.num_generations_eval or self.num_generations
-            setattr(self, own.name, math.ceil(chosen / group) * group)
-        super().__post_init__()
-        self.limits()  # checks those of environments, which TRL has parsed if they were JSON
-        for name in ("environment_ratio", "environment_limits"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f"{name} must be an object by environment, got {getattr(self, name)!r}"
-                )
-        if self.async_lead:
-            self._check_lead()
 
     def _check_lead(self) -> None:
         """Check the settings that `async_lead` depends on, and set those that follow from it."""
@@ -175,64 +195,74 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"async_lead must be at least 0, got {self.async_lead}")
         if not self.vllm_importance_sampling_correction:
             raise ValueError(
-                "async_lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction"
+                "async_lead > 0 trains on samples of older weights, which needs a correction: set "
+                "vllm_importance_sampling_correction=True"
             )
         for name in ("full_determinism", "use_transformers_continuous_batching"):
             if getattr(self, name):
                 raise ValueError(
-                    f"async_lead > 0 cannot be had with {name}=True: set async_lead=0, or leave that out"
+                    f"async_lead > 0 is incompatible with {name}=True: set async_lead=0 or unset "
+                    f"{name}"
                 )
-        if (
-            self.use_vllm and self.vllm_mode != "server"
-        ):  # turns in flight would have to be removed at each update
+        # Turns in flight would have to be removed from a colocated engine at each update.
+        if self.use_vllm and self.vllm_mode != "server":
             raise ValueError(
-                f"async_lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'"
+                f"async_lead > 0 is incompatible with vllm_mode={self.vllm_mode!r}: set "
+                "vllm_mode='server'"
             )
-        if (
-            self.vllm_importance_sampling_mode == "sequence_mask"
-        ):  # TRL's default, which drops stale sequences
+
+        # TRL's default drops stale sequences.
+        if self.vllm_importance_sampling_mode == "sequence_mask":
             self.vllm_importance_sampling_mode: str = "token_truncate"
+
         updates = self.async_lead * self.steps_per_batch
         if self.max_staleness is None:
             self.max_staleness = math.ceil(2 * updates)
         if self.max_staleness < updates:
             raise ValueError(
-                f"max_staleness={self.max_staleness} is too low: async_lead makes groups {updates:g} updates old"
+                f"max_staleness={self.max_staleness} is too low, because async_lead makes groups "
+                f"{updates:g} updates old: set it to at least {math.ceil(updates)}"
             )
 
     @property
     def steps_per_batch(self) -> int:
-        """Training steps that learn from one generated batch; 1 also where a step takes several batches."""
-        return max(
-            1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps
-        )
+        """Training steps that learn from one generated batch; 1 if a step takes several batches."""
+        micro_batches = self.steps_per_generation * self.num_iterations
+        return max(1, micro_batches // self.gradient_accumulation_steps)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the hub's token: `training_args.bin` in every saved folder is a pickle of this object."""
+        """Return the state without the Hub's token.
+
+        `training_args.bin` in every saved folder is a pickle of this object.
+        """
         return {**vars(self), "hub_token": None}
 
-    def limits(self, readable: int | None = None) -> Limits:
-        """The limits of rollouts, by these arguments.
+    def limits(self, max_context: int | None = None) -> Limits:
+        """Return the limits of rollouts.
 
         Args:
-            readable (`int`, *optional*): Tokens that the model can read.
+            max_context (`int`, *optional*): The number of tokens that the model can read; the lower
+                of this and `max_context` of the settings holds.
         """
-        whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
-        limits = Limits(  # raises for 0
-            self.max_turns,
-            self.max_turn_tokens,
-            whole,
-            self.max_context,
-            own,
+        max_tokens = self.max_completion_length
+        if max_tokens is None:
+            max_tokens = 2**31
+        environment_limits: Mapping[str, Mapping[str, float]] = {}
+        if isinstance(self.environment_limits, Mapping):
+            environment_limits = self.environment_limits
+        limits = Limits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_tokens=max_tokens,
+            max_context=self.max_context,
+            environments=environment_limits,
             step_timeout=self.step_timeout,
         )
-        return replace(
-            limits, max_context=min(filter(None, (self.max_context, readable)), default=None)
-        )
+        context_limits = [limit for limit in (self.max_context, max_context) if limit]
+        return replace(limits, max_context=min(context_limits, default=None))
 
 
-# Options that a command line gives as JSON; transformers reads them. No field of the dataclass.
+# Options that a command line passes as JSON, which transformers parses. Not a dataclass field.
 MultiTurnGRPOConfig._VALID_DICT_FIELDS = [
     *GRPOConfig._VALID_DICT_FIELDS,
     "environment_ratio",
@@ -242,13 +272,14 @@ MultiTurnGRPOConfig._VALID_DICT_FIELDS = [
 
 @dataclass
 class PromptR1Config(MultiTurnGRPOConfig):
-    """Arguments of [`PromptR1Trainer`], with the paper's values (Table 6, Appendix G, eq 14-15) as defaults.
+    """Arguments of [`PromptR1Trainer`], with the paper's values as defaults.
 
-    The batch sizes are not the paper's, which needs eight GPUs: `examples/configs/qwen3_4b.yaml` has those.
+    They are in its Table 6, Appendix G and eq 14-15. Only the batch sizes differ, because the
+    paper's need eight GPUs; `examples/configs/qwen3_4b.yaml` has those.
 
     Args:
-        gate (`str`, *optional*, defaults to `"paper"`): How the format reward is capped: `"paper"` (eq 10) or
-            `"strict"`; see [`PromptR1Reward`].
+        gate (`str`, *optional*, defaults to `"paper"`): How the format reward is capped: `"paper"`
+            (eq 10) or `"strict"`; see [`PromptR1Reward`].
     """
 
     gate: str = setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")
@@ -262,40 +293,47 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_train_epochs: float = setting(1.0, "Table 6.")
     max_completion_length: int | None = setting(8192, "Whole response, tokens (Table 6).")
     max_context: int | None = setting(8192, "Prompt and response, tokens (Table 6).")
-    # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
+    # The groups of two questions: divisible by num_generations on any number of processes, and small
+    # enough to begin with.
     per_device_train_batch_size: int = setting(10, "Rollouts per device and backward pass.")
     per_device_eval_batch_size: int = setting(10, "Rollouts per device in evaluation.")
 
 
 @dataclass
 class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
-    """Arguments of [`ESPLTrainer`]: the settings of [`ESPLSettings`], those of [`MultiTurnGRPOConfig`] with the paper's
-    values (Appendix A) as defaults, and these.
+    """Arguments of [`ESPLTrainer`].
+
+    The settings of [`ESPLSettings`] and those of [`MultiTurnGRPOConfig`] apply, too, with the
+    paper's values (Appendix A) as defaults.
 
     Args:
-        mode (`str`, *optional*, defaults to `"joint"`): `joint`: prompts evolve and weights learn. `rl`: weights only,
-            under the initial prompt. `evolution`: prompts only. `reflection`: prompts only, a population of one, no
-            crossover. `alternating`: phases in turn, `rl` under the best prompt and then `evolution`.
-        phase_steps (`int`, *optional*, defaults to `10`): Training steps of a phase of `alternating`.
+        mode (`str`, *optional*, defaults to `"joint"`): `joint`: prompts evolve and weights learn.
+            `rl`: weights only, under the initial prompt. `evolution`: prompts only. `reflection`:
+            prompts only, a population of one, no crossover. `alternating`: phases in turn, `rl`
+            under the best prompt and then `evolution`.
+        phase_steps (`int`, *optional*, defaults to `10`): Training steps of a phase of
+            `alternating`.
         distill_epochs (`float`, *optional*, defaults to `0`): With more than 0, training ends with
-            [`ESPLTrainer.distill`] for so many epochs, and the agent is used without the evolved prompt.
-        baseline (`str`, *optional*, defaults to `"normal"`): Subtracted from a rollout's reward: `normal`, the
-            mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
-            all M·N rollouts of the problem.
-        reflector (`str`, *optional*, defaults to `"reference"`): The reflecting model: `reference`, the fixed LLM
-            passed to the trainer (better, by Figure 15); or `policy`, the model being trained, in turns of
-            `max_turn_tokens`, when its children are due, so that training waits for it.
-        evolution_lag (`int`, *optional*, defaults to `1`): A child joins this many batches later than in Algorithm 1,
-            so that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits
-            for the children of the last one.
-        reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM may take for one
-            batch, all its stages together. A reply that is late counts as a failed call: the batch has no child,
-            which is logged, and training goes on. A model's own timeouts end a call earlier; this is for models that
-            have none.
+            [`ESPLTrainer.distill`] for so many epochs, and the agent is used without the evolved
+            prompt.
+        baseline (`str`, *optional*, defaults to `"normal"`): Subtracted from a rollout's reward:
+            `normal`, the mean over the N rollouts of the same problem under the same prompt (eq
+            1-2); `marginalize`, the mean over all M·N rollouts of the problem.
+        reflector (`str`, *optional*, defaults to `"reference"`): The reflecting model: `reference`,
+            the fixed LLM passed to the trainer (better, by Figure 15); or `policy`, the model being
+            trained, in turns of `max_turn_tokens`, when its children are due, so that training
+            waits for it.
+        evolution_lag (`int`, *optional*, defaults to `1`): A child joins this many batches later
+            than in Algorithm 1, so that the reference LLM works while the weights are updated. 0 is
+            the exact algorithm: each batch waits for the children of the last one.
+        reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM
+            may take for one batch, all its stages together. A reply that is late counts as a failed
+            call: the batch has no child, which is logged, and training goes on. A model's own
+            timeouts end a call earlier; this is for models that have none.
 
     Raises:
-        `ValueError`: If a value is out of range, or M·N does not divide the generation batch; the message has a size
-            that works.
+        `ValueError`: If a value is out of range, or M·N does not divide the generation batch; the
+            message names a size that works.
     """
 
     mode: str = setting("joint", f"One of {', '.join(MODES)}.")
@@ -315,12 +353,14 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     adam_beta2: float = setting(0.95, "Appendix A.")
     beta: float = setting(0.0, "No KL term with LoRA.")
     scale_rewards: str = setting("none", "eq 1-2 do not divide by a deviation.")
-    # The sum over a rollout's tokens, as Algorithm 1's log-likelihood, up to the constant factor of its length limit.
+    # The sum over a rollout's tokens, as Algorithm 1's log-likelihood, up to a constant factor: the
+    # length limit.
     loss_type: str = setting("dr_grpo", "Sum over tokens, divided by a constant.")
     per_device_train_batch_size: int = setting(15, "One problem: M·N rollouts.")
     gradient_accumulation_steps: int = setting(10, "b = 10 problems a batch.")
 
     def __post_init__(self):
+        # Check the options before TRL looks at anything.
         one_of("mode", self.mode, MODES)
         one_of("baseline", self.baseline, ("normal", "marginalize"))
         one_of("reflector", self.reflector, ("reference", "policy"))
@@ -334,35 +374,36 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             )
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
-        whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
-        if self.mode == "alternating" and (self.async_lead or not whole):
+
+        # Check the sizes of phases and batches, some of which TRL has set.
+        if self.mode == "alternating":
+            is_whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
+            if self.async_lead or not is_whole:
+                raise ValueError(
+                    "mode='alternating' needs async_lead=0, and phases of whole batches: "
+                    f"phase_steps={self.phase_steps} must be a multiple of {self.steps_per_batch}"
+                )
+        rollouts_per_problem = self.prompts_per_step * self.num_generations
+        if self.generation_batch_size % rollouts_per_problem:
+            lower = self.generation_batch_size // rollouts_per_problem * rollouts_per_problem
+            sizes = [str(size) for size in (lower, lower + rollouts_per_problem) if size]
             raise ValueError(
-                f"mode='alternating' needs async_lead=0, and phases of whole batches: phase_steps={self.phase_steps} "
-                f"must be a multiple of {self.steps_per_batch}"
-            )
-        group = self.prompts_per_step * self.num_generations
-        if self.generation_batch_size % group:
-            below = self.generation_batch_size // group * group
-            near = " or ".join(str(size) for size in (below, below + group) if size)
-            raise ValueError(
-                f"each problem takes prompts_per_step x num_generations = {self.prompts_per_step} x "
-                f"{self.num_generations} = {group} rollouts, which does not divide the generation batch of "
-                f"{self.generation_batch_size}: make that {near} (per_device_train_batch_size x processes x "
-                f"steps_per_generation = {self.per_device_train_batch_size} x {self.world_size} x "
+                "each problem takes prompts_per_step x num_generations = "
+                f"{self.prompts_per_step} x {self.num_generations} = {rollouts_per_problem} "
+                "rollouts, which does not divide the generation batch of "
+                f"{self.generation_batch_size}: make that {' or '.join(sizes)} "
+                "(per_device_train_batch_size x processes x steps_per_generation = "
+                f"{self.per_device_train_batch_size} x {self.world_size} x "
                 f"{self.steps_per_generation})"
             )
 
-    @property
-    def batch_in_words(self) -> str:
-        """The number of rollouts of a batch, and the settings that make it."""
-        size, prompts, attempts = (
-            self.generation_batch_size,
-            self.prompts_per_step,
-            self.num_generations,
-        )
+    def describe_batch(self) -> str:
+        """Return the number of rollouts of a batch, and the settings that it follows from."""
+        rollouts_per_problem = self.prompts_per_step * self.num_generations
         return (
-            f"a batch is {size // (prompts * attempts)} problems x {prompts} prompts (prompts_per_step) x {attempts} "
-            f"rollouts (num_generations) = {size} rollouts"
+            f"a batch is {self.generation_batch_size // rollouts_per_problem} problems x "
+            f"{self.prompts_per_step} prompts (prompts_per_step) x {self.num_generations} rollouts "
+            f"(num_generations) = {self.generation_batch_size} rollouts"
         )
 
     @property
@@ -371,9 +412,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         return self.mode != "rl"
 
     def mode_at(self, step: int) -> str:
-        """The mode of a training step, counted from 0: the run's, or that of the phase."""
-        return (
-            self.mode
-            if self.mode != "alternating"
-            else ("rl", "evolution")[step // self.phase_steps % 2]
-        )
+        """Return the mode of a training step, counted from 0: the run's, or that of the phase."""
+        if self.mode != "alternating":
+            return self.mode
+        phase = step // self.phase_steps
+        return "rl" if phase % 2 == 0 else "evolution"

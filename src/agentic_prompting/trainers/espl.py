@@ -1,48 +1,75 @@
 """E-SPL: system prompts evolve while the weights learn (arXiv 2602.14697, Algorithm 1).
 
-Each problem of a batch is attempted N times under each of M system prompts. The rollouts are used twice: TRL's group
-baseline over the N of one (problem, prompt) is the paper's V_i for the policy gradient, and the mean rewards rate the
-prompts and decide which of them have children.
+Each problem of a batch is attempted N times under each of M system prompts. The rollouts are used
+twice: TRL's group baseline over the N rollouts of one problem and prompt is the paper's V_i for the
+policy gradient, and the mean rewards rate the prompts and decide which of them have children.
 
-The parts are [`Generation`] (Algorithm 1 for the prompts), [`PopulationPrompts`] (the system prompt of each slot of a
-batch) and a reflector, which writes the children; this class connects them to training. Every process holds the same
-population and makes the same decisions.
+[`ESPLTrainer`] connects three parts to training: [`Generation`] is Algorithm 1 for the prompts,
+[`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector writes
+the children. Every process holds the same population and makes the same decisions.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from datasets import Dataset
+from transformers import PreTrainedModel
 
 from ..evolution import (
+    Attempt,
     EvolutionJournal,
     Generation,
+    Job,
+    Outcome,
     Population,
+    ProblemResult,
+    PromptResult,
     SystemPrompt,
     attempt_records,
     journal_beside,
     load_state,
+    propose_children,
     question_of,
     truth_of,
 )
-from ..llm import ChatModel
+from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat, start
+from ..llm.guard import describe
 from ..records import atomic_write
-from ..rollout import AgentSpec, ChatFormat, Environment, Rollout, transcript
+from ..rollout import (
+    AgentSpec,
+    ChatFormat,
+    Environment,
+    Limits,
+    Policy,
+    Rollout,
+    SampleRequest,
+    rollout_seed,
+    run_with_engine,
+    transcript,
+)
 from .config import ESPLConfig
 from .grpo import MultiTurnGRPOTrainer
-from .population_prompts import PopulationPrompts
-from .reflecting import PolicyReflector, ReferenceReflector, check_reflector
 from .rollouts import Batch
-from .warm_start import imitate_without
+from .scoring import RewardFunction, RewardFunctions
+from .warm_start import distill_prompt
 
-POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
+logger = logging.getLogger(__name__)
+
+POPULATION_FILE = "population.json"
+PROMPT_FILE = "system_prompt.txt"
 
 
 class ESPLTrainer(MultiTurnGRPOTrainer):
@@ -54,25 +81,26 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         args ([`ESPLConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`): Columns `question` and `answers`.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same columns, held out.
-        reference ([`ChatModel`], *optional*): π_ref: summarises, criticises and edits. Not needed in mode `rl` and with
-            `reflector="policy"`.
-        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`): The root of the evolution. A text with
-            lines `[G0]. ...` is read as principles, any other as a preamble that principles are added to; for free text
-            pass `SystemPrompt(text)`.
-        population ([`Population`], *optional*): Instead of `initial_prompt`: a population of your own, with your own
-            selection rule. The settings that make one (`window`, `selection`, ...) must then keep their defaults.
-        environment ([`Environment`], *optional*): Answers the policy's requests. Without one each rollout is a single
-            turn, whose text is the answer.
-        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to the model's where one was saved with it, else to
-            free text without an environment.
+        reference ([`ChatModel`], *optional*): π_ref, which summarises, criticises and edits. Not
+            needed in mode `rl` and with `reflector="policy"`.
+        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`): The root of the
+            evolution. A text with lines `[G0]. ...` is read as principles, any other as a preamble
+            that principles are added to; for free text pass `SystemPrompt(text)`.
+        population ([`Population`], *optional*): Instead of `initial_prompt`: a population of your
+            own, with your own selection rule. The settings from which one would be created
+            (`window`, `selection`, ...) must then keep their defaults.
+        environment ([`Environment`], *optional*): Answers the policy's requests. Without one each
+            rollout is a single turn, whose text is the answer.
+        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to the one saved with the
+            model, if any, else to free text without an environment.
 
     Attributes:
         population ([`Population`]): All system prompts of the run.
         generation ([`Generation`]): The evolution of that population.
 
     Raises:
-        `ValueError`: For arguments that cannot work together; the message names values that do. From `train`, also with
-            `distill_epochs` under DeepSpeed or FSDP.
+        `ValueError`: For arguments that cannot work together; the message names values that do.
+            From `train`, also with `distill_epochs` under DeepSpeed or FSDP.
     """
 
     method = "E-SPL"
@@ -82,8 +110,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def __init__(
         self,
-        model: Any,
-        reward_funcs: Any,
+        model: str | PreTrainedModel,
+        reward_funcs: RewardFunctions,
         args: ESPLConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
@@ -94,29 +122,33 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         environment: Any = None,
         **kwargs: Any,
     ):
+        # Check the arguments.
         args = self._check_args(args)
         if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
             environment = ...
         if args.eval_all and eval_dataset is None:
             raise ValueError(
-                "eval_all=True needs an eval_dataset: the rows on which every rated prompt is evaluated"
+                "eval_all=True needs an eval_dataset, on which every rated prompt is evaluated"
             )
         check_reflector(args, reference)
         if population is not None and initial_prompt:
             raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
+
+        # Create the population. In mode `reflection` a single prompt is revised, without crossover.
+        is_alone = args.mode == "reflection"
         self.reference = reference
-        alone = args.mode == "reflection"
-        self.population = args.start_population(population or initial_prompt, args.seed, alone)
-        self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
+        self.population = args.start_population(population or initial_prompt, args.seed, is_alone)
+        self.generation = Generation(self.population, 0.0 if is_alone else args.p_crossover)
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
-        self._rated = self._rated_before = (
-            -1,
-            -1,
-        )  # step and part of the latest rated batch; of the checkpoint's
-        self._held_out: list[float] = []  # mean rewards of the questions of the current evaluation
-        self._teacher: list[Rollout] | None = (
-            None  # this process's rollouts under the prompt that is being distilled
-        )
+
+        # Step and index of the last rated batch; and of the last one that the checkpoint had rated.
+        self._rated_batch = (-1, -1)
+        self._rated_in_checkpoint = (-1, -1)
+        # Mean reward of each question of the current evaluation.
+        self._eval_rewards: list[float] = []
+        # This process's rollouts under the prompt that is being distilled.
+        self._teacher_rollouts: list[Rollout] | None = None
+
         super().__init__(
             model,
             reward_funcs,
@@ -127,34 +159,44 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             **kwargs,
         )
         if self.is_world_process_zero() and not args.disable_tqdm:
-            print(f"E-SPL: {args.batch_in_words}", flush=True)
+            print(f"E-SPL: {args.describe_batch()}", flush=True)
 
     @cached_property
     def _reflector(self) -> ReferenceReflector | PolicyReflector:
-        main = self.accelerator.is_main_process
+        is_main_process = self.accelerator.is_main_process
         if self.args.reflector == "reference":
-            return ReferenceReflector(self.reference, self.args, main)
-        session = self.player.backend.session
-        chat_format = cast(ChatFormat, self.chat_format)
+            return ReferenceReflector(self.reference, self.args, is_main_process)
         return PolicyReflector(
-            lambda: self.policy, session, chat_format, self.limits, self.args, main
+            lambda: self.policy,
+            self.player.backend.session,
+            cast(ChatFormat, self.chat_format),
+            self.limits,
+            self.args,
+            is_main_process,
         )
 
-    def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
-        return {**super().roles(environment, functions), "reference": self.reference}
+    def roles(
+        self, environment: Environment | None, reward_functions: Sequence[RewardFunction]
+    ) -> dict[str, Any]:
+        """As [`MultiTurnGRPOTrainer.roles`]; the reference LLM spends, too."""
+        return {**super().roles(environment, reward_functions), "reference": self.reference}
 
-    # --- row -> prompt -------------------------------------------------------------------------------------------
+    # --- rows -> prompts -----------------------------------------------------------------------
 
     def rollouts_per_group(self) -> int:
-        """N, one group per problem and prompt; M·N where the baseline is the mean over all prompts of a problem."""
-        prompts = self.args.prompts_per_step if self.args.baseline == "marginalize" else 1
-        return prompts * self.args.num_generations
+        """Return the number of rollouts that share a baseline.
+
+        N, one group for each problem and prompt; or M·N with `baseline="marginalize"`, where the
+        baseline is the mean over all prompts of a problem.
+        """
+        if self.args.baseline == "marginalize":
+            return self.args.prompts_per_step * self.args.num_generations
+        return self.args.num_generations
 
     def _create_prompts(self) -> PopulationPrompts:
-        has_texts = self.args.mode != "rl" or any(
-            one.prompt.text for one in self.population.members
-        )
-        if self.args.prompt_place == "system" and has_texts:
+        has_text = any(member.prompt.text for member in self.population.members)
+        needs_system_message = has_text or self.args.evolves
+        if self.args.prompt_place == "system" and needs_system_message:
             self.chat_format.check_system(
                 "set prompt_place='user', which puts the prompts in front of the user's message"
             )
@@ -163,96 +205,126 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         )
 
     def _before_batch(self) -> None:
-        self._let_children_join()
+        self._add_children()
         super()._before_batch()
 
-    def _mode(self) -> str:
-        return self.args.mode_at(self.state.global_step)
-
     def final_prompt(self) -> SystemPrompt:
-        """The prompt that the agent is evaluated and used under: the best one, or none after [`distill`]."""
-        return self.prompts.final()
+        """Return the prompt that the agent is evaluated and used under.
 
-    # --- rewards -> ratings -> children --------------------------------------------------------------------------
+        It is the best one, or an empty one after [`distill`].
+        """
+        return self.prompts.final_prompt()
+
+    # --- rewards -> ratings -> children --------------------------------------------------------
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
         if batch.position.is_training:
-            self._rate([None if reward != reward else reward for reward in totals.tolist()], batch)
-        else:
-            known = [one[~one.isnan()] for one in totals.split(batch.position.group_size)]
-            self._held_out += [one.mean().item() for one in known if len(one)]
-            if self._teacher is not None:
-                self._teacher += [
-                    rollout for rollout in batch.rollouts if rollout.status != "failed"
-                ]
+            rewards = [None if math.isnan(total) else total for total in totals.tolist()]
+            self._rate(rewards, batch)
+            return
+
+        for group_totals in totals.split(batch.position.group_size):
+            scored = group_totals[~group_totals.isnan()]
+            if len(scored):
+                self._eval_rewards.append(scored.mean().item())
+        if self._teacher_rollouts is not None:
+            for rollout in batch.rollouts:
+                if rollout.status != "failed":
+                    self._teacher_rollouts.append(rollout)
 
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
-        """Rate the prompts of the batch, and start the reflection on it; once, if a checkpoint in the middle of a step
-        makes a resumed run play the batch again."""
-        at = batch.position.step, batch.position.index_in_step
-        if at <= self._rated_before:
+        """Rate the prompts of a batch, and start the reflection on it.
+
+        A run that was resumed from a checkpoint in the middle of a step plays a batch again, which
+        is rated only once.
+        """
+        batch_id = (batch.position.step, batch.position.index_in_step)
+        if batch_id <= self._rated_in_checkpoint:
             return
-        self._rated = at
+        self._rated_batch = batch_id
         if self.generation.batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # deletes the entries of another run in the same folder
+
         # Mode `rl` needs no texts, and those of a batch are megabytes.
-        problem_texts, reflects = [("", "", "")] * len(rewards), self._mode() != "rl"
+        reflects = self.args.mode_at(self.state.global_step) != "rl"
+        texts = [AttemptText("", "", "")] * len(rewards)
         if reflects:
-            own = [
-                (question_of(row), truth_of(row), transcript(rollout))
-                for row, rollout in zip(batch.rows, batch.rollouts, strict=True)
-            ]
-            problem_texts = gather_object(own)
-        matches = self.prompts.matches(rewards, problem_texts, gather_object(batch.metadata))
+            process_texts = []
+            for row, rollout in zip(batch.rows, batch.rollouts, strict=True):
+                text = AttemptText(question_of(row), truth_of(row), transcript(rollout))
+                process_texts.append(text)
+            texts = gather_object(process_texts)
+
+        matches = self.prompts.matches(rewards, texts, gather_object(batch.metadata))
         job = self.generation.record(matches, reflects)
         self.log_batch("train", self.generation.metrics())
         if job is not None:
             self._reflector.begin(job)
 
-    def _let_children_join(self) -> None:
-        """Add the children that are due. Training waits for a reference LLM that takes longer than `evolution_lag`."""
-        for job in self.generation.due(self.args.evolution_lag) if self.args.evolves else ():
+    def _add_children(self) -> None:
+        """Add the children that are due to the population.
+
+        Training waits for a reference LLM that takes longer than `evolution_lag` batches.
+        """
+        if not self.args.evolves:
+            return
+        for job in self.generation.due(self.args.evolution_lag):
             outcomes = self._reflector.finish(job)
-            fatal = next(
-                (one.error for one in outcomes if one.error is not None and one.error.fatal), None
-            )
-            if fatal is not None and self.args.reflector == "reference":
-                # The job stays pending: a resumed run asks again.
-                self._stop(f"the reference LLM failed with a fatal error, {fatal.kind}: {fatal}")
+
+            # After a fatal error the job stays pending: a resumed run sends its requests again.
+            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+            fatal_errors = [error for error in errors if error.fatal]
+            if fatal_errors and self.args.reflector == "reference":
+                error = fatal_errors[0]
+                self._stop(f"the reference LLM failed with a fatal error, {error.kind}: {error}")
+
             children = self.generation.join(job, outcomes)
             for outcome in outcomes:
                 self.log_batch("train", outcome.metrics())
             if self.accelerator.is_main_process:
-                self._journal.write(
-                    attempt_records(job.batch, outcomes, children, job.scores, self.population)
+                records = attempt_records(
+                    job.batch, outcomes, children, job.scores, self.population
                 )
+                self._journal.write(records)
 
     @staticmethod
-    def _trains_weights(args: Any) -> bool:
-        """Whether some mode or phase of the run trains weights."""
+    def _trains_weights(args: ESPLConfig) -> bool:
+        """Return whether some mode or phase of the run trains weights."""
         return args.mode != "reflection"
 
     def updates_weights(self) -> bool:
-        """Whether the current mode or phase trains weights."""
-        return self._mode() in ("joint", "rl")
+        """Return whether the current mode or phase trains weights."""
+        return self.args.mode_at(self.state.global_step) in ("joint", "rl")
 
-    # --- evaluation and distillation -----------------------------------------------------------------------------
+    # --- evaluation and distillation -----------------------------------------------------------
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As [`~trl.GRPOTrainer`]'s, under the best prompt. Its mean reward is kept as `held_out` of the [`Member`]; of
-        several data sets, that of the last one."""
-        self._held_out = []
-        metrics = super().evaluate(*args, **kwargs)
-        if (prompt := self.prompts.trial or self.final_prompt()).id is not None:
-            self.population.note_held_out(prompt, self._held_out)
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s, under the best prompt.
+
+        The mean reward becomes `held_out` of the prompt's [`Member`]; with several data sets, that
+        of the last one.
+        """
+        self._eval_rewards = []
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        prompt = self.prompts.evaluated_prompt or self.final_prompt()
+        if prompt.id is not None:
+            self.population.note_held_out(prompt, self._eval_rewards)
         return metrics
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s. With `eval_all` every rated prompt is evaluated after the last step; with
-        `distill_epochs` the best one is then distilled."""
+        """As [`~trl.GRPOTrainer`]'s.
+
+        With `eval_all` every rated prompt is evaluated after the last step; with `distill_epochs`
+        the best one is then distilled.
+        """
         if self.args.distill_epochs:
-            self._check_whole()
-        self.prompts.left_out = False
+            self._check_not_sharded()
+        self.prompts.is_distilled = False
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
             self.evaluate_prompts()
@@ -260,10 +332,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self.distill(num_train_epochs=self.args.distill_epochs)
         return output
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As TRL's, except while [`evaluate_prompts`] evaluates a prompt, which is no point of the run's curve."""
-        if self.prompts.trial is None:
-            super().log(logs, *args, **kwargs)
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL's, except in [`evaluate_prompts`], whose results are no points of the curve."""
+        if self.prompts.evaluated_prompt is None:
+            super().log(logs, start_time)
         else:
             self.drop_metrics("eval")
 
@@ -273,95 +345,433 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """Evaluate system prompts on the held-out rows, under the current weights (Figure 8).
 
         Args:
-            prompts (`Sequence[SystemPrompt]`, *optional*): Members of the population; all that were rated by default.
-            **kwargs: Those of [`~transformers.Trainer.evaluate`].
+            prompts (`Sequence[SystemPrompt]`, *optional*): Members of the population. By default
+                all that were rated.
+            **kwargs: Passed to [`~transformers.Trainer.evaluate`].
 
         Returns:
-            `dict[int, float]`: The mean reward by id, where there is one; also kept as `held_out` of the [`Member`].
+            `dict[int, float]`: The mean reward by prompt id, where there is one; also kept as
+                `held_out` of the [`Member`].
         """
-        members, scores = self.population.members, {}
-        for prompt in prompts or [member.prompt for member in members if member.matches]:
-            self.prompts.trial = prompt
+        if not prompts:
+            prompts = [member.prompt for member in self.population.members if member.matches]
+        scores = {}
+        for prompt in prompts:
+            self.prompts.evaluated_prompt = prompt
             try:
                 self.evaluate(**kwargs)
             finally:
-                self.prompts.trial = None
-            if self._held_out:
-                scores[prompt.id or 0] = sum(self._held_out) / len(self._held_out)
+                self.prompts.evaluated_prompt = None
+            if self._eval_rewards:
+                scores[prompt.id or 0] = sum(self._eval_rewards) / len(self._eval_rewards)
         return scores
 
     def distill(self, rows: Dataset | None = None, **sft_arguments: Any) -> None:
-        """Train the weights to act without the best prompt as they act under it (context distillation).
+        """Train the weights to act without the best prompt as they act under it.
 
-        The policy plays the rows under its best prompt, `num_generations_eval` times each; see [`imitate_without`].
-        From then on the agent is evaluated, saved and used without the prompt.
+        This is context distillation: the policy plays the rows under its best prompt,
+        `num_generations_eval` times each, and imitates these rollouts; see [`distill_prompt`]. From
+        then on the agent is evaluated, saved and used without the prompt.
 
         Args:
             rows (`Dataset`, *optional*): By default all of `train_dataset`.
-            **sft_arguments: Those of [`~trl.SFTConfig`]: `num_train_epochs`, `learning_rate`, ... By default the
-                trainer's own rate, schedule and batches, and one epoch.
+            **sft_arguments: Passed to [`~trl.SFTConfig`]: `num_train_epochs`, `learning_rate`, ...
+                By default the trainer's own rate, schedule and batches, and one epoch.
 
         Raises:
-            `ValueError`: The weights are cut into shards (DeepSpeed, FSDP), or no rollout could be played to its end.
+            `ValueError`: If the weights are sharded (DeepSpeed, FSDP), or no rollout could be
+                played to its end.
         """
-        self._check_whole()
-        prompt, self._teacher, self.prompts.left_out = self.population.best(), [], False
-        try:
-            super().evaluate(
-                self.train_dataset if rows is None else rows, metric_key_prefix="distill"
-            )
-            rollouts = self._teacher
-        finally:
-            self._teacher = None
-        imitate_without(
-            prompt,
-            rollouts,
-            self.model,
-            cast(ChatFormat, self.chat_format),
-            self.args,
-            **sft_arguments,
-        )
-        self.prompts.left_out = True
+        self._check_not_sharded()
 
-    def _check_whole(self) -> None:
+        # Play the rows under the best prompt.
+        prompt = self.population.best()
+        self.prompts.is_distilled = False
+        self._teacher_rollouts = []
+        try:
+            dataset = self.train_dataset if rows is None else rows
+            super().evaluate(dataset, metric_key_prefix="distill")
+            rollouts = self._teacher_rollouts
+        finally:
+            self._teacher_rollouts = None
+
+        # Imitate the rollouts without the prompt.
+        chat_format = cast(ChatFormat, self.chat_format)
+        distill_prompt(prompt, rollouts, self.model, chat_format, self.args, **sft_arguments)
+        self.prompts.is_distilled = True
+
+    def _check_not_sharded(self) -> None:
         if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
             raise ValueError(
-                "distill needs whole weights on every process, without DeepSpeed or FSDP"
+                "distill needs whole weights on every process: train without DeepSpeed and FSDP, "
+                "or set distill_epochs=0"
             )
 
-    # --- saving and resuming -------------------------------------------------------------------------------------
+    # --- saving and resuming -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The evolution as plain JSON; see [`Generation.state_dict`]."""
-        return {**self.generation.state_dict(), "rated": list(self._rated)}
+        """Return the evolution as plain JSON; see [`Generation.state_dict`]."""
+        return {**self.generation.state_dict(), "rated": list(self._rated_batch)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`ESPLTrainer.state_dict`]. Reflections that had not finished are asked for again."""
+        """Continue from a [`ESPLTrainer.state_dict`].
+
+        Reflections that had not finished start again.
+        """
         self.generation.load_state_dict(state)
-        self._rated = self._rated_before = tuple(state.get("rated", self._rated))
+        self._rated_batch = tuple(state.get("rated", self._rated_batch))
+        self._rated_in_checkpoint = self._rated_batch
 
     def _save_beside(self, folder: Path) -> None:
         super()._save_beside(folder)
         atomic_write(folder / PROMPT_FILE, self.final_prompt().text)
         state = self.state_dict()
-        if (
-            self.staging.folder is None
-        ):  # a model, which may be published, and pending jobs hold rows and rollouts
+        is_checkpoint = self.staging.folder is not None
+        if not is_checkpoint:
+            # A model may be published, and pending jobs hold rows and rollouts.
             state["pending"] = []
         atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
-        """The agent's form under the prompt of evaluations: the best one, or none after [`distill`]."""
+        """Return the agent's form under the final prompt."""
         return self.prompts.saved_spec(self.spec)
 
     def _load_beside(self, checkpoint: Path | None) -> None:
-        generation, self._rated_before = self.generation, (-1, -1)
-        if checkpoint is not None and (path := checkpoint / POPULATION_FILE).exists():
-            load_state(path, self.load_state_dict)
-            if self.args.evolves and self.state.global_step < self.state.max_steps:
-                for job in generation.pending:
+        self._rated_in_checkpoint = (-1, -1)
+        if checkpoint is not None and (checkpoint / POPULATION_FILE).exists():
+            load_state(checkpoint / POPULATION_FILE, self.load_state_dict)
+            is_over = self.state.global_step >= self.state.max_steps
+            if self.args.evolves and not is_over:
+                for job in self.generation.pending:
                     self._reflector.begin(job)
-        if self.accelerator.is_main_process:  # a resumed run plays the later batches again
-            self._journal.keep_before(
-                generation.pending[0].batch if generation.pending else generation.batches
+
+        # A resumed run plays the later batches again.
+        if self.accelerator.is_main_process:
+            next_batch = self.generation.batches
+            if self.generation.pending:
+                next_batch = self.generation.pending[0].batch
+            self._journal.keep_before(next_batch)
+
+
+# --- the prompts of a batch --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttemptText:
+    """A rollout as the reference LLM reads it."""
+
+    question: str
+    accepted_answers: str
+    transcript: str
+
+
+class PopulationPrompts:
+    """Chooses the system prompt of each rollout of a batch, and renders rows under it.
+
+    A batch has M x N slots for each row, in the order of the prompts. The metadata of a slot name
+    its system prompt, so that records, and groups that finish in a later step, name it, too.
+
+    Args:
+        generation ([`Generation`]): Draws the prompts of a batch.
+        args ([`ESPLConfig`]): M, N, the place of the prompt, and the mode.
+        render (`Callable`): Returns the conversation of a row without an evolved prompt, as
+            [`AgentSpec.messages`] does.
+        trust (`Callable[[str], None]`, *optional*): Called with the text of each prompt before it
+            is rendered; see [`ChatFormat.trust`].
+
+    Attributes:
+        batch_prompts (`list[SystemPrompt]`): The M prompts of the current batch.
+        evaluated_prompt ([`SystemPrompt`], *optional*): The prompt that is being evaluated, if it
+            is not the final one.
+        is_distilled (`bool`): Whether the agent is used without an evolved prompt.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        args: ESPLConfig,
+        render: Callable[[Mapping[str, Any]], Sequence[Message]],
+        trust: Callable[[str], None] = lambda text: None,
+    ):
+        self.generation = generation
+        self.args = args
+        self.render = render
+        self.trust = trust
+        self.batch_prompts = [generation.population.best()]  # until the first batch draws its own
+        self.evaluated_prompt: SystemPrompt | None = None
+        self.is_distilled = False
+
+    @property
+    def rollouts_per_row(self) -> int:
+        """M·N."""
+        return self.args.prompts_per_step * self.args.num_generations
+
+    def final_prompt(self) -> SystemPrompt:
+        """Return the prompt that the agent is evaluated and used under."""
+        return SystemPrompt("") if self.is_distilled else self.generation.population.best()
+
+    def start_batch(self, step: int) -> None:
+        """Draw the prompts of the next training batch.
+
+        In an `rl` phase of mode `alternating` all of them are the best one.
+        """
+        prompt_count = self.args.prompts_per_step
+        is_rl_phase = self.args.mode == "alternating" and self.args.mode_at(step) == "rl"
+        if is_rl_phase:
+            self.batch_prompts = [self.generation.population.best()] * prompt_count
+        else:
+            self.batch_prompts = self.generation.draw(prompt_count)
+
+    def choose_metadata(self, index: int, training: bool) -> dict[str, Any]:
+        """Return the id of the system prompt of a slot; `None` without one.
+
+        Args:
+            index (`int`): The slot's position in the global batch.
+            training (`bool`): In evaluation, every slot has the evaluated or the final prompt.
+        """
+        if training:
+            slot = (index // self.args.num_generations) % self.args.prompts_per_step
+            prompt = self.batch_prompts[slot]
+        else:
+            prompt = self.evaluated_prompt or self.final_prompt()
+        return {"system_prompt": prompt.id}
+
+    def render_messages(
+        self, row: Mapping[str, Any], metadata: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the prompt messages of a row under the system prompt of its metadata.
+
+        Raises:
+            `LookupError`: If the population has no such prompt.
+        """
+        messages = self.render(row)
+        prompt_id = metadata["system_prompt"]
+        if prompt_id is not None:
+            prompt = self.generation.population.members[prompt_id].prompt
+            self.trust(prompt.text)
+            messages = prompt.messages(messages, self.args.prompt_place)  # type: ignore[arg-type]
+        return [dict(message) for message in messages]
+
+    def matches(
+        self,
+        rewards: Sequence[float | None],
+        texts: Sequence[AttemptText],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[list[PromptResult]]:
+        """Return a batch in the form that [`Generation.record`] takes.
+
+        Rows that were played under other prompts, because their groups started earlier, are a match
+        of their own. The prompts that were drawn last come last.
+
+        Args:
+            rewards (`Sequence[float | None]`): The reward of each rollout of the global batch.
+            texts (`Sequence[AttemptText]`): The texts of each.
+            metadata (`Sequence[Mapping]`): The metadata of each.
+        """
+        # By the ids of the prompts of a problem: for each prompt, its results on these problems.
+        results: dict[tuple[int, ...], list[list[ProblemResult]]] = {}
+        attempt_count = self.args.num_generations
+        for problem_start in range(0, len(rewards), self.rollouts_per_row):
+            problem_end = problem_start + self.rollouts_per_row
+            slot_starts = range(problem_start, problem_end, attempt_count)
+            prompt_ids = tuple(metadata[slot_start]["system_prompt"] for slot_start in slot_starts)
+            slots = results.setdefault(prompt_ids, [[] for _ in slot_starts])
+
+            # The question as in the first slot stands for all: a row's own `prompt` is rendered
+            # differently in each slot.
+            problem = texts[problem_start]
+            for slot, slot_start in zip(slots, slot_starts, strict=True):
+                attempts = []
+                for index in range(slot_start, slot_start + attempt_count):
+                    attempts.append(Attempt(texts[index].transcript, rewards[index]))
+                slot.append(
+                    ProblemResult(problem.question, problem.accepted_answers, tuple(attempts))
+                )
+
+        members = self.generation.population.members
+        matches = []
+        for prompt_ids, slots in results.items():
+            match = []
+            for prompt_id, problem_results in zip(prompt_ids, slots, strict=True):
+                match.append(PromptResult(members[prompt_id].prompt, tuple(problem_results)))
+            matches.append(match)
+        return matches
+
+    def saved_spec(self, spec: AgentSpec) -> AgentSpec:
+        """Return the form of an agent that is used under the final prompt, as in evaluations."""
+        text = self.final_prompt().text
+        if not text:
+            return spec
+        if self.args.prompt_place == "user":
+            return replace(spec, prompt_template=f"{text}\n\n{spec.prompt_template}")
+        if self.args.prompt_place == "after":
+            return replace(spec, prompt_template=f"{spec.prompt_template}\n\n{text}")
+        if spec.system_prompt:
+            text = f"{text}\n\n{spec.system_prompt}"
+        return replace(spec, system_prompt=text, join_system_prompt=True)
+
+
+# --- reflectors --------------------------------------------------------------------------------
+# A reflector turns the job of a batch into the outcomes that `Generation.join` takes. Only the
+# first process sends requests; it broadcasts the outcomes.
+
+
+class ReferenceReflector:
+    """A reference LLM that reflects on the background event loop while the weights are updated.
+
+    Args:
+        reference ([`ChatModel`], *optional*): π_ref. `None` if there will be no job.
+        args ([`ESPLConfig`]): Time limit, sampling options, seed and the settings of the operators.
+        sends_requests (`bool`): Whether this process sends the requests.
+    """
+
+    def __init__(self, reference: ChatModel | None, args: ESPLConfig, sends_requests: bool):
+        self.reference = reference
+        self.args = args
+        self.sends_requests = sends_requests
+        self._running: dict[int, Future[list[Outcome]]] = {}  # by batch
+
+    def begin(self, job: Job) -> None:
+        """Send the first requests of a job, without waiting for replies."""
+        if self.sends_requests:
+            self._running[job.batch] = start(self._reflect(job))
+
+    def finish(self, job: Job) -> list[Outcome]:
+        """Wait for the outcomes of a job. Called on every process; all return the same."""
+        if self.sends_requests and job.batch not in self._running:
+            self.begin(job)
+        running = self._running.pop(job.batch, None)
+        return _share_outcomes(None if running is None else running.result)
+
+    async def _reflect(self, job: Job) -> list[Outcome]:
+        """Return the outcomes, at the latest when the time for the job is over.
+
+        So no model delays training any further.
+        """
+        timeout = self.args.reflection_timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        late_replies = 0
+
+        async def reply_in_time(messages: Sequence[Message], **options: Any) -> Reply:
+            nonlocal late_replies
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await as_chat(self.reference)(messages, **options)
+            except TimeoutError:
+                late_replies += 1
+                return Reply(error=TimedOut(f"no reply within reflection_timeout={timeout:g} s"))
+
+        repeat = rollout_seed(self.args.seed, "reflection", job.batch)
+        sampling: Any = self.args.reference_sampling or {}
+        outcomes = await propose_children(reply_in_time, job, self.args, repeat=repeat, **sampling)
+        if late_replies:
+            logger.warning(
+                "the reference LLM did not reply to %d calls within %g s: batch %d has no children "
+                "from them",
+                late_replies,
+                timeout,
+                job.batch,
             )
+        return outcomes
+
+
+class PolicyReflector:
+    """The policy being trained, which revises its own instructions (the paper's Figure 15).
+
+    It reflects when the children are due, with its weights at that time, which are those of a
+    checkpoint. A reply is one of its turns, as long as `max_turn_tokens` allows. All processes
+    enter a session of the policy's back end; the first one samples.
+
+    Args:
+        get_policy (`Callable[[], Policy]`): Returns the policy.
+        open_session (`Callable`): Opens a session of its back end, as a context manager.
+        chat_format ([`ChatFormat`]): Its chat template.
+        limits ([`Limits`]): Its limits, as in rollouts.
+        args ([`ESPLConfig`]): Seed and the settings of the operators.
+        sends_requests (`bool`): Whether this process samples.
+    """
+
+    def __init__(
+        self,
+        get_policy: Callable[[], Policy],
+        open_session: Callable[[], AbstractContextManager[None]],
+        chat_format: ChatFormat,
+        limits: Limits,
+        args: ESPLConfig,
+        sends_requests: bool,
+    ):
+        self.get_policy = get_policy
+        self.open_session = open_session
+        self.chat_format = chat_format
+        self.limits = limits
+        self.args = args
+        self.sends_requests = sends_requests
+
+    def begin(self, job: Job) -> None:
+        """Does nothing, because the weights are being updated."""
+
+    def finish(self, job: Job) -> list[Outcome]:
+        """Return the outcomes of a job. Called on every process; all return the same."""
+        outcomes: Future[list[Outcome]] = Future()
+        # The other processes leave the session at once or, if sampling is a collective operation,
+        # take part in it until this one leaves.
+        with self.open_session():
+            if self.sends_requests:
+                try:
+                    work = propose_children(self.write, job, self.args, repeat=job.batch)
+                    outcomes.set_result(run_with_engine(self.get_policy(), work))
+                except Exception as error:
+                    outcomes.set_exception(error)
+        return _share_outcomes(outcomes.result if self.sends_requests else None)
+
+    async def write(
+        self,
+        messages: Sequence[Message],
+        *,
+        repeat: int | None = None,
+        session: str | None = None,
+        **sampling: Any,
+    ) -> Reply:
+        """Sample one turn, as a [`ChatModel`]; an error if the context has no room for one."""
+        context = self.chat_format.prompt_ids(messages)
+        max_tokens = self.limits.remaining_tokens(Rollout(context))
+        if max_tokens < 1:
+            return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
+        seed = rollout_seed(self.args.seed, "reflect", repeat, messages[-1]["content"])
+        sample = await self.get_policy()(SampleRequest(context, max_tokens, seed))
+        text = self.chat_format.parse(sample.ids).text
+        return Reply(text, usage=Usage(len(context), len(sample.ids)))
+
+
+def _share_outcomes(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:
+    """Call `reflect` on the process that has one, and return its outcomes on every process.
+
+    If it fails, every process raises an error.
+    """
+    shared: list[Any] = [[], None]  # outcomes and the description of an error
+    if reflect is not None:
+        try:
+            shared[0] = reflect()
+        except Exception as error:
+            broadcast_object_list([None, describe(error)])
+            raise
+    broadcast_object_list(shared)
+    outcomes, error_description = shared
+    if error_description is not None:
+        raise RuntimeError(f"the reflection failed on another process: {error_description}")
+    return outcomes
+
+
+def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:
+    """Raise `ValueError` if the reference LLM is missing, or would never be called."""
+    if not args.evolves:
+        return
+    if args.reflector == "reference" and reference is None:
+        raise ValueError(
+            f"mode={args.mode!r} needs a reference LLM that reflects: pass reference=, or set "
+            "mode='rl', or set reflector='policy' to let the policy reflect"
+        )
+    if args.reflector == "policy" and reference is not None:
+        raise ValueError(
+            "the reference LLM would never be called with reflector='policy': pass reference=None"
+        )

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from datasets import Dataset
@@ -46,9 +46,9 @@ from ..rollout import (
     template_for,
 )
 from .ahead import ahead_of
-from .callbacks import LiveView, LogFile, one_line_progress
+from .callbacks import LiveView, LogFile, use_one_line_progress
 from .config import MultiTurnGRPOConfig
-from .hub import TAGS, Trained, missing_in_a_line, only_the_model, write_card
+from .hub import explain_missing_model, published_files
 from .loading import (
     check_experts,
     check_policy,
@@ -63,9 +63,11 @@ from .loss import (
     SingleSequenceRows,
     clipped_share,
     logp_difference,
-    scored_only,
+    prepare_loss_inputs,
 )
-from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
+from .model_card import TAGS, TrainedAgent, write_card
+from .patches import publish_only
+from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .resumable import ResumableGRPOTrainer
 from .rollouts import (
     Batch,
@@ -78,6 +80,8 @@ from .rollouts import (
 )
 from .scoring import (
     BatchMonitor,
+    RewardFunction,
+    RewardFunctions,
     guard_reward_function,
     has_prompt_column,
     pass_at_k,
@@ -163,7 +167,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel,
-        reward_funcs: Any = None,
+        reward_funcs: RewardFunctions | None = None,
         args: MultiTurnGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
@@ -232,7 +236,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
         # Create TRL's trainer, which loads the model.
         guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
-        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
+        with warnings.catch_warnings(), use_weight_sync(args), explain_missing_model(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             model, processing_class, args = load_policy(model, args, processing_class)
             super().__init__(
@@ -336,7 +340,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._batch: Batch | None = None
         self._eval_batches = 0
 
-        one_line_progress(self)
+        use_one_line_progress(self)
         self.add_callback(self.live_view)
         self._step_spans = StepSpans(self.accelerator)
         if spans.is_on():
@@ -450,7 +454,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     # --- rollouts -> scores --------------------------------------------------------------------
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+    def _calculate_rewards(
+        self,
+        inputs: list[dict[str, Any]],
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+    ) -> torch.Tensor:
         """Return the rewards of all processes, of shape `(rollouts, reward functions)`."""
         batch = self._batch
         assert batch is not None
@@ -487,7 +497,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     # --- scores -> loss ------------------------------------------------------------------------
 
-    def _compute_loss(self, model, inputs):
+    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the loss of a micro-batch.
 
         It may have too many rows for one pass if rollouts have several sequences. The loss is then
@@ -507,12 +517,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             earlier_loss += loss.detach()
         return self._compute_loss_of_rows(model, slices[-1]) + earlier_loss
 
-    def _compute_loss_of_rows(self, model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def _compute_loss_of_rows(
+        self, model: torch.nn.Module, inputs: Mapping[str, Any]
+    ) -> torch.Tensor:
         """Return TRL's loss of some rows, for which only the agent's tokens are scored."""
         has_ratio = "importance_sampling_ratio" in inputs
         scored_model = ScoredTokens(model, inputs["tool_mask"])
         with self._correct_importance() if has_ratio else nullcontext():
-            loss = super()._compute_loss(scored_model, scored_only(inputs))
+            loss = super()._compute_loss(scored_model, prepare_loss_inputs(inputs))
 
         # Before the next update, the log-probabilities of sampler and trainer should be equal.
         if not has_ratio and inputs.get("sampled_at") == self.state.global_step:
@@ -522,8 +534,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return loss
 
     def _get_per_token_logps_and_entropies(
-        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-    ):
+        self,
+        model: torch.nn.Module | ScoredTokens,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """As TRL's; while a batch is scored, only the agent's tokens have a log-probability."""
         if self._batch is not None and not isinstance(model, ScoredTokens):
             loss_mask = self._batch.loss_mask
@@ -537,7 +555,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @contextmanager
     def _correct_importance(self) -> Iterator[None]:
-        """Let TRL correct for an older policy by the importance ratio, as it does for vLLM."""
+        """Let TRL correct for an older policy by the importance ratio, as it does for vLLM.
+
+        TRL computes the ratio only with `use_vllm`, and has no other switch for it. It would also
+        push the weights, but `_last_loaded_step` says that this has been done.
+        """
         previous = self.use_vllm
         self.use_vllm = True
         try:
@@ -548,7 +570,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- hooks for subclasses ------------------------------------------------------------------
 
     @staticmethod
-    def _choose_rewards(reward_funcs: Any, args: MultiTurnGRPOConfig, environment: Any) -> Any:
+    def _choose_rewards(
+        reward_funcs: RewardFunctions | None,
+        args: MultiTurnGRPOConfig,
+        environment: Environment | None,
+    ) -> RewardFunctions | None:
         """Return the reward functions. By default, a program returns the reward itself."""
         if is_program(environment) and not reward_funcs:
             if not getattr(environment, "returns_reward", True):
@@ -556,7 +582,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     "the output of a command is no reward, because the policy may have written it: "
                     "give Program a reward=, or this trainer reward_funcs="
                 )
-            return environment.reward
+            return cast(Any, environment).reward
         return reward_funcs
 
     @staticmethod
@@ -577,7 +603,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return template_for(environment, grammar)
 
     def roles(
-        self, environment: Environment | None, reward_functions: Sequence[Any]
+        self, environment: Environment | None, reward_functions: Sequence[RewardFunction]
     ) -> dict[str, Any]:
         """Return the components that spend from the job's budget, by the name of their account.
 
@@ -679,17 +705,22 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.source = self.on_policy
             del self.keepers["ahead"]
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s. All evaluations sample with the same seeds."""
         self._eval_batches = 0
         with job_span("evaluation", self.state.global_step, self.accelerator):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     # --- saving and sharing --------------------------------------------------------------------
 
-    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
-        super().save_model(output_dir, *args, **kwargs)
+        super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             self._save_beside(Path(output_dir or self.args.output_dir))
 
@@ -697,23 +728,23 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """Write the files that belong to the weights. Called on one process."""
         self.saved_spec().save(folder)
         copy_processor(self.model.name_or_path, folder)
-        write_card(self.trained(), folder)
+        write_card(self.describe_agent(), folder)
 
-    def trained(self) -> Trained:
+    def describe_agent(self) -> TrainedAgent:
         """Return the facts for the agent's model card."""
         row_count = None
         if hasattr(self.train_dataset, "__len__"):  # not a streamed dataset
             row_count = len(self.train_dataset)
-        return Trained(
+        return TrainedAgent(
             args=self.args,
             model=self.model,
             spec=self.saved_spec(),
             method=self.method,
             environment=self.environment,
             reference=getattr(self, "reference", None),
-            reward_funcs=self._reward_functions,
+            reward_functions=self._reward_functions,
             reward_names=self.reward_func_names,
-            rows=row_count,
+            row_count=row_count,
             steps=self.state.global_step,
             hub_id=self.hub_model_id,
         )
@@ -735,16 +766,32 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             return
         if isinstance(tags, str):
             tags = [tags]
-        write_card(self.trained(), Path(self.args.output_dir), model_name, dataset_name, tags or [])
+        folder = Path(self.args.output_dir)
+        write_card(self.describe_agent(), folder, model_name, dataset_name, tags or [])
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s, but uploads only the model.
 
         Rollouts, spending, recorded replies and checkpoints stay local.
         """
-        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
+        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
+        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
             super()._push_from_checkpoint(checkpoint_folder)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As [`~trl.GRPOTrainer`]'s.
+
+        Raises:
+            `ConnectionError`: If the Hub cannot be written to.
+        """
+        try:
+            super().init_hf_repo(token, private)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ConnectionError(
+                f"push_to_hub=True, but the Hub cannot be written to: {reason}. Train with "
+                "push_to_hub=False, or check the network and the token"
+            ) from None

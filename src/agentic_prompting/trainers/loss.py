@@ -9,9 +9,10 @@ benchmarks/speed/training_step.py measures the saving.
 
 Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the
 same weight. TRL's loss types differ in one thing, the weight of a token in a sum. So this weight is
-put into the mask, and TRL computes the sum (its `dapo`), in which all tokens weigh the same
-otherwise. Weights in the advantages would not reach the KL term. With N_i tokens of rollout i in
-the loss, over all of its sequences:
+a column `loss_weights` of the batch, by which the mask is multiplied for TRL's sum (its `dapo`), in
+which all tokens weigh the same otherwise. Nothing else reads the weighted mask. Weights in the
+advantages would not reach the KL term. With N_i tokens of rollout i in the loss, over all of its
+sequences:
 
 | `loss_type` | weight of a token |
 |---|---|
@@ -139,18 +140,21 @@ def selectable_backbone(model: Any) -> torch.nn.Module | None:
     return causal_lm.base_model
 
 
-def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch for TRL's loss whose earlier log-probabilities are 0 outside of the loss.
+def prepare_loss_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch for TRL's loss.
 
-    The new ones will be 0 there, too. Otherwise a ratio such as exp(0 - (-100)) would overflow, and
-    infinity times the mask's 0 is not 0.
+    Earlier log-probabilities are 0 outside of the loss, as the new ones will be. Otherwise a ratio
+    such as exp(0 - (-100)) would overflow, and infinity times the mask's 0 is not 0. The mask has
+    the weight of each token.
     """
-    masked = dict(inputs)
+    loss_inputs = dict(inputs)
     is_outside = inputs["tool_mask"] == 0
     for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
         if inputs.get(name) is not None:
-            masked[name] = inputs[name].masked_fill(is_outside, 0)
-    return masked
+            loss_inputs[name] = inputs[name].masked_fill(is_outside, 0)
+    if "loss_weights" in inputs:
+        loss_inputs["tool_mask"] = inputs["tool_mask"] * inputs["loss_weights"]
+    return loss_inputs
 
 
 def logp_difference(
@@ -278,7 +282,7 @@ class MultiSequenceRows:
     def weigh_rows(
         self, scored: Mapping[str, Any], rollout_indices: Sequence[int]
     ) -> dict[str, Any]:
-        """Return the batch with an advantage for each row, and a weight for each token in its mask.
+        """Return the batch with an advantage for each row, and a weight for its tokens.
 
         Args:
             scored (`dict`): The return value of TRL's `_generate_and_score_completions`, whose
@@ -310,7 +314,7 @@ class MultiSequenceRows:
             len(advantages) * self.num_processes
         )
         weights = (tokens_per_rollout / divisors[indices]).to(torch.float32)
-        weighted["tool_mask"] = scored["tool_mask"] * weights.unsqueeze(1)
+        weighted["loss_weights"] = weights.unsqueeze(1)  # of shape (rows, 1)
         return weighted
 
     def split_rows(

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..rewards import PromptR1Reward
-from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
+from ..rollout import Environment, Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
 from .grpo import MultiTurnGRPOTrainer
+from .scoring import RewardFunctions
+from .setup import is_program
 
 
 class PromptR1Trainer(MultiTurnGRPOTrainer):
-    """[`MultiTurnGRPOTrainer`] with the paper's template, grammar, reward and values filled in.
+    """[`MultiTurnGRPOTrainer`] with the paper's template, grammar, reward and values as defaults.
 
     Args:
         model (`str` or `PreTrainedModel`): The agent S, for example `"Qwen/Qwen3-4B"`.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*): Defaults to the double-constrained reward of eq 10-13
-            with `args.gate`.
-        args ([`PromptR1Config`], *optional*): Training arguments; Table 6 by default.
-        train_dataset (`Dataset`): Columns `question` and `answers`, as [`load_task`] gives.
+        reward_funcs (`Callable` or `list[Callable]`, *optional*): Defaults to the double-constrained
+            reward of eq 10-13 with `args.gate`.
+        args ([`PromptR1Config`], *optional*): Training arguments. By default those of Table 6.
+        train_dataset (`Dataset`): Columns `question` and `answers`, as [`load_task`] returns them.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
-        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
-        environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*): Defaults to the one that the model was saved with; else to our wording of
-            the role of Table 1 where the environment is a large LLM, or to one that describes the environment.
-        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the one that the
-            model was saved with, else to the paper's tags.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to
+            the model's.
+        environment ([`Environment`]): The large LLM L: an [`LLMEnvironment`] with a [`ChatModel`].
+        prompt_template (`str`, *optional*): Defaults to the one that the model was saved with. If
+            there is none, it is our wording of the role of Table 1 for a large LLM, or describes
+            another environment.
+        grammar ([`Grammar`], *optional*): Defaults to the environment's if it has one, else to the
+            one saved with the model, else to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
-        `ValueError`: As [`MultiTurnGRPOTrainer`]; and if `args.gate` is set and would be ignored, because
-            `reward_funcs` are given.
+        `ValueError`: As [`MultiTurnGRPOTrainer`]; also if `args.gate` is set and would be ignored,
+            because `reward_funcs` is passed.
 
     Example:
 
@@ -50,30 +52,32 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     _default_output = "prompt_r1_output"
 
     @staticmethod
-    def _choose_rewards(reward_funcs: Any, args: PromptR1Config, environment: Any) -> Any:
-        if environment is not None and environment.play_episode is not None:
+    def _choose_rewards(
+        reward_funcs: RewardFunctions | None,
+        args: PromptR1Config,
+        environment: Environment | None,
+    ) -> RewardFunctions | None:
+        if is_program(environment):
             raise ValueError(
-                "Prompt-R1's prompt and reward are about turns in its own tags, which a program has none of: train it "
-                "with MultiTurnGRPOTrainer"
+                "Prompt-R1's prompt and reward need turns in its tags, which a program does not "
+                "have: use MultiTurnGRPOTrainer"
             )
         if reward_funcs is None:
             return PromptR1Reward(gate=args.gate)
         if args.gate != PromptR1Config.gate:
             raise ValueError(
-                f"gate={args.gate!r} in args would be ignored beside reward_funcs: leave one of them out, or pass "
-                f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
+                f"gate={args.gate!r} in args would be ignored, because reward_funcs is passed: leave "
+                f"one of them out, or pass PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
         return reward_funcs
 
     @staticmethod
-    def _default_grammar(environment: Any) -> Grammar:
-        """The paper's tags, with any environment, because its reward reads them."""
+    def _default_grammar(environment: Environment | None) -> Grammar:
+        """Return the environment's grammar, else the paper's tags, which its reward reads."""
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
-    def _default_template(environment: Any, grammar: Any) -> str:
-        return (
-            template_for(environment, grammar)
-            if environment is not None
-            else prompt_r1_template(grammar)
-        )
+    def _default_template(environment: Environment | None, grammar: Grammar) -> str:
+        if environment is None:
+            return prompt_r1_template(grammar)
+        return template_for(environment, grammar)

@@ -49,6 +49,12 @@ logger = logging.getLogger(__name__)
 
 # As in TRL: a function, or a reward model or its name.
 RewardFunction: TypeAlias = Callable[..., Any] | str | torch.nn.Module
+# One, several, or those of each environment by its name.
+RewardFunctions: TypeAlias = (
+    RewardFunction
+    | Sequence[RewardFunction]
+    | Mapping[str, RewardFunction | Sequence[RewardFunction]]
+)
 
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
 # Arguments of reward functions that are no columns of the dataset: those of TRL, and ours.
@@ -231,18 +237,20 @@ def leave_out_infinite(rewards: Sequence[Any], function: Callable[..., Any]) -> 
     A function that computes with what the policy wrote may return them. A single one would make the
     advantages of its whole group NaN.
     """
+    infinite_count = 0
     finite_rewards = []
     for reward in rewards:
-        is_infinite = reward is not None and finite_float(reward) is None and reward == reward
-        finite_rewards.append(None if is_infinite else reward)
-    count = sum(reward is None for reward in finite_rewards) - sum(
-        reward is None for reward in rewards
-    )
-    if count:
+        is_nan = reward != reward
+        if reward is not None and finite_float(reward) is None and not is_nan:
+            infinite_count += 1
+            reward = None
+        finite_rewards.append(reward)
+    if infinite_count:
         logger.warning(
-            "the reward function %s returned %d infinite rewards: these rollouts have no reward from it",
+            "the reward function %s returned %d infinite rewards: these rollouts have no reward "
+            "from it",
             place_of(function),
-            count,
+            infinite_count,
         )
     return finite_rewards
 
@@ -315,9 +323,10 @@ def render_completion(rollout: Rollout, chat_format: TextFormat) -> str | list[d
 
 
 def find_turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return start and end of each run of tokens in the loss, for a rollout that an environment has filled in itself.
+    """Return start and end of each run of tokens in the loss.
 
-    They are its turns if all its turns are in the loss, because tokens of the chat template separate two turns.
+    This is for rollouts that an environment has filled in itself. The runs are its turns if all of
+    them are in the loss, because tokens of the chat template separate two turns.
     """
     turn_spans = []
     start = 0

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub import hf_hub_download
@@ -30,6 +30,7 @@ from .loss import PER_ROLLOUT
 from .policies import sampling_of
 from .scoring import (
     RewardFunction,
+    RewardFunctions,
     check_dataset,
     check_group_sizes,
     check_rewards,
@@ -213,11 +214,7 @@ class EnvironmentReward:
 
 
 def list_reward_functions(
-    reward_funcs: RewardFunction
-    | Sequence[RewardFunction]
-    | Mapping[str, RewardFunction | Sequence[RewardFunction]]
-    | None,
-    environment: Environment | None,
+    reward_funcs: RewardFunctions | None, environment: Environment | None
 ) -> list[RewardFunction]:
     """Return a trainer's reward functions as a list.
 
@@ -246,12 +243,18 @@ def list_reward_functions(
     reward_functions: list[RewardFunction] = []
     for name, functions in reward_funcs.items():
         for function in _as_list(functions):
+            if not callable(function):
+                raise ValueError(
+                    f"reward_funcs of the environment {name!r} has {function!r}, which is no function"
+                )
             reward_functions.append(EnvironmentReward(name, function))
     return reward_functions
 
 
-def _as_list(functions: Any) -> list[Any]:
-    return list(functions) if isinstance(functions, list | tuple) else [functions]
+def _as_list(functions: RewardFunction | Sequence[RewardFunction]) -> list[RewardFunction]:
+    if isinstance(functions, list | tuple):
+        return list(functions)
+    return [cast(RewardFunction, functions)]
 
 
 # --- rows --------------------------------------------------------------------------------------

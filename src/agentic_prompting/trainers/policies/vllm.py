@@ -1,8 +1,8 @@
-"""vLLM as the policy, with a request per turn: to servers, or to the engine in this process.
+"""vLLM as the policy, with one request per turn: to servers, or to the engine in this process.
 
-TRL's own paths gather all prompts of a batch, and return when the longest one is done. TRL or `weight_sync.py` pushes
-the weights. With a seed per request, a sample depends on context and seed alone, as far as the engine's arithmetic does
-not depend on which requests share a batch.
+TRL's own paths gather all prompts of a batch, and return when the longest one is done. TRL or
+`weight_sync.py` pushes the weights. With a seed per request, a sample depends on context and seed
+alone, as far as the engine's arithmetic does not depend on which requests share a batch.
 """
 
 from __future__ import annotations
@@ -10,38 +10,46 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
 from ...llm.loop import background_loop, run
 from ...local import Sampling
 from ...rollout import Engine, Job, Sample, SampleRequest
-from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server
-from .weight_sync import Adapters
+from .vllm_client import PolicyUnreachable, VLLMRequestRejected, VLLMServer, VLLMUnavailable
+from .weight_sync import AdapterVersions
+
+if TYPE_CHECKING:  # an optional package
+    from vllm import LLM, CompletionOutput
 
 logger = logging.getLogger(__name__)
 
-_MAX_REFUSED = 20  # times that a server aborts a request or does not know its adapter
+MAX_ATTEMPTS = 21  # of a request that the server aborts, or whose adapter it does not know
+FIRST_PAUSE = 0.5  # seconds before a request is sent again
+MAX_PAUSE = 8.0
 
 
 class VLLMServerPolicy:
     """A [`Policy`] over vLLM servers: one request per turn, the server does the batching.
 
-    All turns of a conversation go to one server, which keeps what it computed for them, unless that one is down. A
-    request that is dropped (the server restarts or pauses) is sent again: its seed gives the same turn.
+    All turns of a conversation go to one server, which keeps what it computed for them, unless that
+    one is down. A request that is dropped (the server restarts or pauses) is sent again: its seed
+    gives the same turn.
 
     Args:
-        servers (`list[Server]`): All with the same weights.
-        args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is how many seconds a
-            turn waits for servers that do not answer.
+        servers (`list[VLLMServer]`): All with the same weights.
+        args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is
+            how many seconds a turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
-        adapters ([`Adapters`], *optional*): The adapters to sample from instead of the servers' own model.
-        tell (`Callable`, *optional*): Called with a server before each request, because one that has restarted has
-            other weights.
+        adapters ([`AdapterVersions`], *optional*): The adapters to sample from instead of the
+            servers' own model.
+        before_request (`Callable`, *optional*): Called with a server before each request, because
+            one that has restarted has other weights.
 
     Raises:
         [`PolicyUnreachable`]: From a call, when no server has answered within that time.
@@ -49,43 +57,42 @@ class VLLMServerPolicy:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[VLLMServer],
         args: GRPOConfig,
         sampling: Sampling,
-        adapters: Adapters | None = None,
-        tell: Callable[[Server], Awaitable[None]] | None = None,
+        adapters: AdapterVersions | None = None,
+        before_request: Callable[[VLLMServer], Awaitable[None]] | None = None,
     ):
-        self.servers, self.patience, self.adapters, self.tell = (
-            servers,
-            args.vllm_server_timeout,
-            adapters,
-            tell,
-        )
+        self.servers = servers
+        self.timeout = args.vllm_server_timeout
+        self.adapters = adapters
+        self.before_request = before_request
         self.options = {
-            **_options(args, sampling),
+            **_sampling_options(args, sampling),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
         self.updates = 0  # of the weights that the servers have
         self._may_begin = asyncio.Event()
         self._may_begin.set()
-        self._under_way: set[asyncio.Task] = set()  # requests
+        self._requests: set[asyncio.Task[dict[str, Any]]] = set()  # in flight
 
     @property
     def max_context(self) -> int | None:
         """Tokens that every server can read."""
-        return min(
-            (server.max_context for server in self.servers if server.max_context), default=None
-        )
+        limits = [server.max_context for server in self.servers if server.max_context]
+        return min(limits, default=None)
 
     @contextmanager
-    def changing(self, updates: int, everyone: Callable[[], None]) -> Iterator[None]:
-        """The context around a push of weights while turns are in flight. Those end first, and others begin afterwards:
-        each is sampled by the weights it names. With adapters a turn ends under its own version, and there is no wait.
+    def changing(self, updates: int, wait_for_everyone: Callable[[], None]) -> Iterator[None]:
+        """The context around a push of weights while turns are in flight.
+
+        Those end first, and others begin afterwards: each is sampled by the weights it names. With
+        adapters a turn ends under its own version, so nothing waits.
 
         Args:
-            updates (`int`): The number of updates that have made these weights; see [`Sample`].
-            everyone (`Callable`): Waits for the other processes.
+            updates (`int`): The number of updates that have led to these weights; see [`Sample`].
+            wait_for_everyone (`Callable`): Waits for the other processes.
         """
         if self.adapters is not None:
             self.adapters.updates[self.adapters.version + 1] = updates
@@ -93,121 +100,138 @@ class VLLMServerPolicy:
             return
         run(self._end_turns())
         try:
-            everyone()
+            wait_for_everyone()
             yield
-            everyone()
+            wait_for_everyone()
             self.updates = updates
         finally:
             background_loop().call_soon_threadsafe(self._may_begin.set)
 
     async def _end_turns(self) -> None:
         self._may_begin.clear()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
+        if self._requests:
+            await asyncio.wait(self._requests)
 
     async def __call__(self, request: SampleRequest) -> Sample:
         if self.adapters is None:
-            return await self._sampled(request)
+            return await self._sample(request)
         with self.adapters.turn() as (version, updates):
-            return await self._sampled(request, version, updates)
+            return await self._sample(request, version, updates)
 
-    async def _sampled(
+    async def _sample(
         self, request: SampleRequest, version: str | None = None, updates: int | None = None
     ) -> Sample:
-        refused, down_since, pause, unknown = 0, None, 0.5, False
-        while refused <= _MAX_REFUSED:
-            server = self._server_for(request)
+        """Return the sample of a request, under a version of the adapter or the servers' model."""
+        down_since: float | None = None
+        pause = FIRST_PAUSE
+        needs_adapter = False
+        attempts = 0
+        while attempts < MAX_ATTEMPTS:
+            server = self._choose_server(request)
             try:
-                if unknown and self.adapters and version:
-                    await self.adapters.load(
-                        server, version
-                    )  # it has restarted and has no adapters
+                if needs_adapter and self.adapters and version:
+                    # The server has restarted, and has no adapters.
+                    await self.adapters.load(server, version)
                 await self._may_begin.wait()
-                made = self.updates if updates is None else updates
-                asked = asyncio.create_task(
-                    self._complete(server, version or server.model, request)
-                )
-                self._under_way.add(asked)
-                asked.add_done_callback(self._under_way.discard)
-                choice = await asked
-                unknown = False
-            except NoAnswer as error:
+                sampled_updates = self.updates if updates is None else updates
+                choice = await self._complete(server, version or server.model, request)
+                needs_adapter = False
+            except VLLMUnavailable as error:
+                # Wait for this server, or another one, up to the timeout.
                 now = time.monotonic()
                 down_since = down_since or now
-                if now + pause - down_since > self.patience:
+                if now + pause - down_since > self.timeout:
                     raise PolicyUnreachable(
                         f"the policy's vLLM server at {server.address} has not answered for "
-                        f"{self.patience:g} s: {error}"
+                        f"{self.timeout:g} s: {error}"
                     ) from None
                 server.down_until = now + pause
-                if self._server_for(request).down_until > now:
+                if self._choose_server(request).down_until > now:
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, 8.0)
+                    pause = min(2 * pause, MAX_PAUSE)
                 continue
-            except Refused as error:
-                unknown = error.status == 404 and version is not None
-                if not unknown:
+            except VLLMRequestRejected as error:
+                needs_adapter = error.status == 404 and version is not None
+                if not needs_adapter:
                     raise
             else:
                 if choice["finish_reason"] != "abort":
-                    return self._sample(server, choice, made)
+                    return self._read_choice(server, choice, sampled_updates)
                 await asyncio.sleep(pause)
-            refused, down_since = refused + 1, None
+            attempts += 1
+            down_since = None
         raise PolicyUnreachable(f"the vLLM server at {server.address} aborts every request")
 
-    def _server_for(self, request: SampleRequest) -> Server:
-        """The conversation's own server; if that is down, the next one that is not, or the one to be tried first."""
-        first, now = request.conversation or 0, time.monotonic()
-        in_turn = [self.servers[(first + i) % len(self.servers)] for i in range(len(self.servers))]
+    def _choose_server(self, request: SampleRequest) -> VLLMServer:
+        """Return the conversation's own server, else the next one that is not down.
+
+        If all are down it is the one to be tried first.
+        """
+        now = time.monotonic()
+        first = (request.conversation or 0) % len(self.servers)
+        in_turn = [*self.servers[first:], *self.servers[:first]]
         return min(in_turn, key=lambda server: max(server.down_until, now))
 
-    async def _complete(self, server: Server, model: str, request: SampleRequest) -> dict[str, Any]:
-        if self.tell is not None:
-            await self.tell(server)
-        asked = {
+    async def _complete(
+        self, server: VLLMServer, model: str, request: SampleRequest
+    ) -> dict[str, Any]:
+        """Send a request, in a task for which a push of weights can wait."""
+        task = asyncio.create_task(self._send(server, model, request))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return await task
+
+    async def _send(self, server: VLLMServer, model: str, request: SampleRequest) -> dict[str, Any]:
+        if self.before_request is not None:
+            await self.before_request(server)
+        options = {
             "prompt": request.context,
             "max_tokens": request.max_new_tokens,
             "seed": request.seed,
+            **self.options,
         }
-        return await server.complete(model, **{**asked, **self.options})
+        return await server.complete(model, **options)
 
-    def _sample(self, server: Server, choice: Mapping[str, Any], updates: int) -> Sample:
+    def _read_choice(self, server: VLLMServer, choice: Mapping[str, Any], updates: int) -> Sample:
         ids = choice.get("token_ids")
         if not ids or not choice["logprobs"]:
             raise RuntimeError(
-                f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
+                f"the server at {server.address} returned no token ids or log-probabilities: use "
+                "vLLM 0.22 or later"
             )
-        # NaN is TRL's mark for a token that the server could not score: it is left out of the correction.
-        logprobs = [
-            float("nan") if value is None else value
-            for value in choice["logprobs"]["token_logprobs"]
-        ]
-        return Sample(
-            ids, logprobs, choice["finish_reason"] != "length", updates=[updates] * len(ids)
-        )
+        # NaN is TRL's mark for a token that the server could not score: the correction leaves it out.
+        logprobs = []
+        for logprob in choice["logprobs"]["token_logprobs"]:
+            logprobs.append(math.nan if logprob is None else logprob)
+        is_finished = choice["finish_reason"] != "length"
+        return Sample(ids, logprobs, is_finished, updates=[updates] * len(ids))
 
 
 class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
-    """A [`Policy`] over the vLLM engine in this process: turns are added to it while it runs, and it is stepped.
+    """A [`Policy`] over the vLLM engine in this process.
+
+    Turns are added to it while it runs, and it is stepped.
 
     Args:
         llm (`vllm.LLM`): TRL's, which pushes the weights into it.
-        args (`GRPOConfig`), sampling ([`Sampling`]): As in [`VLLMServerPolicy`].
+        args (`GRPOConfig`): As in [`VLLMServerPolicy`].
+        sampling ([`Sampling`]): As in [`VLLMServerPolicy`].
     """
 
-    def __init__(self, llm: Any, args: GRPOConfig, sampling: Sampling):
+    def __init__(self, llm: LLM, args: GRPOConfig, sampling: Sampling):
         super().__init__(on_callers_thread=True)
-        self.engine = llm.llm_engine
-        self.options = _options(args, sampling)
+        self.engine: Any = llm.llm_engine
+        self.options = _sampling_options(args, sampling)
         self.jobs: dict[str, Job[SampleRequest, Sample]] = {}
-        self._numbers = itertools.count()
+        self._request_numbers = itertools.count()
 
     @property
     def at_work(self) -> int:
         return len(self.jobs)
 
     def drop(self) -> list[Job[SampleRequest, Sample]]:
-        dropped, self.jobs = self.jobs, {}
+        dropped = self.jobs
+        self.jobs = {}
         if dropped:
             self.engine.abort_request(list(dropped))
         return list(dropped.values())
@@ -215,52 +239,63 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
     def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
         from vllm import SamplingParams
 
+        # Add the turns that have arrived.
         for job in arrived:
-            number, request = str(next(self._numbers)), job.request
-            options = SamplingParams(
+            request = job.request
+            request_id = str(next(self._request_numbers))
+            parameters = SamplingParams(
                 max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options
             )
-            self.engine.add_request(number, {"prompt_token_ids": request.context}, options)
-            self.jobs[number] = job
-        unwanted = [number for number, job in self.jobs.items() if job.cancelled]
-        if unwanted:
-            self.engine.abort_request(unwanted)
-            for number in unwanted:
-                del self.jobs[number]
-        done = [output for output in self.engine.step() if output.finished]
-        self.finish(
-            (self.jobs.pop(output.request_id), self._sample(output.outputs[0])) for output in done
-        )
+            prompt = {"prompt_token_ids": request.context}
+            self.engine.add_request(request_id, prompt, parameters)
+            self.jobs[request_id] = job
 
-    def _sample(self, output: Any) -> Sample:
+        # Remove those that are no longer wanted.
+        cancelled = [request_id for request_id, job in self.jobs.items() if job.cancelled]
+        if cancelled:
+            self.engine.abort_request(cancelled)
+            for request_id in cancelled:
+                del self.jobs[request_id]
+
+        finished = []
+        for output in self.engine.step():
+            if output.finished:
+                job = self.jobs.pop(output.request_id)
+                finished.append((job, self._read_output(output.outputs[0])))
+        self.finish(finished)
+
+    def _read_output(self, output: CompletionOutput) -> Sample:
         ids = list(output.token_ids)
-        logprobs = [
-            scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)
-        ]
+        logprobs = []
+        for token, candidates in zip(ids, output.logprobs, strict=True):
+            logprobs.append(candidates[token].logprob)
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
 
 
 def warn_of_shaped_logprobs(sampling: Sampling, logprobs_mode: str) -> None:
-    """Warn if vLLM's log-probabilities will not be those that the trainer computes under equal weights.
+    """Warn if vLLM's log-probabilities differ from the trainer's under equal weights.
 
-    vLLM reports them either before all processing, or after temperature, penalties and truncation. The trainer's are
-    after temperature alone. So with truncation or a penalty the two agree at temperature 1 without processing only.
+    vLLM reports them either before all processing, or after temperature, penalties and truncation.
+    The trainer's are after temperature alone. So with truncation or a penalty the two agree only at
+    temperature 1 without processing.
 
     Args:
         sampling ([`Sampling`]): The settings of the requests.
         logprobs_mode (`str`): vLLM's option of this name.
     """
-    if not sampling.shaping or (logprobs_mode == "raw_logprobs" and sampling.temperature == 1):
+    is_raw = logprobs_mode == "raw_logprobs" and sampling.temperature == 1
+    if not sampling.shaping or is_raw:
         return
     logger.warning(
-        "with top_p, top_k, min_p or repetition_penalty, vLLM's log-probabilities are not those that the trainer "
-        "computes: the importance ratio of a token is too small by the share of the probability that was cut off. "
-        "Unset them; or use temperature=1 and start the server with --logprobs-mode raw_logprobs"
+        "with top_p, top_k, min_p or repetition_penalty, vLLM's log-probabilities are not those "
+        "that the trainer computes: the importance ratio of a token is too small by the share of "
+        "the probability that was cut off. Unset them; or use temperature=1 and start the server "
+        "with --logprobs-mode raw_logprobs"
     )
 
 
-def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:
-    """The sampling options of every request to vLLM."""
+def _sampling_options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:
+    """Return the sampling options of every request to vLLM."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

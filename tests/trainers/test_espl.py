@@ -18,9 +18,13 @@ from agentic_prompting.evolution import (
     PromptResult,
 )
 from agentic_prompting.llm import Reply
+from agentic_prompting.trainers.espl import (
+    AttemptText,
+    PolicyReflector,
+    PopulationPrompts,
+    ReferenceReflector,
+)
 from agentic_prompting.trainers.policies import CollectivePolicy
-from agentic_prompting.trainers.population_prompts import PopulationPrompts
-from agentic_prompting.trainers.reflecting import PolicyReflector, ReferenceReflector
 from support.espl_training import arguments as espl_arguments
 
 ROW = {"question": "which city ?", "answers": ["Nairobi"]}
@@ -42,7 +46,10 @@ def parts(members=1, root="Answer .", **changes):
 def test_each_slot_has_its_own_prompt():
     prompts = parts(members=4)
     prompts.start_batch(0)
-    assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.playing] == [2, 3]
+    assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.batch_prompts] == [
+        2,
+        3,
+    ]
     names = [prompts.choose_metadata(index, training=True)["system_prompt"] for index in range(12)]
     assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
     for name in (2, 3):
@@ -58,11 +65,12 @@ def test_each_slot_has_its_own_prompt():
 
 def test_in_evaluation_the_final_prompt_is_in_all_slots():
     prompts = parts(members=3)
-    final = prompts.final()
+    final = prompts.final_prompt()
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": final.id}
-    prompts.trial = prompts.generation.population.members[1].prompt
+    prompts.evaluated_prompt = prompts.generation.population.members[1].prompt
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": 1}
-    prompts.trial, prompts.left_out = None, True
+    prompts.evaluated_prompt = None
+    prompts.is_distilled = True
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": None}
     assert prompts.render_messages(ROW, {"system_prompt": None}) == AgentSpec().messages(ROW)
     assert prompts.saved_spec(AgentSpec()) == AgentSpec()
@@ -73,11 +81,11 @@ def test_the_best_prompt_alone_takes_no_draw():
     before = prompts.generation.population.turns
     prompts.start_batch(0)
     assert (
-        len({prompt.id for prompt in prompts.playing}) == 1
+        len({prompt.id for prompt in prompts.batch_prompts}) == 1
         and prompts.generation.population.turns == before
     )
     prompts.start_batch(1)
-    assert len({prompt.id for prompt in prompts.playing}) == 2, (
+    assert len({prompt.id for prompt in prompts.batch_prompts}) == 2, (
         "in the phase after it prompts evolve"
     )
 
@@ -101,7 +109,7 @@ def test_the_batch_as_matches():
     prompts = parts(members=4)
     names = [{"system_prompt": name} for name in [0, 0, 0, 1, 1, 1] + [2, 2, 2, 3, 3, 3] * 2]
     rewards = [i / 20 for i in range(17)] + [None]
-    texts = [(f"q{i // 6} as {i}", "truth", f"text {i}") for i in range(18)]
+    texts = [AttemptText(f"q{i // 6} as {i}", "truth", f"text {i}") for i in range(18)]
     first, second = prompts.matches(rewards, texts, names)
     assert [result.prompt.id for result in first] == [0, 1] and [
         result.prompt.id for result in second
@@ -137,7 +145,7 @@ def reflects(messages):
 
 def test_the_reference_works_before_it_is_asked_for_outcomes():
     chat = ScriptedChat(reflects)
-    reflector = ReferenceReflector(chat, settings(), asks=True)
+    reflector = ReferenceReflector(chat, settings(), sends_requests=True)
     reflector.begin(a_job())
     for _ in range(100):
         if len(chat.calls) == 4:
@@ -151,7 +159,7 @@ def test_the_reference_works_before_it_is_asked_for_outcomes():
 
 def test_another_process_asks_nothing():
     chat = ScriptedChat(reflects)
-    reflector = ReferenceReflector(chat, settings(), asks=False)
+    reflector = ReferenceReflector(chat, settings(), sends_requests=False)
     reflector.begin(a_job())
     assert reflector.finish(a_job()) == [] and not chat.calls
 
@@ -160,9 +168,9 @@ def test_a_job_ends_with_its_time(caplog):
     async def silent(messages, **options):
         await asyncio.Event().wait()
 
-    (outcome,) = ReferenceReflector(silent, settings(reflection_timeout=0.1), asks=True).finish(
-        a_job()
-    )
+    (outcome,) = ReferenceReflector(
+        silent, settings(reflection_timeout=0.1), sends_requests=True
+    ).finish(a_job())
     assert outcome.reason == "call_failed" and outcome.error.kind == "TimedOut"
     assert "did not reply to 2 calls within 0.1 s" in caplog.text
 
@@ -180,7 +188,9 @@ def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
     from agentic_prompting.rollout import BatchEngine
 
     policy = BatchEngine(lambda requests: [], on_callers_thread=True)
-    reflector = PolicyReflector(lambda: policy, session, None, None, settings(), asks=True)
+    reflector = PolicyReflector(
+        lambda: policy, session, None, None, settings(), sends_requests=True
+    )
     reflector.write = write
     reflector.begin(a_job())
     assert not opened
@@ -199,17 +209,19 @@ def test_where_sampling_is_a_collective_the_other_processes_take_part_in_it(monk
         done.append("broadcast")
         shared[:] = [["outcome"], None]
 
-    monkeypatch.setattr("agentic_prompting.trainers.policies.gather_object", gather)
-    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", broadcast)
+    monkeypatch.setattr("agentic_prompting.trainers.policies.batch_samplers.gather_object", gather)
+    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", broadcast)
     policy = CollectivePolicy(lambda requests: done.append("sample"), filler=[0])
-    reflector = PolicyReflector(lambda: policy, policy.session, None, None, settings(), asks=False)
+    reflector = PolicyReflector(
+        lambda: policy, policy.session, None, None, settings(), sends_requests=False
+    )
     assert reflector.finish(a_job()) == ["outcome"]
     assert done == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
 
 
 def test_a_failed_reflection_fails_on_every_process(monkeypatch):
     told = []
-    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", told.append)
+    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", told.append)
 
     def fails():
         raise RuntimeError("out of memory")
@@ -221,7 +233,7 @@ def test_a_failed_reflection_fails_on_every_process(monkeypatch):
         yield
         left.append("whole")
 
-    reflector = PolicyReflector(fails, session, None, None, settings(), asks=True)
+    reflector = PolicyReflector(fails, session, None, None, settings(), sends_requests=True)
     with pytest.raises(RuntimeError, match="out of memory"):
         reflector.finish(a_job())
     assert left == ["whole"] and told == [[None, "RuntimeError: out of memory"]]

@@ -1,0 +1,150 @@
+"""Chooses the policy over a TRL trainer's generation back end.
+
+Rollouts end at different times on different processes. If each process samples by itself (from
+weights in its memory, or from a server) the processes need no coordination. If sampling is a
+collective, [`CollectivePolicy`] keeps them at equal numbers of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+
+from ...local import Sampling, TransformersEngine, local_policy
+from ...rollout import BatchEngine, Policy
+from .batch_samplers import CollectivePolicy, ContinuousBatchingSampler, TRLSampler
+from .gathered_policy import GatheredPolicy
+from .vllm import VLLMEnginePolicy, VLLMServerPolicy, warn_of_shaped_logprobs
+from .vllm_client import VLLMServer, connect_servers
+from .weight_sync import WeightSync
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to sample.
+
+    Args:
+        policy ([`Policy`]): Samples one turn at a time.
+        session (`Callable`): Returns the context that all processes enter together around the
+            rollouts of a batch, and that each leaves when its own are done.
+        max_context (`int`, *optional*): Tokens that it can read, prompt and response together.
+            Defaults to the model's limit.
+        reach (`Callable`, *optional*): Waits for a back end on a server; raises
+            [`PolicyUnreachable`].
+        sync ([`WeightSync`], *optional*): Pushes the weights to the server, if TRL does not.
+        changing (`Callable`, *optional*): Returns the context around a push while turns are in
+            flight; see [`VLLMServerPolicy.changing`].
+    """
+
+    policy: Policy
+    session: Callable[[], AbstractContextManager[None]] = nullcontext
+    max_context: int | None = None
+    reach: Callable[[], list[VLLMServer]] | None = None
+    sync: WeightSync | None = None
+    changing: Callable[[int, Callable[[], None]], AbstractContextManager[None]] = (
+        lambda updates, wait: nullcontext()
+    )
+
+
+def sampling_of(args: GRPOConfig) -> Sampling:
+    """Return the sampling parameters of a `GRPOConfig`."""
+    return Sampling(args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty)
+
+
+def tokenizer_of(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a trainer's model: its processing class, or that of a processor."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
+    """Return the back end that a trainer's arguments name.
+
+    That is vLLM, continuous batching or transformers.
+    """
+    args = trainer.args
+    if not trainer.use_vllm:
+        return _transformers_backend(trainer, stop_texts)
+
+    corrects_importance = args.vllm_importance_sampling_correction
+    if corrects_importance and trainer.accelerator.is_main_process:
+        warn_of_shaped_logprobs(sampling_of(args), _logprobs_mode(trainer))
+
+    if args.vllm_mode == "server":
+        return _server_backend(trainer)
+    # Within a tensor-parallel group TRL slices by equal numbers of prompts. A sleeping engine gets
+    # its weights again at every call, gathered from all processes.
+    if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:
+        policy = CollectivePolicy(TRLSampler(trainer), filler=[trainer.eos_token_ids[0]])
+        return Backend(policy, policy.session, args.vllm_max_model_length)
+    engine = VLLMEnginePolicy(trainer.vllm_generation.llm, args, sampling_of(args))
+    return Backend(engine, max_context=args.vllm_max_model_length)
+
+
+def _logprobs_mode(trainer: GRPOTrainer) -> str:
+    """Return vLLM's `--logprobs-mode`. Only the main process can ask a server for it."""
+    if trainer.args.vllm_mode != "server":
+        return "processed_logprobs"  # TRL's choice
+    return trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+
+
+def _server_backend(trainer: GRPOTrainer) -> Backend:
+    args = trainer.args
+    servers = connect_servers(args)
+    sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
+    policy = VLLMServerPolicy(
+        servers,
+        args,
+        sampling_of(args),
+        adapters=getattr(sync, "adapters", None),
+        before_request=None if sync is None else sync.ensure_current,
+    )
+
+    def wait_for_push() -> AbstractContextManager[None]:
+        # The first process pushes the weights; the others must not sample from older ones.
+        trainer.accelerator.wait_for_everyone()
+        return nullcontext()
+
+    return Backend(
+        policy,
+        session=wait_for_push,
+        max_context=policy.max_context,
+        reach=partial(connect_servers, args),
+        sync=sync,
+        changing=policy.changing,
+    )
+
+
+def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
+    gathered = GatheredPolicy(trainer)
+    if trainer.args.use_transformers_continuous_batching:
+        sampler = ContinuousBatchingSampler(trainer, gathered.model)
+        return Backend(BatchEngine(sampler, on_callers_thread=True), gathered.hold)
+
+    policy = local_policy(
+        gathered.model,
+        tokenizer_of(trainer),
+        sampling_of(trainer.args),
+        stop_texts=stop_texts,
+        end_of_turn_ids=trainer.eos_token_ids,
+        prefix_cache_mb=trainer.args.prefix_cache_mb,
+        on_callers_thread=True,
+        like=trainer.model,
+    )
+
+    @contextmanager
+    def session() -> Iterator[None]:
+        with gathered.hold():
+            try:
+                yield
+            finally:
+                # Drop the cached keys and values before the weights change, and before the backward
+                # pass needs the memory.
+                if isinstance(policy, TransformersEngine):
+                    policy.forget()
+
+    return Backend(policy, session)

@@ -81,6 +81,7 @@ def log_line(logs: Mapping[str, float], step: int) -> str:
     """
     is_evaluation = any(key.startswith("eval_") for key in logs)
     prefix = "eval_" if is_evaluation else ""
+    # Collect the metrics that this log has.
     parts = []
     for key, label, value_format in LINE_METRICS:
         value = logs.get(prefix + key)
@@ -181,6 +182,7 @@ class OneLineProgress(ProgressCallback):
         if not line or not state.is_world_process_zero or not is_training:
             return
 
+        # In a file, most lines are held back; the latest of them is written at the end.
         if self._lines is not None:
             self._lines.n = state.global_step
             line += self._lines.left()
@@ -409,7 +411,8 @@ class LiveView(TrainerCallback):
         self._log(lambda tracker: tracker.log_table(table))
 
     def _log(self, write: Callable[[TensorBoard | WandB], None]) -> None:
-        """Write to the trackers that transformers' callbacks have opened and that have not failed."""
+        """Write to the trackers that are open and have not failed."""
+        # The attributes exist once the callback has opened its tracker, at the start of training.
         for callback in self.get_callbacks():
             callback_name = type(callback).__name__
             if callback_name not in TRACKERS:
@@ -455,6 +458,7 @@ def list_members(population: Population) -> list[Sequence[Any]]:
     """Return rows for the best member and the latest ones, newest first."""
     best_id = population.best().id
     latest = [member for member in population.members[-MEMBERS:] if member.prompt.id != best_id]
+    # One row for each, in the order of `MEMBER_COLUMNS`.
     rows: list[Sequence[Any]] = []
     for member in [population.members[best_id or 0], *reversed(latest)][:MEMBERS]:
         prompt = member.prompt

@@ -244,6 +244,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             max_context (`int`, *optional*): The number of tokens that the model can read; the lower
                 of this and `max_context` of the settings holds.
         """
+        # `None` means no limit; the limits of environments are a text until TRL has parsed it.
         max_tokens = self.max_completion_length
         if max_tokens is None:
             max_tokens = 2**31
@@ -258,6 +259,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             environments=environment_limits,
             step_timeout=self.step_timeout,
         )
+        # The settings' limit on the context, or the model's if that is lower.
         context_limits = [limit for limit in (self.max_context, max_context) if limit]
         return replace(limits, max_context=min(context_limits, default=None))
 
@@ -293,8 +295,8 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_train_epochs: float = setting(1.0, "Table 6.")
     max_completion_length: int | None = setting(8192, "Whole response, tokens (Table 6).")
     max_context: int | None = setting(8192, "Prompt and response, tokens (Table 6).")
-    # The groups of two questions: divisible by num_generations on any number of processes, and small
-    # enough to begin with.
+    # The groups of two questions: divisible by num_generations on any number of processes, and
+    # small enough to begin with.
     per_device_train_batch_size: int = setting(10, "Rollouts per device and backward pass.")
     per_device_eval_batch_size: int = setting(10, "Rollouts per device in evaluation.")
 

@@ -128,8 +128,8 @@ def compare_trl(version: str, trainer_class: type) -> None:
     if differences:
         raise TRLChanged(
             f"TRL {version} is not among the tested versions ({tested}), and differs: "
-            f"{'; '.join(differences)}. Install a tested version (pip install trl=={TESTED[-1]}) or "
-            "a newer agentic-prompting"
+            f"{'; '.join(differences)}. Install a tested version (pip install trl=={TESTED[-1]}) "
+            "or a newer agentic-prompting"
         )
     warnings.warn(
         f"TRL {version} is not among the tested versions ({tested}); it has every part that the "

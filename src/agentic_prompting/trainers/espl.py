@@ -223,6 +223,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self._rate(rewards, batch)
             return
 
+        # In evaluation, the mean reward of each question, and the rollouts to distil.
         for group_totals in totals.split(batch.position.group_size):
             scored = group_totals[~group_totals.isnan()]
             if len(scored):
@@ -355,6 +356,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """
         if not prompts:
             prompts = [member.prompt for member in self.population.members if member.matches]
+        # An evaluation of each, in which it takes the place of the final prompt.
         scores = {}
         for prompt in prompts:
             self.prompts.evaluated_prompt = prompt
@@ -652,6 +654,8 @@ class ReferenceReflector:
         deadline = asyncio.get_running_loop().time() + timeout
         late_replies = 0
 
+        # A model call that returns a failure instead of raising an error when the time is over, so
+        # that the other calls of the job still count.
         async def reply_in_time(messages: Sequence[Message], **options: Any) -> Reply:
             nonlocal late_replies
             try:

@@ -65,6 +65,7 @@ def check_policy(
     if isinstance(model, str | Path):
         _check_name(str(model), args, peft_config)
         return
+    # A model from a GGUF file is dense, but has no folder from which it can be loaded again.
     if is_from_gguf(model):
         as_dense_model(model)
         warn_of_copied_head(model)
@@ -95,6 +96,7 @@ def _check_name(name: str, args: GRPOConfig, peft_config: PeftConfig | None) -> 
 
 def _check_weights(model: PreTrainedModel | PeftModel) -> None:
     """Raise `ValueError` if no weight that contributes to the model's output would be trained."""
+    # Frozen weights.
     if not any(parameter.requires_grad for parameter in model.parameters()):
         if isinstance(model, PeftModel):
             advice = (
@@ -107,6 +109,7 @@ def _check_weights(model: PreTrainedModel | PeftModel) -> None:
             f"every weight of the model is frozen, so nothing would be trained: {advice}"
         )
 
+    # Adapters whose weights have no part in the forward pass.
     adapter_layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if any(layer.merged for layer in adapter_layers):
         raise ValueError(
@@ -339,6 +342,7 @@ def _find_file(name: str, file_name: str, revision: str | None = None) -> Path |
     if Path(name).is_dir():
         file = Path(name) / file_name
         return file if file.is_file() else None
+    # Errors of the Hub are ignored: the file is optional, or TRL reports the missing model.
     try:
         cached = cached_file(
             name,

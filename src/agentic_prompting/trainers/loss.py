@@ -36,6 +36,7 @@ from accelerate.utils import (
     is_compiled_module,
 )
 from peft import PeftModel
+from transformers.modeling_outputs import BaseModelOutput
 from trl import GRPOConfig
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
@@ -91,11 +92,13 @@ class ScoredTokens:
         labels: torch.Tensor,
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call the model with a head that sees the positions whose next token is scored, no others."""
+        """Call the model with a head that sees only positions whose next token is scored."""
         next_tokens = labels[:, 1:]
         is_scored = next_tokens != IGNORED
 
-        def select_scored(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        def select_scored(
+            module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: BaseModelOutput
+        ) -> BaseModelOutput:
             output.last_hidden_state = output.last_hidden_state[:, :-1][is_scored].unsqueeze(0)
             return output
 
@@ -123,10 +126,11 @@ class ScoredTokens:
         return self._output.log_probs[:, -self.scored.shape[1] :].detach()
 
 
-def selectable_backbone(model: Any) -> torch.nn.Module | None:
-    """Return the part of a model in front of its head; `None` if it cannot be told which positions to pass on.
+def selectable_backbone(model: Callable[..., Any]) -> torch.nn.Module | None:
+    """Return the part of a model in front of its head.
 
-    Compiled code need not call hooks, and a prompt-learning adapter adds positions of its own.
+    `None` if that part cannot pass on a selection of positions. Compiled code need not call hooks,
+    and a prompt-learning adapter adds positions of its own.
     """
     if not isinstance(model, torch.nn.Module):
         return None

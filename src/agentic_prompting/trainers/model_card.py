@@ -219,6 +219,7 @@ def list_facts(
         "method": " and ".join(agent.methods) or "multi-turn GRPO",
         "base model": base_model or "a local folder",
     }
+    # Models by name and host, other environments by the name of their class.
     if agent.large_llm is not None:
         facts["environment model"] = describe_chat(agent.large_llm)
     elif agent.environment is not None:
@@ -227,6 +228,7 @@ def list_facts(
         facts["environment"] = "none"
     if agent.reference is not None:
         facts["reflecting model"] = describe_chat(agent.reference)
+    # The training.
     facts["reward"] = ", ".join(agent.reward_names)
     if agent.row_count is not None:
         facts["training rows"] = str(agent.row_count)
@@ -244,6 +246,7 @@ def list_settings(agent: TrainedAgent) -> list[tuple[str, str]]:
         values.append(("lora_r", getattr(adapter, "r", None)))
         values.append(("lora_alpha", getattr(adapter, "lora_alpha", None)))
 
+    # Options that are not set are left out.
     settings = []
     for name, value in values:
         if value is not None:
@@ -264,11 +267,12 @@ def base_model_of(agent: TrainedAgent) -> str | None:
 
 
 def sandbox_note_of(agent: TrainedAgent) -> str | None:
-    """Return a sentence about a run in the sandbox or with scripted models; `None` for real runs."""
+    """Return a sentence about a run in the sandbox or with scripted models, else `None`."""
     environment_note = getattr(agent.environment, "card_note", None)
     if environment_note is not None:
         return str(environment_note)
 
+    # The sandbox is recognised by its classes, or by what its run has noted in the folder.
     parts = [agent.environment, agent.large_llm, agent.reference]
     has_sandbox_part = any(
         type(part).__module__.startswith("agentic_prompting.sandbox")
@@ -315,6 +319,7 @@ def describe_evaluation(folder: Path) -> str:
 
     They are in `table.md` after an evaluation, and in `summary.json` after a sandbox run.
     """
+    # Tables of an evaluation.
     parts = []
     for file in (folder / "table.md", folder / "evaluation" / "table.md"):
         if file.is_file():

@@ -91,6 +91,7 @@ def remove_zero3_start_hook(engine: Any) -> Iterator[None]:
     if offload is None:
         yield
         return
+    # DeepSpeed keeps the handle, by whose id the hook is found.
     hooks = offload.module._forward_pre_hooks
     hook_id = offload.fwd_pre_hook.id
     hook = hooks.pop(hook_id)

@@ -15,8 +15,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
 
     Args:
         model (`str` or `PreTrainedModel`): The agent S, for example `"Qwen/Qwen3-4B"`.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*): Defaults to the double-constrained
-            reward of eq 10-13 with `args.gate`.
+        reward_funcs (`Callable` or `list[Callable]`, *optional*): Defaults to the
+            double-constrained reward of eq 10-13 with `args.gate`.
         args ([`PromptR1Config`], *optional*): Training arguments. By default those of Table 6.
         train_dataset (`Dataset`): Columns `question` and `answers`, as [`load_task`] returns them.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
@@ -66,8 +66,9 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
             return PromptR1Reward(gate=args.gate)
         if args.gate != PromptR1Config.gate:
             raise ValueError(
-                f"gate={args.gate!r} in args would be ignored, because reward_funcs is passed: leave "
-                f"one of them out, or pass PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
+                f"gate={args.gate!r} in args would be ignored, because reward_funcs is passed: "
+                "leave one of them out, or pass PromptR1Reward(gate="
+                f"{args.gate!r}) among the reward_funcs"
             )
         return reward_funcs
 

@@ -124,6 +124,7 @@ def check_program_settings(
         args.use_vllm or args.async_lead > 0
     )
 
+    # Options of the loss that weigh or drop sequences, of which a rollout may have several.
     unsupported = []
     if args.loss_type not in ("dapo", "cispo", *PER_ROLLOUT):
         unsupported.append(f"loss_type={args.loss_type!r} (use dapo, grpo, dr_grpo or cispo)")
@@ -142,6 +143,7 @@ def check_program_settings(
             f"vllm_importance_sampling_mode={importance_mode!r} (use 'token_truncate' or "
             "'token_mask')"
         )
+    # Other options.
     if has_aux_loss:
         unsupported.append(
             "the auxiliary loss of a mixture of experts (set router_aux_loss_coef=0)"
@@ -232,7 +234,10 @@ def list_reward_functions(
     if not isinstance(reward_funcs, Mapping):
         return _as_list(reward_funcs)
 
-    environment_names = list(environment.by_name) if isinstance(environment, Environments) else []
+    # A mapping must name exactly the environments of the run.
+    environment_names: list[str] = []
+    if isinstance(environment, Environments):
+        environment_names = list(environment.by_name)
     for name in environment_names:
         if name not in reward_funcs:
             raise ValueError(f"reward_funcs has no reward function for the environment {name!r}")
@@ -245,7 +250,8 @@ def list_reward_functions(
         for function in _as_list(functions):
             if not callable(function):
                 raise ValueError(
-                    f"reward_funcs of the environment {name!r} has {function!r}, which is no function"
+                    f"reward_funcs of the environment {name!r} has {function!r}, which cannot be "
+                    "called"
                 )
             reward_functions.append(EnvironmentReward(name, function))
     return reward_functions
@@ -372,8 +378,8 @@ def draw_by_ratio(dataset: Dataset, ratio: Mapping[str, float], seed: int) -> Da
     random_numbers = random.Random(seed)
     drawn: list[int] = []
     for name, indices in indices_by_environment.items():
-        wanted = max(round(row_count * ratio[name] / total_share), len(indices))
-        repeats, remainder = divmod(wanted, len(indices))
+        target_count = max(round(row_count * ratio[name] / total_share), len(indices))
+        repeats, remainder = divmod(target_count, len(indices))
         drawn += indices * repeats + random_numbers.sample(indices, remainder)
     random_numbers.shuffle(drawn)
     return dataset.select(drawn)
@@ -391,6 +397,7 @@ def prompt_format_of(datasets: Sequence[Rows]) -> str:
     """
     formats = set()
     for dataset in datasets:
+        # Streamed data sets can be read, but not be counted or indexed.
         first_row: Mapping[str, Any] = next(iter(dataset), {})
         _refuse_images(first_row)
         formats.add("text" if isinstance(first_row.get("prompt"), str) else "chat")
@@ -525,6 +532,7 @@ def _resolve_specs(
     default_template: Callable[[Environment | None, Grammar], str],
 ) -> tuple[AgentSpec, str]:
     """As [`resolve_spec`]; what differs between environments is kept in the spec by their names."""
+    # Resolve the form for each environment.
     resolved = {}
     for name, environment in environments.by_name.items():
         resolved[name] = resolve_spec(
@@ -536,6 +544,7 @@ def _resolve_specs(
             default_template,
             name,
         )
+    # The first one stands for what is common to all.
     settings = {}
     for name, (spec, _) in resolved.items():
         settings[name] = {
@@ -570,12 +579,15 @@ def load_saved_spec(
     if file is None:
         return None
 
+    # Read the file. A damaged one, or one of a newer version, is not used.
     message = ""
     spec = None
     try:
         spec = AgentSpec.load(file.parent, grammar, environment_name)
     except ValueError as error:
         message = f"ignoring the prompt template and grammar that the model was saved with: {error}"
+
+    # Compare it with the arguments.
     if spec is not None:
         if grammar not in (None, spec.grammar):
             message = (

@@ -68,6 +68,7 @@ def warm_start(
     if not rollouts:
         raise ValueError("warm_start needs at least one rollout to imitate")
 
+    # Label the agent's tokens, and only these.
     examples = []
     for rollout in rollouts:
         labels = [IGNORED] * len(rollout.prompt_ids)
@@ -106,7 +107,8 @@ def distill_prompt(
 ) -> None:
     """Train a model on its own turns under a prompt, in the same conversations without it.
 
-    This maximises the likelihood of the teacher's samples, which is the forward KL up to a constant.
+    This maximises the likelihood of the teacher's samples, which is the forward KL up to a
+    constant.
 
     Args:
         prompt ([`SystemPrompt`]): The prompt to leave out.
@@ -118,11 +120,13 @@ def distill_prompt(
             `sft_arguments` has others.
         **sft_arguments: Passed to [`~trl.SFTConfig`]. By default one epoch.
     """
+    # Replace the prompt of each rollout by the same one without the system prompt.
     examples = []
     for rollout in rollouts:
         messages = prompt.left_out(rollout.row["prompt"])
         examples.append(replace(rollout, prompt_ids=chat_format.prompt_ids(messages)))
 
+    # Train on the rollouts of all processes, as the agent was trained before.
     shared_arguments = {name: getattr(args, name) for name in SHARED_ARGUMENTS}
     warm_start(
         model,

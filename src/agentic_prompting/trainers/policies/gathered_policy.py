@@ -69,6 +69,7 @@ class GatheredPolicy:
     @contextmanager
     def _gather(self) -> Iterator[PreTrainedModel]:
         trainer = self.trainer
+        # TRL gathers the shards of ZeRO-3, FSDP2 gathers those of each of its units.
         unwrapped = unwrap_model_for_generation(
             trainer.model_wrapped,
             trainer.accelerator,

@@ -98,6 +98,8 @@ class VLLMServerPolicy:
             self.adapters.updates[self.adapters.version + 1] = updates
             yield
             return
+        # All processes must have ended their turns before the first one pushes, and none may begin
+        # others before that is done.
         run(self._end_turns())
         try:
             wait_for_everyone()
@@ -199,7 +201,8 @@ class VLLMServerPolicy:
                 f"the server at {server.address} returned no token ids or log-probabilities: use "
                 "vLLM 0.22 or later"
             )
-        # NaN is TRL's mark for a token that the server could not score: the correction leaves it out.
+        # NaN is TRL's mark for a token that the server could not score, which the correction leaves
+        # out.
         logprobs = []
         for logprob in choice["logprobs"]["token_logprobs"]:
             logprobs.append(math.nan if logprob is None else logprob)

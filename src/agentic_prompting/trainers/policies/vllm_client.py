@@ -65,7 +65,8 @@ class VLLMServer:
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        # aiohttp needs half a millisecond of processor time for a turn, the client of `openai` four.
+        # aiohttp needs half a millisecond of processor time for a turn, the client of `openai` needs
+        # four.
         session = aiohttp.ClientSession(
             # Close idle connections before the server does (after 5 s), which would look like an
             # outage.
@@ -96,6 +97,7 @@ class VLLMServer:
             self.answered_at = 0.0
             raise VLLMUnavailable(f"{type(error).__name__}: {error}") from None
 
+        # Errors that a retry may mend, and others.
         if response.status >= 500:
             raise VLLMUnavailable(f"HTTP {response.status}: {text}")
         self.answered_at = time.monotonic()

@@ -138,8 +138,8 @@ class AdapterVersions:
             if "has already been loaded" not in str(error):
                 raise PolicyUnreachable(
                     f"the vLLM server at {server.address} does not load {body['lora_path']} (it "
-                    "needs --enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and read access to "
-                    f"that folder): {error}"
+                    "needs --enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and read "
+                    f"access to that folder): {error}"
                 ) from None
 
     async def keep(self, models: Collection[str]) -> None:
@@ -279,8 +279,8 @@ class WeightSync(VLLMGeneration):
             [`PolicyUnreachable`]: If it is larger than arithmetic explains, or another model has
                 answered.
         """
-        # A request for each position. One for the probe's own log-probabilities would be enough, but
-        # vLLM 0.30 crashes when it computes those of an adapter while other turns are in flight.
+        # A request for each position. One for the probe's own log-probabilities would be enough,
+        # but vLLM 0.30 crashes if it computes those of an adapter while other turns are in flight.
         choices = await gather(
             server.complete(model, prompt=self.probe_ids[:position], max_tokens=1, **PROBE_OPTIONS)
             for position in self.probe_positions

@@ -322,18 +322,18 @@ def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp
     [
         (
             {"vllm_importance_sampling_correction": False},
-            "async_lead > 0 learns from what older weights sampled",
+            "async_lead > 0 trains on samples of older weights",
         ),
         ({"max_staleness": 0}, "max_staleness=0 is too low"),
         ({"async_lead": -1}, "async_lead must be at least 0"),
-        ({"full_determinism": True}, "async_lead > 0 cannot be had with full_determinism=True"),
+        ({"full_determinism": True}, "async_lead > 0 is incompatible with full_determinism=True"),
         (
             {"use_transformers_continuous_batching": True},
-            "cannot be had with use_transformers_continuous_batching",
+            "incompatible with use_transformers_continuous_batching",
         ),
         (
             {"use_vllm": True, "vllm_mode": "colocate"},
-            "async_lead > 0 cannot be had with vllm_mode='colocate'",
+            "async_lead > 0 is incompatible with vllm_mode='colocate'",
         ),
     ],
 )

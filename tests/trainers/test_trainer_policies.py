@@ -67,7 +67,7 @@ def test_continuous_batching_that_loses_a_result_is_an_error(
 ):
     trainer = trainer_for(tiny_policy, tmp_path, rows, use_transformers_continuous_batching=True)
     monkeypatch.setattr(trainer.model, "generate_batch", lambda *args, **kwargs: {}, raising=False)
-    with pytest.raises(RuntimeError, match="gave 0 of 1 results"):
+    with pytest.raises(RuntimeError, match="returned 0 of 1 results"):
         trainer.policy.sampler([SampleRequest([5], 2, seed=0)])
 
 

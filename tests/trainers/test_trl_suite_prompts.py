@@ -355,9 +355,7 @@ SEEN = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text":
     ],
 )
 def test_images_are_refused_before_anything_is_loaded(tmp_path, row, where):
-    with pytest.raises(
-        ValueError, match=f"the dataset has {where}, and this trainer reads text alone"
-    ):
+    with pytest.raises(ValueError, match=f"the dataset has {where}, but this trainer is text-only"):
         MultiTurnGRPOTrainer(
             "no/such/model", len, arguments(tmp_path), Dataset.from_list([row]), environment=None
         )

@@ -273,7 +273,7 @@ def test_another_answer_than_the_trainers_stops(train, monkeypatch):
     monkeypatch.setattr(
         sync, "_write", lambda weights: write({name: 0 * w for name, w in weights.items()})
     )
-    with pytest.raises(TrainingStopped, match="does not sample from the weights it was given"):
+    with pytest.raises(TrainingStopped, match="does not sample from the pushed weights"):
         trainer.train()
     assert 1 <= trainer.state.global_step < 4
 
@@ -434,5 +434,5 @@ def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
 def test_a_tied_head_left_behind_stops(train, servers):
     """vLLM's CPU back end loads the embedding and keeps the head of before: the last test of this server."""
     trainer = train(vllm_sync="disk", peft_config=None, max_steps=6)
-    with pytest.raises(TrainingStopped, match="does not sample from the weights it was given"):
+    with pytest.raises(TrainingStopped, match="does not sample from the pushed weights"):
         trainer.train()

@@ -27,14 +27,13 @@ from agentic_prompting.data import (
     load_task,
     validate_dataset,
 )
-from agentic_prompting.data.task import as_list
-from agentic_prompting.data.tasks import (
-    DAPO_HEAD,
-    DAPO_TAIL,
-    gsm8k_answer,
-    mathqa_options,
-    prompt_r1_meta,
-    prompt_r1_question,
+from agentic_prompting.data.answer_columns import parse_answers
+from agentic_prompting.data.espl_tasks import DAPO_HEAD, DAPO_TAIL
+from agentic_prompting.data.prompt_r1_tasks import (
+    build_prompt_r1_meta,
+    extract_gsm8k_answer,
+    extract_prompt_r1_question,
+    parse_mathqa_options,
 )
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
@@ -208,9 +207,9 @@ def written(tmp_path: Path, rows: list[dict], suffix: str = ".jsonl") -> str:
 
 def test_every_set_has_a_fixture():
     # Sets that are cut by row numbers need all their rows: test_refine_data.py has them.
-    assert set(ROWS) == {name for name, task in TASKS.items() if not task.cuts}
+    assert set(ROWS) == {name for name, task in TASKS.items() if not task.subsets}
     # Of sets that have an order of their own, golds are looked at in tests of their own.
-    assert set(GOLDS) == {name for name in ROWS if TASKS[name].order is None}
+    assert set(GOLDS) == {name for name in ROWS if TASKS[name].selection is None}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -236,10 +235,11 @@ def test_sets_can_be_put_together(tmp_path):
 
 def test_released_rows_give_back_their_message_character_by_character():
     for row in ROWS["prompt_r1"]:
-        template = prompt_r1_meta(row)["prompt_template"]
+        template = build_prompt_r1_meta(row)["prompt_template"]
         assert template.count("{question}") == 1
         assert (
-            template.replace("{question}", prompt_r1_question(row)) == row["prompt"][0]["content"]
+            template.replace("{question}", extract_prompt_r1_question(row))
+            == row["prompt"][0]["content"]
         )
 
 
@@ -457,7 +457,7 @@ def test_the_records_are_consistent_and_a_broken_one_is_not(monkeypatch):
 def test_checking_online_reads_a_row_of_every_source(hub, monkeypatch):
     from agentic_prompting.data import catalogue
 
-    monkeypatch.setattr(catalogue, "_revision", lambda source: "0123456789abcdef")
+    monkeypatch.setattr(catalogue, "_find_revision", lambda source: "0123456789abcdef")
     hub.rows["hotpotqa/hotpot_qa"] = ROWS["hotpotqa"]
     checks = {
         (check.source, check.split): check for check in check_sources(["hotpotqa"], online=True)
@@ -827,7 +827,7 @@ def test_a_frame_as_pandas_has_it(tmp_path):
             "none of the 1 rows of the list has an accepted answer",
         ),
         ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
-        ("hotpotqa", {"columns": {"question": "q"}}, "'hotpotqa' is a set that is known"),
+        ("hotpotqa", {"columns": {"question": "q"}}, "columns .*'hotpotqa'"),
     ],
 )
 def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
@@ -941,10 +941,19 @@ def test_records_are_consistent(name):
 
 
 def test_small_readers():
-    assert as_list('["a", 1]') == as_list("['a', 1]") == as_list(["a", 1]) == ["a", "1"]
-    assert as_list(None) == [] and as_list("plain") == ["plain"] and as_list("1984") == ["1984"]
-    assert gsm8k_answer("x #### 1 \n#### -24,960 ") == "-24960"
-    assert mathqa_options("a ) 38 , b ) 27.675 , c ) 1 , 5 , e ) none") == {
+    assert (
+        parse_answers('["a", 1]')
+        == parse_answers("['a', 1]")
+        == parse_answers(["a", 1])
+        == ["a", "1"]
+    )
+    assert (
+        parse_answers(None) == []
+        and parse_answers("plain") == ["plain"]
+        and parse_answers("1984") == ["1984"]
+    )
+    assert extract_gsm8k_answer("x #### 1 \n#### -24,960 ") == "-24960"
+    assert parse_mathqa_options("a ) 38 , b ) 27.675 , c ) 1 , 5 , e ) none") == {
         "a": "38",
         "b": "27.675",
         "c": "1 , 5",
@@ -1084,18 +1093,18 @@ def test_a_header_with_blanks_behind_its_commas_is_read(tmp_path, text):
 
 
 def test_a_cell_keeps_its_blanks_where_the_header_has_none(tmp_path):
-    from agentic_prompting.data.loading import read_file
+    from agentic_prompting.data.file_formats import read_file
 
     path = tmp_path / "rows.csv"
     path.write_text("question,answer\nq, a\n")
-    assert read_file(str(path), ["question", "answer"])[0] == [{"question": "q", "answer": " a"}]
+    assert read_file(str(path), ["question", "answer"]).rows == [{"question": "q", "answer": " a"}]
 
 
 DAMAGED = """
 import io, random, sys
 import pyarrow as pa, pyarrow.parquet as pq
 from pathlib import Path
-from agentic_prompting.data.loading import read_file
+from agentic_prompting.data.file_formats import read_file
 
 folder, rng, outcomes = Path(sys.argv[1]), random.Random(0), {"read": 0, "refused": 0}
 rows = {"question": [f"question {i} " + "x" * (i % 50) for i in range(2000)], "answer": [str(i) for i in range(2000)]}
@@ -1114,7 +1123,7 @@ for compression in ("NONE", "SNAPPY", "GZIP", "ZSTD"):
             data[place] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         try:
-            found, _ = read_file(str(path), ["question", "answer"])
+            found = read_file(str(path), ["question", "answer"]).rows
             assert all(isinstance(row["question"], str | None) for row in found)
             outcomes["read"] += 1
         except ValueError as error:

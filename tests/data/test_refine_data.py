@@ -10,8 +10,8 @@ from datasets import Dataset
 from hypothesis import given, strategies as st
 
 from agentic_prompting.data import TASKS, load_task, validate_dataset
-from agentic_prompting.data.task import whole_number
-from agentic_prompting.data.tasks import PROREFINE_TASKS, last_integer
+from agentic_prompting.data.answer_columns import strip_decimals
+from agentic_prompting.data.prorefine_tasks import PROREFINE_TASKS, extract_last_integer
 from agentic_prompting.llm import ScriptedChat, ServerFailed, start
 from agentic_prompting.refine import START_PROMPTS
 from agentic_prompting.rewards import (
@@ -115,7 +115,7 @@ def test_counts_and_first_rows(name, split, rows, begins, gold):
 
 
 @needs_real_files
-@pytest.mark.parametrize("name", [name for name in FILES if PROREFINE_TASKS[name].cuts])
+@pytest.mark.parametrize("name", [name for name in FILES if PROREFINE_TASKS[name].subsets])
 def test_parts_do_not_overlap(name):
     parts = [
         set(load_task(name, split, data_files=FILES[name])["question"])
@@ -245,7 +245,7 @@ def test_unknown_splits_of_files_that_are_cut(tmp_path):
 
 def test_small_readers():
     assert [
-        whole_number(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, 2**53 + 1, "2.5")
+        strip_decimals(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, 2**53 + 1, "2.5")
     ] == [
         "145",
         "145",
@@ -254,7 +254,10 @@ def test_small_readers():
         "9007199254740993",
         "2.5",
     ]
-    assert last_integer("Add.\n#### 24,960") == "24960" and last_integer("#### -7") == "-7"
+    assert (
+        extract_last_integer("Add.\n#### 24,960") == "24960"
+        and extract_last_integer("#### -7") == "-7"
+    )
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, Features, List, Value
 
 from agentic_prompting.data import load_task
-from agentic_prompting.data.loading import read_file
+from agentic_prompting.data.file_formats import read_file
 
 EXPECTED = [("Where is Rome?", ["Italy"]), ("Where is Oslo?", ["Norway"])]
 
@@ -142,5 +142,6 @@ def test_short_floats_keep_their_digits(suffix, tmp_path):
 
 def test_the_delimiter_is_found_in_quoted_headers(tmp_path):
     (tmp_path / "rows.csv").write_text('"question","answer; or none"\nq,a\n')
-    rows, names = read_file(str(tmp_path / "rows.csv"), ["question", "answer"])
-    assert names == ["question", "answer; or none"] and rows == [{"question": "q"}]
+    table = read_file(str(tmp_path / "rows.csv"), ["question", "answer"])
+    assert table.column_names == ["question", "answer; or none"]
+    assert table.rows == [{"question": "q"}]

@@ -202,9 +202,11 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
         {**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])
     ]
     monkeypatch.setattr(
-        loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split)
+        loading,
+        "_load_from_hub",
+        lambda name, task, split, revision: _checked(questions, task, split),
     )
-    monkeypatch.setattr(loading, "sample_rows", lambda name, records, n, seed: records[:n])
+    monkeypatch.setattr(loading, "sample_records", lambda name, records, n, seed: records[:n])
 
     # The last step before the network, after the files for the upload have been collected.
     done: Future[None] = Future()

@@ -210,7 +210,7 @@ class TaskRows:
 
     def load(self, task: str, seed: int) -> Dataset:
         """The rows. Raises `ValueError`, in one line, if they cannot be loaded."""
-        from ..data import is_own, load_task
+        from ..data import is_user_data, load_task
 
         columns = {}
         for pair in (self.columns or "").split(","):
@@ -223,7 +223,7 @@ class TaskRows:
                 columns[name] = column
 
         source = self.dataset or task
-        if not is_own(source) and not self.data_files:
+        if not is_user_data(source) and not self.data_files:
             is_hub_reachable()
         try:
             return load_task(
@@ -249,12 +249,12 @@ class HeldOutRows:
         """The evaluation rows, or `None` if the options name none."""
         from datasets import concatenate_datasets
 
-        from ..data import is_own, load_task
+        from ..data import is_user_data, load_task
 
         datasets = []
         for name in self.eval_task.split(",") if self.eval_task else ():
             task, split = name, "test"
-            if not is_own(name):
+            if not is_user_data(name):
                 task, _, named_split = name.partition("/")
                 split = named_split or split
             datasets.append(load_task(task, split, self.eval_task_rows, seed))

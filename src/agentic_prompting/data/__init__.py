@@ -1,34 +1,41 @@
-"""Data sets of the papers in one schema. `datasets` is imported when something is loaded, not before."""
+"""Data sets of the papers and your own, in one schema.
+
+`datasets` is imported when something is loaded, not before.
+"""
 
 from .catalogue import (
-    Contamination,
     SourceCheck,
     check_sources,
     check_table,
-    contamination_report,
     describe_task,
     list_tasks,
 )
-from .loading import find_task, is_own, load_task
-from .task import Cut, Reader, Source, Task, as_dataset, validate_dataset
-from .tasks import PAIRS, TASKS
+from .contamination import Contamination, contamination_report
+from .loading import load_task
+from .records import as_dataset
+from .task import Reader, ReadRow, Source, Subset, Task
+from .tasks import PAIRS, TASKS, TaskSplit, find_task
+from .user_data import is_user_data
+from .validation import validate_dataset
 
 __all__ = [
     "PAIRS",
     "TASKS",
     "Contamination",
-    "Cut",
+    "ReadRow",
     "Reader",
     "Source",
     "SourceCheck",
+    "Subset",
     "Task",
+    "TaskSplit",
     "as_dataset",
     "check_sources",
     "check_table",
     "contamination_report",
     "describe_task",
     "find_task",
-    "is_own",
+    "is_user_data",
     "list_tasks",
     "load_task",
     "validate_dataset",

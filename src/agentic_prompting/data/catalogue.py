@@ -1,81 +1,71 @@
-"""Tables about the data sets: all of them, one in full, their state on the hub, and evaluation questions that occur in
-training data."""
+"""Lists and describes the data sets, and checks their records against the Hub."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .loading import find_task, open_source
-from .task import Source, Task, first_line, fitting_reader
-from .tasks import PAIRS, TASKS
+from .loading import open_source
+from .records import first_line
+from .task import Source, Task
+from .tasks import PAIRS, TASKS, find_task
 
 
 def list_tasks() -> str:
-    """All sets as a table: name, splits with their rows, metrics, first source, licence."""
-    rows = [
-        (name, _splits(task), ", ".join(task.metrics), str(task.sources[0]), task.licence)
-        for name, task in TASKS.items()
-    ]
-    rows += [
-        (
-            name,
-            ", ".join(f"{split}: {'/'.join(part)}" for split, part in parts.items()),
-            "",
-            "a pair of sets",
-            "",
-        )
-        for name, parts in PAIRS.items()
-    ]
-    return text_table(("name", "splits", "metrics", "first source", "licence"), rows)
+    """Return a table of all data sets: name, splits with their sizes, metrics, source, licence."""
+    rows = []
+    for name, task in TASKS.items():
+        metrics = ", ".join(task.metrics)
+        rows.append((name, _describe_splits(task), metrics, str(task.sources[0]), task.licence))
+    for name, pair in PAIRS.items():
+        splits = [f"{split}: {'/'.join(task_split)}" for split, task_split in pair.items()]
+        rows.append((name, ", ".join(splits), "", "a pair of sets", ""))
+    return format_table(("name", "splits", "metrics", "first source", "licence"), rows)
 
 
 def describe_task(name: str) -> str:
-    """One set in full: splits, columns, every source in the order they are tried.
+    """Return a description of a data set: splits, columns, and all sources in their order.
+
+    Args:
+        name (`str`): A key of [`TASKS`] or [`PAIRS`].
 
     Raises:
-        `ValueError`: There is none of this name.
+        `ValueError`: There is no such data set.
     """
     if name in PAIRS:
-        parts = "\n".join(
-            f"  {split}: {of}, split {theirs}" for split, (of, theirs) in PAIRS[name].items()
-        )
-        return f"{name}: a pair of sets\n{parts}"
-    name, _, task = find_task(name)
-    splits = [
-        f"    {split}: {rows:,}{' (cut by row number)' if split in task.cuts else ''}"
-        for split, rows in task.expected_rows.items()
-    ]
-    kept = (
-        ['  questions without an answer are kept; their accepted answer is ""']
-        if task.unanswerable
-        else []
-    )
-    return "\n".join(
-        [
-            *(name, "  splits (rows)", *splits),
-            *(
-                "  sources, in the order they are tried",
-                *(f"    {source}" for source in task.sources),
-            ),
-            *("  columns needed", *(f"    {', '.join(reader.columns)}" for reader in task.readers)),
-            *(f"  metrics: {', '.join(task.metrics)}", f"  licence: {task.licence}", *kept),
-        ]
-    )
+        lines = [f"{name}: a pair of sets"]
+        for split, (task_name, task_split) in PAIRS[name].items():
+            lines.append(f"  {split}: {task_name}, split {task_split}")
+        return "\n".join(lines)
+
+    task = find_task(name).task
+    lines = [name, "  splits (rows)"]
+    for split, row_count in task.expected_rows.items():
+        note = " (cut by row number)" if split in task.subsets else ""
+        lines.append(f"    {split}: {row_count:,}{note}")
+    lines.append("  sources, in the order they are tried")
+    lines.extend(f"    {source}" for source in task.sources)
+    lines.append("  columns needed")
+    lines.extend(f"    {', '.join(reader.required_columns)}" for reader in task.readers)
+    lines.append(f"  metrics: {', '.join(task.metrics)}")
+    lines.append(f"  licence: {task.licence}")
+    if task.unanswerable:
+        lines.append('  questions without an answer are kept; their accepted answer is ""')
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class SourceCheck:
-    """One split at one source.
+    """The check of one split at one source.
 
     Args:
-        task (`str`), split (`str`), source (`str`): The split and its source.
-        problem (`str`): The difference from the record; empty if there is none.
-        revision (`str`): The commit that was seen; empty if not known.
-        rows (`int`, *optional*): Rows there, where the hub says so without a download.
-        columns (`tuple[str, ...]`): The columns there.
+        task (`str`): The data set.
+        split (`str`): The split.
+        source (`str`): The source.
+        problem (`str`): How the source differs from the record; empty if it does not.
+        revision (`str`): The commit that was checked; empty if not known.
+        rows (`int`, *optional*): The number of rows at the source, if the Hub knows it.
+        columns (`tuple[str, ...]`): The columns at the source.
     """
 
     task: str
@@ -88,168 +78,136 @@ class SourceCheck:
 
 
 def check_sources(names: Sequence[str] = (), online: bool = False) -> list[SourceCheck]:
-    """Compare the records with themselves and, `online`, with what their sources hold now.
+    """Check that the records of the data sets are consistent and, `online`, still true.
 
-    Online, the first row of each split is streamed from each source and read; nothing is downloaded whole.
+    Online, the first row of each split is streamed from each source and read. Nothing is downloaded
+    as a whole.
 
     Args:
-        names (`Sequence[str]`, *optional*): The sets; all by default.
-        online (`bool`, *optional*, defaults to `False`): Whether to ask the hub.
+        names (`Sequence[str]`, *optional*): The data sets. All by default.
+        online (`bool`, *optional*, defaults to `False`): Whether to ask the Hub.
 
     Raises:
-        `ValueError`: A set does not exist.
+        `ValueError`: A data set does not exist.
     """
-    behind = [part for name in names for part in PAIRS.get(name, {"": (name, "")}).values()]
-    tasks = dict(find_task(name)[::2] for name, _ in behind) if names else TASKS
-    look = _look_online if online else _look_at_record
-    return [
-        look(name, task, split, part)
-        for name, task in tasks.items()
-        for split in task.expected_rows
-        for source in task.sources
-        if not source.files or split in source.files
-        for part in source.parts()
-    ]
+    tasks = _resolve_names(names) if names else TASKS
+    check: Callable[[str, Task, str, Source], SourceCheck]
+    check = _check_online if online else _check_record
+    checks = []
+    for name, task in tasks.items():
+        for split in task.expected_rows:
+            for source in task.sources:
+                if source.files and split not in source.files:
+                    continue
+                for repository in source.repositories():
+                    checks.append(check(name, task, split, repository))
+    return checks
 
 
 def check_table(checks: Iterable[SourceCheck]) -> str:
-    """The checks as a table, problems last on their lines."""
-    head = ("set", "split", "source", "revision", "rows", "state")
-    rows = [
-        (
-            c.task,
-            c.split,
-            c.source,
-            c.revision[:10],
-            "" if c.rows is None else f"{c.rows:,}",
-            c.problem or "ok",
-        )
-        for c in checks
-    ]
-    return text_table(head, rows)
+    """Return a table of checks."""
+    rows = []
+    for check in checks:
+        row_count = "" if check.rows is None else f"{check.rows:,}"
+        state = check.problem or "ok"
+        rows.append((check.task, check.split, check.source, check.revision[:10], row_count, state))
+    return format_table(("set", "split", "source", "revision", "rows", "state"), rows)
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to equal width."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (head, ["-" * width for width in widths], *rows)
-    ]
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a text table with columns padded to equal width."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    ruler = ["-" * width for width in widths]
+    lines = []
+    for row in (header, ruler, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def _splits(task: Task) -> str:
-    shown = [f"{split} {rows:,}" for split, rows in task.expected_rows.items() if "/" not in split]
-    parts = sum("/" in split for split in task.expected_rows)
-    return ", ".join(shown) + (f" ({parts} parts)" if parts else "")
+def _describe_splits(task: Task) -> str:
+    """Return a short list of splits. The parts of a split, such as `test/nq`, are only counted."""
+    splits = [
+        f"{split} {row_count:,}"
+        for split, row_count in task.expected_rows.items()
+        if "/" not in split
+    ]
+    part_count = len(task.expected_rows) - len(splits)
+    text = ", ".join(splits)
+    return f"{text} ({part_count} parts)" if part_count else text
 
 
-def _look_at_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
-    """Check the record alone: an unknown split, a reader of no columns, a cut of another size."""
-    problems, cut = [], task.cuts.get(split)
-    if set(source.splits) - set(task.expected_rows):
+def _resolve_names(names: Sequence[str]) -> dict[str, Task]:
+    """Return the named data sets; a pair stands for both of its sets."""
+    tasks = {}
+    for name in names:
+        if name in PAIRS:
+            task_names = [task_name for task_name, _ in PAIRS[name].values()]
+        else:
+            task_names = [name]
+        for task_name in task_names:
+            tasks[task_name] = find_task(task_name).task
+    return tasks
+
+
+def _check_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
+    """Check the consistency of a record, without the source."""
+    problems = []
+    if not set(source.splits) <= set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
-    if cut is not None and len(cut.numbers(cut.whole or 0)) != task.expected_rows[split]:
-        problems.append(f"its cut is not of {task.expected_rows[split]} rows")
-    if not all(reader.columns for reader in task.readers):
+    subset = task.subsets.get(split)
+    if subset is not None:
+        row_count = len(subset.pick_numbers(subset.total_rows or 0))
+        if row_count != task.expected_rows[split]:
+            problems.append(f"its cut is not of {task.expected_rows[split]} rows")
+    if not all(reader.required_columns for reader in task.readers):
         problems.append("a reader needs no column")
-    return SourceCheck(name, split, str(source), "; ".join(problems))
+    return SourceCheck(task=name, split=split, source=str(source), problem="; ".join(problems))
 
 
-def _look_online(name: str, task: Task, split: str, source: Source) -> SourceCheck:
+def _check_online(name: str, task: Task, split: str, source: Source) -> SourceCheck:
+    """Check a source on the Hub: that its first row can be read, and its number of rows."""
     try:
-        rows, revision = open_source(source, split, streaming=True), _revision(source)
-        first = next(iter(rows))
-        fitting_reader(name, task, list(first), str(source)).read(first)
-    except Exception as error:  # as in loading: no common type
-        return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
-    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    count = getattr(splits.get(source.splits.get(split, split)), "num_examples", None) or None
-    whole = (task.cuts[split].whole if split in task.cuts else None) or task.expected_rows[split]
-    wrong = count and not task.unique and task.order is None and abs(count - whole) > 0.01 * whole
-    problem = f"{count:,} rows, {whole:,} expected" if wrong else ""
-    return SourceCheck(name, split, str(source), problem, revision, count, tuple(first))
+        rows = open_source(source, split, streaming=True)
+        revision = _find_revision(source)
+        first_row = next(iter(rows))
+        reader = task.find_reader(name, first_row, str(source))
+        reader.read(first_row)
+    except Exception as error:  # errors of the Hub, network and builders have no common type
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        return SourceCheck(task=name, split=split, source=str(source), problem=problem)
+
+    # The Hub tells the number of rows of most repositories.
+    info = getattr(rows, "info", None)
+    splits = getattr(info, "splits", None) or {}
+    source_split = splits.get(source.splits.get(split, split))
+    row_count = getattr(source_split, "num_examples", None) or None
+
+    # Where rows are dropped later, the size of the source is not recorded.
+    problem = ""
+    has_all_rows = not task.unique_questions and task.selection is None
+    if row_count and has_all_rows:
+        subset = task.subsets.get(split)
+        expected = task.expected_rows[split]
+        if subset is not None and subset.total_rows is not None:
+            expected = subset.total_rows
+        if abs(row_count - expected) > 0.01 * expected:
+            problem = f"{row_count:,} rows, {expected:,} expected"
+    return SourceCheck(
+        task=name,
+        split=split,
+        source=str(source),
+        problem=problem,
+        revision=revision,
+        rows=row_count,
+        columns=tuple(first_row),
+    )
 
 
-def _revision(source: Source) -> str:
-    """The commit of a hub repository now; empty for files addressed one by one."""
+def _find_revision(source: Source) -> str:
+    """Return the current commit of a Hub repository; empty for files that are named one by one."""
     if "/" not in source.path:
         return ""
     from huggingface_hub import HfApi
 
     return str(HfApi().dataset_info(source.path, revision=source.revision).sha or "")
-
-
-# Contamination --------------------------------------------------------------------------------------------------------
-# Worth a look before any table is believed. The released Prompt-R1 evaluation file of GSM8K, for one, is mostly GSM8K's
-# *training* set: 111 of its 128 questions.
-
-_WORDS = re.compile(r"\w+")
-
-
-@dataclass(frozen=True)
-class Contamination:
-    """Evaluation rows that occur in training rows.
-
-    Args:
-        rows (`int`): Evaluation rows looked at.
-        exact (`tuple[str, ...]`): Ids of those whose question is a training question, case and punctuation aside.
-        near (`tuple[str, ...]`): Ids of further ones that share a run of `run_length` words with a training question.
-        run_length (`int`): In words.
-    """
-
-    rows: int
-    exact: tuple[str, ...]
-    near: tuple[str, ...]
-    run_length: int
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.exact)} of {self.rows} evaluation questions are training questions, "
-            f"{len(self.near)} more share {self.run_length} words in a row with one"
-        )
-
-
-def contamination_report(
-    evaluation: Iterable[Mapping[str, Any]],
-    training: Iterable[Mapping[str, Any]],
-    run_length: int = 13,
-) -> Contamination:
-    """Compare the questions of two data sets.
-
-    Args:
-        evaluation (`Iterable[Mapping]`): Rows with `question` and, where they have one, `id`.
-        training (`Iterable[Mapping]`): Rows with `question`.
-        run_length (`int`, *optional*, defaults to `13`): Words in a row that two questions must share to be near; 13 as
-            in GPT-3's appendix C. Shorter questions can only be exact.
-
-    Raises:
-        `ValueError`: If `run_length` is below 1 or there is nothing to compare.
-    """
-    if run_length < 1:
-        raise ValueError(f"run_length must be at least 1, got {run_length}")
-    rows = list(evaluation)
-    trained = [_words(row["question"]) for row in training]
-    if not rows or not trained:
-        raise ValueError(
-            f"nothing to compare: {len(rows)} evaluation rows and {len(trained)} training rows"
-        )
-    whole = set(map(tuple, trained))
-    runs = {run for words in trained for run in _runs(words, run_length)}
-    exact, near = [], []
-    for number, row in enumerate(rows):
-        words, name = _words(row["question"]), str(row.get("id", number))
-        if tuple(words) in whole:
-            exact.append(name)
-        elif any(run in runs for run in _runs(words, run_length)):
-            near.append(name)
-    return Contamination(len(rows), tuple(exact), tuple(near), run_length)
-
-
-def _words(text: str) -> list[str]:
-    return _WORDS.findall(text.lower())
-
-
-def _runs(words: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
-    return (tuple(words[start : start + length]) for start in range(len(words) - length + 1))

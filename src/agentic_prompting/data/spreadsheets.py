@@ -1,6 +1,6 @@
-"""Tables as spreadsheets save them: CSV with commas, semicolons or tabs, and `.xlsx`.
+"""Reads tables as spreadsheet programs save them: CSV with commas, semicolons or tabs, and `.xlsx`.
 
-Empty rows, and empty columns beside the table, are no part of it.
+Empty rows and unnamed columns are skipped.
 """
 
 from __future__ import annotations
@@ -10,61 +10,67 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date, datetime, time
 from itertools import chain
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from openpyxl.cell import Cell
+
+# Excel writes `sep=;` as the first line of a CSV file, and reads it there.
+_SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
-_SEPARATOR_LINE = re.compile(
-    r"sep=(.)\s*", re.IGNORECASE
-)  # which Excel writes and reads as the first line
 _DELIMITERS = (",", ";", "\t")
+# The csv module's default limit, 128 KiB, is less than a chapter of a book.
+_MAX_CELL_LENGTH = 2**31 - 1
 
 
 def read_csv(
     lines: Iterable[str], columns: Collection[str], delimiter: str
-) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV file, each cell the text it is.
+) -> Iterator[dict[str, object]]:
+    """Read the rows of a CSV file. Every cell is text, exactly as written.
 
     Args:
         lines (`Iterable[str]`): The lines of the file.
-        columns (`Collection[str]`): The columns that are looked for. If another delimiter than `delimiter` gives more
-            of them in the header, the file is read with that one: spreadsheets write semicolons in many languages.
-        delimiter (`str`): The usual delimiter of such files.
+        columns (`Collection[str]`): The column names to look for. Spreadsheet programs write
+            semicolons in many languages, so the delimiter that yields the most of these names wins.
+        delimiter (`str`): The delimiter to use if no other one yields more of the names.
 
     Raises:
-        `ValueError`: A row has more or fewer cells than the header, or a name is there twice.
+        `ValueError`: A row has more or fewer cells than the header, or two columns share a name.
     """
-    csv.field_size_limit(
-        2**31 - 1
-    )  # the csv module's own limit, 128 KiB, is less than a chapter of a book
-    rest = iter(lines)
-    first = next((line for line in rest if line.strip(" \t\r\n,;")), "")
-    separator = _SEPARATOR_LINE.fullmatch(first)
+    csv.field_size_limit(_MAX_CELL_LENGTH)
+
+    # Find the delimiter in the first line that has any content.
+    lines = iter(lines)
+    first_line = next((line for line in lines if line.strip(" \t\r\n,;")), "")
+    separator = _SEPARATOR_LINE.fullmatch(first_line)
     if separator is not None:
         delimiter = separator[1]
     else:
-        delimiter = _find_delimiter(first, columns, delimiter)
-        rest = chain([first], rest)
-    header = next(
-        (row for row in csv.reader(rest, delimiter=delimiter, strict=True) if any(row)), []
-    )
+        delimiter = _find_delimiter(first_line, columns, delimiter)
+        lines = chain([first_line], lines)
 
-    # Blanks behind each delimiter of the header: the file is written so throughout. Else a cell's blanks are its own.
+    header_rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    header = next((row for row in header_rows if any(row)), [])
+
+    # If a blank follows every delimiter of the header, the whole file is written that way.
+    # Otherwise the blanks around a value belong to it.
     names = [name for name in header if name]
-    is_spaced = len(names) > 1 and all(name[:1] == " " for name in names[1:])
+    is_spaced = len(names) > 1 and all(name.startswith(" ") for name in names[1:])
     if is_spaced:
-        header = next(
-            csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True)
-        )
-    return read_table(
-        header, csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=is_spaced)
-    )
+        header_line = delimiter.join(header)
+        header = next(csv.reader([header_line], delimiter=delimiter, skipinitialspace=True))
+    rows = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=is_spaced)
+    return read_table(header, rows)
 
 
-def read_excel(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The rows of the first sheet of an `.xlsx` file. Numbers stay numbers; dates and truth values become text.
+def read_excel(stream: IO[bytes]) -> Iterator[dict[str, object]]:
+    """Read the rows of the first sheet of an `.xlsx` file.
+
+    Numbers stay numbers; dates and truth values become text.
 
     Raises:
-        `ValueError`: openpyxl is not installed or cannot read the file, or a cell holds a formula's error.
+        `ValueError`: openpyxl is not installed or cannot read the file, or a cell holds a formula
+            error.
     """
     try:
         from openpyxl import load_workbook
@@ -74,66 +80,85 @@ def read_excel(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
         ) from None
     try:
         workbook = load_workbook(stream, read_only=True, data_only=True)
-        rows = workbook.worksheets[0].iter_rows()
-        header = next((row for row in map(_cell_values, rows) if not _is_blank(row)), [])
-        yield from read_table(
-            ["" if name is None else str(name) for name in header], map(_cell_values, rows)
-        )
+        rows = map(_cell_values, workbook.worksheets[0].iter_rows())
+        header = next((row for row in rows if not _is_blank(row)), [])
+        names = ["" if name is None else str(name) for name in header]
+        yield from read_table(names, rows)
     except ValueError:
         raise
-    except Exception as error:  # what a damaged archive makes openpyxl raise has no common type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # openpyxl's errors on damaged archives have no common type
+        message = str(error).strip() or type(error).__name__
+        reason = message.splitlines()[0]
         raise ValueError(f"{reason[:200]}; save the sheet as CSV") from None
 
 
-def read_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of cells as dicts by the names of the header. Columns without a name and empty rows are left out.
+def read_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]]
+) -> Iterator[dict[str, object]]:
+    """Turn rows of cells into dicts. Columns without a name and empty rows are skipped.
+
+    Args:
+        header (`Sequence[str]`): The column names.
+        rows (`Iterable[Sequence]`): The cells of each row.
 
     Raises:
-        `ValueError`: A row has more or fewer cells than the header, or a name is there twice.
+        `ValueError`: A row has more or fewer cells than the header, or two columns share a name.
     """
     names = [name.strip() for name in header]
-    width = max((place + 1 for place, name in enumerate(names) if name), default=0)
-    named = [name for name in names if name]
-    if twice := [name for name in named if named.count(name) > 1]:
-        raise ValueError(f"it has several columns called {twice[0]!r}")
+    column_names = [name for name in names if name]
+    for name in column_names:
+        if column_names.count(name) > 1:
+            raise ValueError(f"it has several columns called {name!r}")
+
+    # A row may omit the cells of unnamed columns at its end.
+    min_cells = 0
+    for position, name in enumerate(names, start=1):
+        if name:
+            min_cells = position
     for row in rows:
         if _is_blank(row):
             continue
-        if len(row) < width or not _is_blank(row[len(names) :]):
-            raise ValueError(
-                f"it has {len(row)} cell{'s' * (len(row) > 1)} where there are {len(names)} columns"
-            )
+        if len(row) < min_cells or not _is_blank(row[len(names) :]):
+            plural = "s" if len(row) > 1 else ""
+            raise ValueError(f"it has {len(row)} cell{plural} where there are {len(names)} columns")
         yield {name: cell for name, cell in zip(names, row, strict=False) if name}
 
 
-def _find_delimiter(header: str, columns: Collection[str], usual: str) -> str:
-    """The delimiter that splits a header into most of the columns looked for; of equal ones the usual, then the one
-    that splits it into most cells."""
-    unquoted = _QUOTED.sub("", header)
+def _find_delimiter(header: str, columns: Collection[str], default: str) -> str:
+    """Return the delimiter that splits a header into the most of the columns looked for.
 
-    def fit(delimiter: str) -> tuple[int, bool, int]:
+    Among equals the default wins, then the one that splits the header into the most cells.
+    """
+    unquoted_header = _QUOTED.sub("", header)
+
+    def rank(delimiter: str) -> tuple[int, bool, int]:
         names = [name.strip().strip('"') for name in header.split(delimiter)]
-        is_usual = delimiter == usual and usual in unquoted
-        return sum(name in columns for name in names), is_usual, unquoted.count(delimiter)
+        matching_columns = sum(name in columns for name in names)
+        is_default = delimiter == default and default in unquoted_header
+        return matching_columns, is_default, unquoted_header.count(delimiter)
 
-    return max((usual, *_DELIMITERS), key=fit)
+    return max((default, *_DELIMITERS), key=rank)
 
 
-def _is_blank(row: Sequence[Any]) -> bool:
+def _is_blank(row: Sequence[object]) -> bool:
     return all(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in row)
 
 
-def _cell_values(cells: Iterable[Any]) -> list[Any]:
+def _cell_values(cells: Iterable[Cell]) -> list[object]:
     return [_cell_value(cell) for cell in cells]
 
 
-def _cell_value(cell: Any) -> Any:
+def _cell_value(cell: Cell) -> object:
     value = cell.value
+    # Empty cells of a read-only sheet have no data type.
     if getattr(cell, "data_type", "") == "e":
         raise ValueError(f"the cell {cell.coordinate} holds the error {value}")
     if isinstance(value, bool):
         return str(value).upper()
     if isinstance(value, datetime):
-        return value.date().isoformat() if value.time() == time() else value.isoformat(" ")
-    return value.isoformat() if isinstance(value, (date, time)) else value
+        if value.time() == time():
+            return value.date().isoformat()
+        return value.isoformat(" ")
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    return value

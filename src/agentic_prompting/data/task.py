@@ -1,102 +1,120 @@
-"""The description of a data set ([`Task`]), and the functions that cut, read, sample and check its rows.
-
-The schema: `id`, `question`, `answers` (list of accepted answers), `task`, `meta` (JSON text, because data sets have
-different columns, and Arrow cannot put rows with different structs into one table).
-"""
+"""Describes a data set: a [`Task`], its [`Source`]s, the [`Reader`]s of its rows and [`Subset`]s."""
 
 from __future__ import annotations
 
-import ast
-import json
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from ..llm.numbers import is_missing, number_text, value_text
+from ..llm.numbers import is_missing
 from ..rewards.answers import answer_text
+from .answer_columns import list_answers
+from .validation import find_question_problem, quote_names
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-logger = logging.getLogger(__name__)
-
+# A row as its source has it. The values are whatever the source holds.
 Row = Mapping[str, Any]
-Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReadRow:
+    """What a [`Reader`] reads from one row.
+
+    Args:
+        question (`str`): The question, stripped.
+        answers (`list[str]`): The accepted answers, stripped and without duplicates.
+        meta (`dict`): Further values, fit for JSON.
+    """
+
+    question: str
+    answers: list[str]
+    meta: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads rows of one shape.
+    """Reads the rows of a source that has certain columns.
 
     Args:
-        question (`str` or `Callable`): The column, or a function of the row.
-        golds (`str` or `Callable`): The column of the accepted answer or answers, taken as they are, or a function of
-            the row. Stripping and removing duplicates is done here.
-        needs (`tuple[str, ...]`, *optional*): The columns that the functions read.
-        keep (`tuple[str, ...]` or `dict[str, str]`, *optional*): Columns that go into `meta`, if they exist; a dict
-            renames them.
-        meta (`Callable`, *optional*): A function of the row that returns further values for `meta`, fit for JSON.
+        question (`str` or `Callable`): The column of the question, or a function of the row.
+        answers (`str` or `Callable`): The column of the accepted answer or answers, used as they
+            are, or a function of the row. The reader strips them and drops duplicates.
+        function_columns (`tuple[str, ...]`, *optional*): The columns that the functions read.
+        meta_columns (`tuple[str, ...]` or `dict[str, str]`, *optional*): The columns to copy to
+            `meta` if they exist. A dict maps a name in `meta` to a column.
+        build_meta (`Callable`, *optional*): A function of the row that returns further values for
+            `meta`, fit for JSON.
         id (`str`, *optional*, defaults to `"id"`): The column of the row's id, if it exists.
     """
 
     question: str | Callable[[Row], str]
-    golds: str | Callable[[Row], Sequence[Any]]
-    needs: tuple[str, ...] = ()
-    keep: tuple[str, ...] | Mapping[str, str] = ()
-    meta: Callable[[Row], dict[str, Any]] = lambda row: {}
+    answers: str | Callable[[Row], Sequence[object]]
+    function_columns: tuple[str, ...] = ()
+    meta_columns: tuple[str, ...] | Mapping[str, str] = ()
+    build_meta: Callable[[Row], dict[str, Any]] | None = None
     id: str = "id"
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that it needs. If one is missing, the next reader is tried."""
-        named = [column for column in (self.question, self.golds) if isinstance(column, str)]
-        return tuple(dict.fromkeys([*named, *self.needs]))
+    def required_columns(self) -> tuple[str, ...]:
+        """The columns that a source must have for this reader to be used."""
+        columns = [column for column in (self.question, self.answers) if isinstance(column, str)]
+        return tuple(dict.fromkeys([*columns, *self.function_columns]))
 
     @property
-    def used(self) -> list[str]:
-        """All columns that it reads."""
-        kept = self.keep.values() if isinstance(self.keep, Mapping) else self.keep
-        return list(dict.fromkeys([*self.columns, self.id, *kept]))
+    def all_columns(self) -> list[str]:
+        """All columns that the reader uses, required and optional."""
+        meta_columns = self._meta_names().values()
+        return list(dict.fromkeys([*self.required_columns, self.id, *meta_columns]))
 
-    def read(self, row: Row) -> tuple[str, list[str], dict[str, Any]]:
-        """The question, the accepted answers (stripped, each once), and the values for `meta`.
+    def read(self, row: Row) -> ReadRow:
+        """Read one row.
 
         Raises:
-            `ValueError`: There is no question, or an answer is neither text nor number.
+            `ValueError`: The row has no question, or an answer is neither a text nor a number.
         """
         question = row[self.question] if isinstance(self.question, str) else self.question(row)
-        golds = answers_of(row[self.golds]) if isinstance(self.golds, str) else self.golds(row)
-        if problem := wrong_question(question):
+        answers: Sequence[object]
+        if isinstance(self.answers, str):
+            answers = list_answers(row[self.answers])
+        else:
+            answers = self.answers(row)
+        problem = find_question_problem(question)
+        if problem:
             raise ValueError(problem)
-        texts = (answer_text(gold).strip() for gold in golds if not is_missing(gold))
-        names = (
-            self.keep
-            if isinstance(self.keep, Mapping)
-            else dict(zip(self.keep, self.keep, strict=True))
-        )
-        kept = {name: row[column] for name, column in names.items() if column in row}
-        return (
-            question.strip(),
-            list(dict.fromkeys(filter(None, texts))),
-            {**kept, **self.meta(row)},
-        )
+
+        # Drop answers that are missing, empty or duplicates.
+        texts = [answer_text(answer).strip() for answer in answers if not is_missing(answer)]
+        unique_texts = list(dict.fromkeys(text for text in texts if text))
+
+        meta_names = self._meta_names()
+        meta = {name: row[column] for name, column in meta_names.items() if column in row}
+        if self.build_meta is not None:
+            meta.update(self.build_meta(row))
+        return ReadRow(question=question.strip(), answers=unique_texts, meta=meta)
+
+    def _meta_names(self) -> Mapping[str, str]:
+        if isinstance(self.meta_columns, Mapping):
+            return self.meta_columns
+        return {column: column for column in self.meta_columns}
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place to load a set from.
+    """A place to load a data set from.
 
     Args:
-        path (`str`): A hub id, or a builder (`parquet`, `csv`) when `files` are full addresses.
-        config (`str`, *optional*), revision (`str`, *optional*), data_dir (`str`, *optional*): As on the hub.
-        files (`dict[str, str | list[str]]`, *optional*): Files per split, if the repository does not name them itself.
+        path (`str`): A repository id on the Hub, or a builder (`parquet`, `csv`) if `files` are
+            full addresses.
+        config (`str`, *optional*): The repository's configuration.
+        revision (`str`, *optional*): The commit or branch.
+        data_dir (`str`, *optional*): The folder in the repository.
+        files (`dict[str, str | list[str]]`, *optional*): The files of each split, if the repository
+            does not declare them.
         options (`dict`, *optional*): Passed on to the builder.
-        splits (`dict[str, str]`, *optional*): The source's name for each of our splits, if they differ.
-        also (`tuple[str, ...]`, *optional*): Further repositories of the same shape; their rows follow.
+        splits (`dict[str, str]`, *optional*): Maps our split names to the source's where they
+            differ.
+        also (`tuple[str, ...]`, *optional*): Further repositories of the same shape, whose rows
+            are appended.
     """
 
     path: str
@@ -108,40 +126,43 @@ class Source:
     splits: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
-    def parts(self) -> list[Source]:
-        """This repository and each further one, as sources of their own."""
+    def repositories(self) -> list[Source]:
+        """Return one source for each repository."""
         return [replace(self, path=path, also=()) for path in (self.path, *self.also)]
 
     def __str__(self) -> str:
-        where = " + ".join((self.path, *self.also))
-        if "/" not in self.path and self.files:  # a builder: its files say more than its name
-            first = next(iter(self.files.values()))
-            where = first if isinstance(first, str) else first[0]
-        return " ".join(
-            filter(None, [where, self.config, self.data_dir, self.revision and f"@{self.revision}"])
-        )
+        address = " + ".join((self.path, *self.also))
+        # The first file says more than the name of a builder.
+        if "/" not in self.path and self.files:
+            files = next(iter(self.files.values()))
+            address = files if isinstance(files, str) else files[0]
+        revision = f"@{self.revision}" if self.revision else ""
+        return " ".join(filter(None, [address, self.config, self.data_dir, revision]))
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Rows by their numbers. It is right only while the order of the rows stays the same.
+class Subset:
+    """Rows picked by number. Valid only while the order of the source's rows stays the same.
 
     Args:
-        start (`int`, *optional*, defaults to `0`), stop (`int`, *optional*): The range of numbers, without `stop`.
-        seed (`int`, *optional*): Seed of a shuffle before the cut; no shuffle by default.
-        whole (`int`, *optional*): The number of rows before the cut, if it is known.
-        first (`str`, *optional*): A part of the first question after the cut, to detect another order of the rows.
+        start (`int`, *optional*, defaults to `0`): The number of the first row.
+        stop (`int`, *optional*): The number after the last row. By default there is no limit.
+        seed (`int`, *optional*): The seed of a shuffle before the rows are picked. By default
+            they are not shuffled.
+        total_rows (`int`, *optional*): The number of rows to pick from, if it is known.
+        first_question (`str`, *optional*): A part of the first picked question, to detect a
+            different order of the rows.
     """
 
     start: int = 0
     stop: int | None = None
     seed: int | None = None
-    whole: int | None = None
-    first: str = ""
+    total_rows: int | None = None
+    first_question: str = ""
 
-    def numbers(self, count: int) -> Sequence[int]:
-        """The numbers of the cut's rows among `count`, in its order."""
-        numbers = list(range(count))
+    def pick_numbers(self, row_count: int) -> Sequence[int]:
+        """Return the picked row numbers out of `row_count` rows, in the order of the subset."""
+        numbers = list(range(row_count))
         if self.seed is not None:
             random.Random(self.seed).shuffle(numbers)
         return numbers[self.start : self.stop]
@@ -149,313 +170,73 @@ class Cut:
 
 @dataclass(frozen=True)
 class Task:
-    """One data set.
+    """A data set.
 
     Args:
-        sources (`tuple[Source, ...]`): Tried in this order; the first that loads wins.
-        readers (`tuple[Reader, ...]`): The shapes its rows come in; the first whose columns are there is used.
-        expected_rows (`dict[str, int]`): The splits there are and their sizes at the first source. Splits without
-            public answers are left out.
+        sources (`tuple[Source, ...]`): Tried in this order; the first one that loads is used.
+        readers (`tuple[Reader, ...]`): The first one whose columns the source has is used.
+        expected_rows (`dict[str, int]`): The splits and their sizes at the first source. Splits
+            without public answers are left out.
         licence (`str`): As its source states it.
-        cuts (`dict[str, Cut]`, *optional*): For splits that are a part of what the source calls one; others are whole.
-        json_field (`str`, *optional*): Where a JSON file holds the list of rows, if it is not the whole file.
-        unanswerable (`bool`, *optional*, defaults to `False`): Whether a row without golds is a question without an
-            answer, kept with the one gold `""`, rather than a blind test's row, dropped.
-        metrics (`tuple[str, ...]`, *optional*): The metrics to report, the main one first; see [`METRICS`].
-        unique (`bool`, *optional*, defaults to `False`): Keep each question once: its first place, its last answers.
-        order (`Cut`, *optional*): After that, which rows belong to the set.
+        subsets (`dict[str, Subset]`, *optional*): For each split that is only a part of the
+            source's split, the rows that belong to it.
+        json_field (`str`, *optional*): The field of a JSON file that holds the list of rows. By
+            default the whole file is the list.
+        unanswerable (`bool`, *optional*, defaults to `False`): Whether a row without accepted
+            answers is a question that has no answer. It is then kept with the accepted answer `""`.
+            Otherwise it is taken for a row of a blind test and dropped.
+        metrics (`tuple[str, ...]`, *optional*): The metrics to report, the main one first; see
+            [`METRICS`].
+        unique_questions (`bool`, *optional*, defaults to `False`): Whether to keep each question
+            once, at its first position and with its last answers.
+        selection (`Subset`, *optional*): The rows that belong to the data set, picked after
+            duplicates are dropped. All by default.
     """
 
     sources: tuple[Source, ...]
     readers: tuple[Reader, ...]
     expected_rows: Mapping[str, int]
     licence: str
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    subsets: Mapping[str, Subset] = field(default_factory=dict)
     json_field: str | None = None
     unanswerable: bool = False
     metrics: tuple[str, ...] = ("exact_match", "token_f1")
-    unique: bool = False
-    order: Cut | None = None
+    unique_questions: bool = False
+    selection: Subset | None = None
 
+    @property
+    def all_columns(self) -> set[str]:
+        """All columns that any of the readers uses."""
+        return {column for reader in self.readers for column in reader.all_columns}
 
-# Values as they are found ---------------------------------------------------------------------------------------------
+    def find_reader(self, name: str, columns: Iterable[str], origin: str) -> Reader:
+        """Return the first reader whose required columns exist.
 
+        Args:
+            name (`str`): The name of the data set, for the error.
+            columns (`Iterable[str]`): The columns of the source.
+            origin (`str`): The source, for the error.
 
-def answers_of(value: Any) -> list[str]:
-    """The answers in a column: those of a list, or the one there is, never parsed: `"[1, 2]"` stays the text it is."""
-    is_array = (
-        getattr(value, "ndim", 0) > 0
-    )  # a list in a data frame; its elements keep their types
-    items = list(value) if is_array or isinstance(value, (list, tuple)) else [value]
-    return [answer_text(item) for item in items if not is_missing(item)]
+        Raises:
+            `ValueError`: No reader fits. Names the missing columns and the existing ones.
+        """
+        columns = list(columns)
+        missing_by_reader = []
+        for reader in self.readers:
+            missing = [column for column in reader.required_columns if column not in columns]
+            if not missing:
+                return reader
+            missing_by_reader.append(missing)
 
-
-def as_list(value: Any) -> list[str]:
-    """As [`answers_of`], but a text may be a list in JSON or a Python literal: `'["a", 1]'` becomes `["a", "1"]`."""
-    for parse in (json.loads, ast.literal_eval) if isinstance(value, str) else ():
-        try:
-            parsed = parse(value)
-        except (
-            ValueError,
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-        ):  # the last two: brackets by the thousand
-            continue
-        if isinstance(parsed, list):
-            return answers_of(parsed)
-    return answers_of(value)
-
-
-def whole_number(value: Any) -> str:
-    """A number, or one in a text, without needless decimals: `145.0` and `"145.0"` are `"145"`, `"1,000"` is `"1000"`.
-
-    Raises:
-        `ValueError`: It is no number.
-    """
-    text = value_text(value).replace(",", "").strip()
-    try:
-        return number_text(Decimal(text))
-    except InvalidOperation:
-        raise ValueError(f"{text[:80]!r} is no number") from None
-
-
-def wrong_question(question: Any) -> str:
-    """The error of a question; empty if there is none."""
-    if not isinstance(question, str) or not question.strip():
-        return f"`question` must be a text that is not empty, got {question!r:.200}"
-    return ""
-
-
-def wrong_answers(answers: Any) -> str:
-    """The error of a row's `answers`; empty if there is none."""
-    if not isinstance(answers, (list, tuple)) or not all(
-        isinstance(answer, str) for answer in answers
-    ):
-        return f"`answers` must be a list of strings, got {answers!r}"
-    return (
-        ""
-        if answers
-        else '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
-    )
-
-
-# From rows as their source has them to records in our schema ----------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """Rows as their source has them, how to read one, where they come from and, if they are a part, their numbers."""
-
-    rows: Any
-    reader: Reader
-    origin: str
-    numbers: Sequence[int] | None = None
-
-
-def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> Reader:
-    """The first reader whose columns are there.
-
-    Raises:
-        `ValueError`: If there is none; names the columns that are missing and those that are there.
-    """
-    found = list(found)
-    for reader in task.readers:
-        if set(reader.columns) <= set(found):
-            return reader
-    lacking = [
-        [column for column in reader.columns if column not in found] for reader in task.readers
-    ]
-    # A known set usually has its first shape; the user's own data is compared with the nearest one.
-    near, hint = lacking[0], ""
-    if not task.sources:
-        near, hint = (
-            min(lacking, key=len),
-            "; say which is which with columns={'question': …, 'answers': …}",
-        )
-    raise ValueError(
-        f"{name}: {origin} has no column {_quoted(near)}; it has: {', '.join(map(str, found))}{hint}"
-    )
-
-
-def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
-    """The rows of a split: all of them, or those that the data set's authors picked, if the task has their numbers.
-
-    Raises:
-        `ValueError`: The source has other rows than those that the numbers refer to.
-    """
-    cut, rows, origin = task.cuts.get(split), found.rows, found.origin
-    if cut is None:
-        return found
-    if cut.whole is not None and len(rows) != cut.whole:
+        # The first reader is the usual one of a published data set. The user's own data is compared
+        # with the reader that it nearly fits.
+        if self.sources:
+            missing = missing_by_reader[0]
+            hint = ""
+        else:
+            missing = min(missing_by_reader, key=len)
+            hint = "; say which is which with columns={'question': …, 'answers': …}"
         raise ValueError(
-            f"{name}: split {split!r} is cut by row numbers out of {cut.whole:,} rows, but {origin} has {len(rows):,}"
+            f"{name}: {origin} has no column {quote_names(missing)}; "
+            f"it has: {', '.join(map(str, columns))}{hint}"
         )
-    numbers = cut.numbers(len(rows))
-    question = found.reader.read(rows[numbers[0]])[0]
-    if cut.first not in question:
-        raise ValueError(
-            f"{name}: {origin} has its rows in another order: split {split!r} should begin with a question about "
-            f"{cut.first!r}, not {question[:80]!r}"
-        )
-    picked = (
-        rows.select(numbers) if hasattr(rows, "select") else [rows[number] for number in numbers]
-    )
-    return found._replace(rows=picked, numbers=numbers)
-
-
-def read_all(name: str, task: Task, parts: Iterable[Found], prefix: str) -> list[Record]:
-    """All parts in our schema, in the task's own order if it has one; of a unique set each question once.
-
-    Rows without an accepted answer are left out. Rows without an id get one of `prefix` and their number.
-
-    Raises:
-        `ValueError`: A row is not as documented or has no question; the message names the first such row.
-    """
-    first, records = 0, []
-    for part in parts:
-        records += _read_part(name, task, part, prefix, first)
-        first += len(part.rows)
-    if task.unique:  # as in the released code: the first place stays, the last answers win
-        records = list({record["question"]: record for record in records}.values())
-    return (
-        records
-        if task.order is None
-        else [records[number] for number in task.order.numbers(len(records))]
-    )
-
-
-def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> list[Record]:
-    rows, reader, origin, numbers = found
-    records = []
-    for number, row in zip(numbers or range(len(rows)), _only(rows, reader.used), strict=True):
-        try:
-            question, golds, kept = reader.read(row)
-            json.dumps(
-                [question, golds, kept], ensure_ascii=False
-            ).encode()  # JSON can hold what no table can
-        except UnicodeEncodeError as error:
-            half = f"half of a surrogate pair, {error.object[error.start]!a}"
-            raise ValueError(
-                f"{name}: row {number} of {origin} cannot be read: it has {half}"
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(
-                f"{name}: row {number} of {origin} cannot be read: {first_line(error)}"
-            ) from None
-        if golds or task.unanswerable:
-            own, meta = row.get(reader.id), {"row": number, "source": origin, **kept}
-            key = f"{prefix}-{first + number}" if is_missing(own) else value_text(own)
-            records.append(
-                {
-                    "id": key,
-                    "question": question,
-                    "answers": golds or [""],
-                    "task": name,
-                    "meta": meta,
-                }
-            )
-    dropped = len(rows) - len(records)
-    if dropped and not records:
-        raise ValueError(f"{name}: none of the {dropped} rows of {origin} has an accepted answer")
-    if dropped:
-        logger.warning(
-            f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped"
-        )
-    return records
-
-
-def sample_rows(name: str, records: list[Record], n: int, seed: int) -> list[Record]:
-    """`n` rows with different questions, in the order of the draw, whose parameters go into `meta`.
-
-    Raises:
-        `ValueError`: There are fewer than `n`.
-    """
-    # The first of equal questions stands for all. Without equal questions this is a plain sample of the rows.
-    first: dict[str, Record] = {}
-    for record in records:
-        first.setdefault(record["question"], record)
-    distinct = list(first.values())
-    if n > len(distinct):
-        raise ValueError(
-            f"{name}: n={n}, but there are only {len(distinct)} different questions with an answer"
-        )
-    how = {"n": n, "seed": seed, "of": len(distinct)}
-    drawn = random.Random(seed).sample(range(len(distinct)), n)
-    return [{**distinct[i], "meta": {**distinct[i]["meta"], "sample": how}} for i in drawn]
-
-
-def to_dataset(records: Iterable[Record]) -> Dataset:
-    """Records as a data set, `meta` as JSON."""
-    from datasets import Dataset, Features, List, Value
-
-    text = Value("string")
-    features = Features(
-        {"id": text, "question": text, "answers": List(text), "task": text, "meta": text}
-    )
-    rows = [
-        {**record, "meta": json.dumps(record["meta"], ensure_ascii=False)} for record in records
-    ]
-    return Dataset.from_list(rows, features=features)
-
-
-def as_dataset(data: Any) -> Any:
-    """A `datasets.Dataset` of a pandas `DataFrame` or a list of dicts, also in a dict of splits; else `data` itself."""
-    from datasets import Dataset
-
-    if isinstance(data, Mapping):
-        return {name: as_dataset(split) for name, split in data.items()}
-    if type(data).__module__.partition(".")[0] == "pandas":
-        return Dataset.from_pandas(data, preserve_index=False)
-    return Dataset.from_list(data) if isinstance(data, list) and data else data
-
-
-def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answers")) -> None:
-    """Check that a data set can be trained or evaluated on, before anything expensive begins.
-
-    Args:
-        dataset (`datasets.Dataset`, `datasets.IterableDataset` or `list[dict]`): The rows; if streamed, only the
-            first row is checked.
-        columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): The columns that every row must
-            have. `question` (str) and `answers` (list of str) are checked, others need only exist.
-
-    Raises:
-        `ValueError`: The data set is missing or empty, lacks a column, or a row has no question or no accepted answer;
-            the message names the first such row.
-    """
-    if dataset is None:
-        raise ValueError(
-            "train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows"
-        )
-    first = next(iter(dataset), None)
-    if first is None:
-        raise ValueError("the dataset is empty; check its split, filters and files")
-    lacking = [column for column in columns if column not in first]
-    if lacking:
-        raise ValueError(
-            f"the dataset has no column {_quoted(lacking)}; it has: {', '.join(first)}"
-        )
-    checks = {"question": wrong_question, "answers": wrong_answers}
-    checked = [column for column in columns if column in checks]
-    rows = _only(dataset, checked) if hasattr(dataset, "__len__") else islice(dataset, 1)
-    for number, row in enumerate(rows if checked else ()):
-        for column in checked:
-            if problem := checks[column](
-                row.get(column)
-            ):  # `get`: rows of a list need not have the same keys
-                raise ValueError(f"row {number} of the dataset: {problem}")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, for our own errors of one line."""
-    return (str(error).strip().splitlines() or ["no message"])[0][:300]
-
-
-def _only(dataset: Any, columns: Iterable[str]) -> Any:
-    """The data set with these columns alone, so that large contexts are not decoded in vain."""
-    if not hasattr(dataset, "select_columns"):  # a plain list of rows
-        return dataset
-    return dataset.select_columns([column for column in columns if column in dataset.column_names])
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)

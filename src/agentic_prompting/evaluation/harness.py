@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import TASKS, find_task, is_own, load_task, validate_dataset
+from ..data import TASKS, find_task, is_user_data, load_task, validate_dataset
 from ..llm import spans
 from ..records import Record, RecordFile, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
@@ -154,7 +154,7 @@ def load_evaluation_task(
     Raises:
         `ValueError`: It does not exist.
     """
-    if is_own(name):
+    if is_user_data(name):
         return EvaluationTask(Path(name).stem, _sampled(list(load_task(name, **options)), n, seed))
     base, _, split = name.partition("/")
     has = TASKS[base].expected_rows if base in TASKS else {"test": 0}

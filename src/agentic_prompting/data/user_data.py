@@ -1,0 +1,135 @@
+"""Reads the user's own data: files, data frames, data sets and lists of dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+from .answer_columns import parse_answers
+from .file_formats import Table
+from .files import check_files, is_file_name, read_records_from_files
+from .numeric_columns import is_short_float, restore_integers, restore_short_floats
+from .records import Record, SourceRows, read_records
+from .task import Reader, Row, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from pandas import DataFrame
+
+    DataFiles: TypeAlias = str | Path | Sequence[str | Path]
+    UserData: TypeAlias = DataFiles | DataFrame | Dataset | IterableDataset | Sequence[Row]
+
+
+def is_user_data(name: object) -> bool:
+    """Whether this is data of the user's own, or a file of it, rather than the name of a data set.
+
+    Args:
+        name (`str`, or data): As for [`load_task`].
+    """
+    return not isinstance(name, str) or is_file_name(name)
+
+
+def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
+    """Return a name for the user's own data, and its records.
+
+    Args:
+        data (`str`, `list[str]`, `DataFrame`, `datasets.Dataset` or `list[dict]`): Files, or rows.
+        columns (`Mapping[str, str]`): As for [`load_task`].
+    """
+    task = Task(sources=(), readers=_user_readers(columns), expected_rows={}, licence="")
+    if _is_file_list(data):
+        files = check_files("data", data)
+        name = Path(files[0]).stem
+        return name, read_records_from_files(name, task, "", files)
+
+    table = _read_memory(data, task.all_columns)
+    if not len(table.rows):
+        raise ValueError("data has no rows")
+    origin = f"the {type(data).__name__}"
+    reader = task.find_reader("data", table.column_names, origin)
+    source_rows = SourceRows(rows=table.rows, reader=reader, origin=origin)
+    return "data", read_records("data", task, [source_rows], id_prefix="data")
+
+
+def _is_file_list(data: Any) -> TypeGuard[DataFiles]:
+    files = data if isinstance(data, (list, tuple)) else [data]
+    return len(files) > 0 and all(isinstance(file, (str, Path)) for file in files)
+
+
+def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
+    """Return the readers of the user's own data; see `columns` of [`load_task`]."""
+    if "answers" in columns and "answer" in columns:
+        raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
+    question_column = columns.get("question", "question")
+    answers_column = columns.get("answers", "answers")
+    id_column = columns.get("id", "id")
+    schema = ("question", "answers", "answer", "id")
+    meta_columns = {name: column for name, column in columns.items() if name not in schema}
+    named_columns = tuple(columns.values())
+
+    answers_reader = Reader(
+        question=question_column,
+        answers=lambda row: parse_answers(row[answers_column]),
+        function_columns=(answers_column, *named_columns),
+        meta_columns=meta_columns,
+        id=id_column,
+    )
+    answer_reader = Reader(
+        question=question_column,
+        answers=columns.get("answer", "answer"),
+        function_columns=named_columns,
+        meta_columns=meta_columns,
+        id=id_column,
+    )
+    if "answers" in columns:
+        return (answers_reader,)
+    if "answer" in columns:
+        return (answer_reader,)
+    return (answers_reader, answer_reader)
+
+
+def _read_memory(data: Any, columns: Collection[str]) -> Table:
+    """Read data in memory, as [`read_file`] reads a file."""
+    if hasattr(data, "iterrows"):
+        return _read_data_frame(data, columns)
+    if hasattr(data, "select_columns") and hasattr(data, "__len__"):
+        return _read_dataset(data, columns)
+    if not isinstance(data, Iterable):
+        raise ValueError(
+            "load_task reads files, frames, data sets and lists of dicts, "
+            f"got {type(data).__name__}"
+        )
+    rows = list(data)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"data: row {number} should be a dict, got {type(row).__name__}")
+
+    # A column that a row lacks is missing, as in a file.
+    column_names = list(dict.fromkeys(column for row in rows for column in row))
+    full_rows = [{**dict.fromkeys(column_names), **row} for row in rows]
+    restore_integers(full_rows)
+    return Table(rows=full_rows, column_names=column_names)
+
+
+def _read_data_frame(frame: DataFrame, columns: Collection[str]) -> Table:
+    selected = [column for column in frame.columns if column in columns]
+    # Empty rows come from spreadsheets.
+    filled = frame.dropna(how="all")[selected]
+    rows = filled.astype(object).where(filled.notna(), None).to_dict("records")
+    types = {str(column): str(dtype) for column, dtype in filled.dtypes.items()}
+    restore_short_floats(rows, types)
+    restore_integers(rows)
+    return Table(rows=rows, column_names=list(frame.columns))
+
+
+def _read_dataset(dataset: Dataset, columns: Collection[str]) -> Table:
+    column_names = dataset.column_names
+    selected = [column for column in column_names if column in columns]
+    schema = dataset.features.arrow_schema
+    types = {column: str(schema.field(column).type) for column in selected}
+    if not any(is_short_float(type_name) for type_name in types.values()):
+        return Table(rows=dataset, column_names=column_names)
+    rows = list(dataset.select_columns(selected))
+    restore_short_floats(rows, types)
+    return Table(rows=rows, column_names=column_names)

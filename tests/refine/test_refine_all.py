@@ -32,7 +32,7 @@ from agentic_prompting.refine import (
     refine,
     summarize,
 )
-from agentic_prompting.refine.refiner import ResultsFile
+from agentic_prompting.refine.results_file import ResultsFile
 from agentic_prompting.refine.types import Failure, RoleUsage
 from agentic_prompting.rewards import exact_match
 from support.all_at_once import AllAtOnce
@@ -353,7 +353,7 @@ def test_results_survive_json(tmp_path_factory, result):
     path = tmp_path_factory.mktemp("results") / "r.jsonl"
     for _ in range(2):
         ResultsFile(path, "s").add("k", result)
-    assert ResultsFile(path, "s").done == ({} if result.error else {"k": result})
+    assert ResultsFile(path, "s").results == ({} if result.error else {"k": result})
     assert RefinementResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 

@@ -12,6 +12,7 @@ from agentic_prompting.refine import (
     RefinementResult,
     RolePrompts,
     summarize,
+    verifiers,
 )
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
@@ -186,7 +187,7 @@ def test_white_space_around_an_unchanged_prompt_changes_nothing():
 def test_an_optimizer_reply_without_a_prompt_keeps_the_old_one_and_is_counted(reply, problem):
     result = refined(Log(), length=25, optimizer=lambda *_: reply)
     assert result.prompt == PROMPT and [step.problem for step in result.steps] == [problem] * 3
-    assert result.kept == 3 and result.failures == () and result.error is None
+    assert result.kept_prompts == 3 and result.failures == () and result.error is None
     assert summarize([result])["kept_prompts"] == 3
 
 
@@ -307,6 +308,29 @@ def test_a_verifier_with_a_bug_is_a_counted_failure(verifier, kind):
         ("verifier", 0, kind)
     ]
     assert summarize([result])["verdict/none"] == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_verifier_that_hangs_fails_and_the_next_runs(monkeypatch, is_async):
+    monkeypatch.setattr(verifiers, "VERIFIER_SECONDS", 0.2)
+    released = threading.Event()
+
+    def hang(query, answer):
+        released.wait(60)
+        return True
+
+    async def hang_async(query, answer):
+        await asyncio.sleep(60)
+
+    try:
+        result = refined(Log(), verifier=hang_async if is_async else hang)
+        assert (result.verdict, result.stop_reason) == ("none", "finished")
+        assert [(failure.role, failure.kind) for failure in result.failures] == [
+            ("verifier", "TimedOut")
+        ]
+        assert refined(Log(), verifier=lambda query, answer: True).verdict == "right"
+    finally:
+        released.set()
 
 
 def test_the_papers_three_settings_by_name():

@@ -8,7 +8,7 @@ import pytest
 
 from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
-from agentic_prompting.refine.refiner import ResultsFile
+from agentic_prompting.refine.results_file import ResultsFile
 from agentic_prompting.report import write_report
 from agentic_prompting.sandbox import as_rows, make_split
 from support.browser import (

@@ -59,7 +59,7 @@ def show_sets(
 
 def _sets_as_json(names: Iterable[str]) -> str:
     """The sets with their splits (rows), metrics, sources and licence."""
-    from ..data.loading import find_task
+    from ..data import find_task
 
     sets = []
     for requested in names:

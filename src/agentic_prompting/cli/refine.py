@@ -15,7 +15,7 @@ from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.templates import Unit
-from ..refine.types import described_lines
+from ..refine.description import describe_lines
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
 from .options import JSON_HELP, Recording, Spending, Tracing, option
@@ -230,7 +230,7 @@ def _print_results(results: Sequence[RefinementResult], summary: Mapping[str, fl
 
     console = Console(soft_wrap=True)
     if len(results) == 1:
-        for mark, line in described_lines(results[0]):
+        for mark, line in describe_lines(results[0]):
             # A Text, because brackets in a plain string would be read as markup.
             console.print(Text(escape_controls(line), style=_STYLES[mark]))
         console.print()

@@ -1,7 +1,9 @@
-"""ProRefine: a prompt is repaired for one question while the answer is being written. Pure over `ChatModel`."""
+"""ProRefine: repairs a prompt for one question while the answer is being written."""
 
-from .loop import Judge, LabelVerifier, RefineSettings, Verifier, refine
-from .refiner import ProRefiner, RefinedChat
+from .description import describe, prompt_diff
+from .loop import RefineSettings, refine
+from .refined_chat import RefinedChat
+from .refiner import ProRefiner
 from .templates import DEFAULT_PROMPT, START_PROMPTS, RolePrompts, read_improved_prompt
 from .types import (
     Failure,
@@ -9,10 +11,9 @@ from .types import (
     RefinementResult,
     RefinementStep,
     RoleUsage,
-    describe,
-    prompt_diff,
     summarize,
 )
+from .verifiers import Judge, LabelVerifier, Verifier
 
 __all__ = [
     "DEFAULT_PROMPT",

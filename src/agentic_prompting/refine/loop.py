@@ -1,17 +1,14 @@
-"""Algorithm 1 of the ProRefine paper (arXiv 2506.05305) for one query: [`refine`], its settings and its verifiers.
+"""Algorithm 1 of the ProRefine paper (arXiv 2506.05305) for one query: [`refine`].
 
-Failure is data here: a failed call keeps the prompt and is counted, and every query ends with a result.
+A failed call is recorded and leaves the prompt as it is; every query ends with a result.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, get_args
 
 from ..llm import (
@@ -25,7 +22,7 @@ from ..llm import (
     spans,
     strip_thoughts,
 )
-from ..llm.guard import Escaped, call_guarded_on, text_of
+from ..llm.guard import Escaped, text_of
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
 from .types import (
@@ -40,62 +37,60 @@ from .types import (
     check_prompt,
     read_query,
 )
+from .verifiers import Verifier, call_verifier
 
-# The paper decodes greedily; 2,048 tokens is the released code's limit for the other roles' replies.
+# The paper decodes greedily; 2,048 tokens is the released code's limit for the other replies.
 GREEDY: dict[str, dict[str, Any]] = {
     "task": {"temperature": 0},
-    **{
-        role: {"temperature": 0, "max_tokens": 2048}
-        for role in ("feedback", "optimizer", "verifier")
-    },
+    "feedback": {"temperature": 0, "max_tokens": 2048},
+    "optimizer": {"temperature": 0, "max_tokens": 2048},
+    "verifier": {"temperature": 0, "max_tokens": 2048},
 }
 
 History = Literal[True, False, "task", "all"]
-# The roles that are shown their own earlier steps.
-_REMEMBERING: dict[History, tuple[Role, ...]] = {
+# The roles that see their own earlier steps.
+_ROLES_WITH_HISTORY: dict[History, tuple[Role, ...]] = {
     False: (),
     True: ("feedback", "optimizer"),
     "task": ("task",),
     "all": ("task", "feedback", "optimizer"),
 }
 
-Judge = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
-"""A verifier that is no model: query and answer in; `True` (right), `False` (wrong) or `None` (no verdict) out.
-
-A plain function runs on one thread that all plain verifiers of the process share; an `async` one on the event loop. An
-exception in it is a failure of the verifier and does not end the run. A verifier that needs accepted answers has an
-attribute `needs_answers = True`; a query without any is then an error before the first call."""
-
-Verifier = ChatModel | Judge
-"""Decides whether a query is refined at all: it judges the first answer, which is given under the initial prompt.
-
-Right: the answer is final. Wrong, or no verdict: the prompt is refined. Missing verdicts are counted."""
+# The answers of a query from worst to best: a better one replaces the one before it.
+_CUT_OFF_ANSWER = 0
+_INITIAL_ANSWER = 1
+_COMPLETE_ANSWER = 2
+_FINAL_ANSWER = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefineSettings:
-    """Everything about a refinement but its models.
+    """The settings of a refinement.
 
     Args:
         tokens_per_step (`int`, *optional*, defaults to `10`): k (section "Experimental Setup").
         max_steps (`int`, *optional*, defaults to `25`): n (section "Experimental Setup").
         unit (`str`, *optional*, defaults to `"tokens"`):
-            The unit of a step: `"tokens"`: k tokens; `"sentence"` or `"paragraph"`: one of these (section
-            "Implementation Details"; `tokens_per_step` is not read). Then the task model writes up to
-            `final_max_tokens` whenever the prompt has changed, and the critic is shown the beginning.
-        history (`bool` or `str`, *optional*, defaults to `False`): Which roles see their own earlier steps for the
-            query: `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three,
-            the full chat history of the paper, which found no consistent gain in it. The final answer is a fresh one.
-        final_max_tokens (`int`, *optional*, defaults to `512`): For the final and the first answer.
+            The unit of a step: `"tokens"` for k tokens, or one `"sentence"` or `"paragraph"`
+            (section "Implementation Details"; `tokens_per_step` has no effect). With the latter two
+            the task model writes up to `final_max_tokens` whenever the prompt has changed, and the
+            critic sees the beginning.
+        history (`bool` or `str`, *optional*, defaults to `False`): Which roles see their own
+            earlier steps for the query. `True`: critic and optimizer; `"task"`: the task model, as
+            in the released code; `"all"`: all three, the full chat history of the paper, which
+            found no consistent gain in it. The final answer is always written without history.
+        final_max_tokens (`int`, *optional*, defaults to `512`): The token limit of the final and
+            the first answer.
         prompts ([`RolePrompts`], *optional*): The messages of the roles.
-        max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
-            query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
-        sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
-            `verifier`), over the defaults: temperature 0, and 2,048 tokens for all but the task model. `None` takes a
-            default out. With another temperature for the task model every call is made.
+        max_failures (`int`, *optional*, defaults to `3`): The number of failed calls after which a
+            query ends with its best answer so far and `error`. A fatal failure ends it at once.
+        sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`,
+            `optimizer`, `verifier`). They override the defaults: temperature 0, and 2,048 tokens
+            for all but the task model; `None` removes a default. If the task model's temperature is
+            not 0, no call is skipped.
 
     Raises:
-        `ValueError`: If a number is below 1, or a name is not known.
+        `ValueError`: A number is below 1, or a name is not known.
     """
 
     tokens_per_step: int = 10
@@ -112,24 +107,29 @@ class RefineSettings:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.history not in _REMEMBERING:
+        if self.history not in _ROLES_WITH_HISTORY:
             raise ValueError(
                 f"history must be one of True, False, 'task', 'all', got {self.history!r}"
             )
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}")
-        if unknown := set(self.sampling or ()) - set(GREEDY):
+        sampling = self.sampling or {}
+        unknown_roles = sorted(set(sampling) - set(GREEDY))
+        if unknown_roles:
             raise ValueError(
-                f"sampling is given by role ({', '.join(GREEDY)}); unknown: {', '.join(sorted(unknown))}"
+                f"sampling is given by role ({', '.join(GREEDY)}); "
+                f"unknown: {', '.join(unknown_roles)}"
             )
-        if "max_tokens" in (self.sampling or {}).get("task", {}):
+        if "max_tokens" in sampling.get("task", {}):
             raise ValueError(
                 "the task model's max_tokens follow from tokens_per_step and final_max_tokens"
             )
 
-    def sampling_of(self, role: str) -> dict[str, Any]:
-        """The sampling options of a role's calls. A `None` of the user removes a default, for models that refuse it."""
-        merged = {**GREEDY[role], **(self.sampling or {}).get(role, {})}
+    def role_sampling(self, role: Role) -> dict[str, Any]:
+        """Return the sampling arguments of a role. `None` removes a default, because some models
+        refuse it."""
+        sampling = self.sampling or {}
+        merged = {**GREEDY[role], **sampling.get(role, {})}
         return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -145,294 +145,327 @@ async def refine(
 ) -> RefinementResult:
     """Algorithm 1: refine `prompt` for `query`, and answer.
 
-    In step i the task model begins its answer anew under the present prompt, with at most i·k tokens, decoding
-    greedily; the critic reads question and output, the optimizer prompt and feedback. It ends when the task model came
-    to its end of sequence (`finish_reason` is not `length`) or after n steps. The answer is then a fresh one under the
-    last prompt. A call whose reply is known beforehand is not made: the same prompt with the same limit, or with a
-    higher one when the output was complete.
-
-    The models and the verifier are those of [`ProRefiner`].
+    In step i the task model starts its answer again under the current prompt, with at most i·k
+    tokens and greedy decoding. The critic reads question and output, the optimizer prompt and
+    feedback. The loop ends when the task model reaches its end of sequence (`finish_reason` is not
+    `length`) or after n steps. The answer is then written anew under the last prompt. A call whose
+    reply is known is skipped: the same prompt with the same limit, or with a higher one if the
+    output was complete.
 
     Args:
-        query ([`Query`], `str` or row): q, or a row with `question` and, for verifiers that need them, `answers`.
-        prompt (`str`): p, the task model's system message to begin with.
-        settings ([`RefineSettings`], *optional*): k, n, the roles' words, ...
+        query ([`Query`], `str` or `dict`): q, or a row with `question` and, for verifiers that need
+            them, `answers`.
+        prompt (`str`): p, the first system message of the task model.
+        task ([`ChatModel`]): LLM_task.
+        feedback ([`ChatModel`]): LLM_feedback.
+        optimizer ([`ChatModel`]): LLM_optimizer.
+        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer.
+        settings ([`RefineSettings`], *optional*): k, n, the messages of the roles, ...
 
     Returns:
-        [`RefinementResult`]: Also if calls failed: see its `error`.
+        [`RefinementResult`]: Also if calls failed; see its `error`.
 
     Raises:
-        `ValueError`: If the prompt or the question is empty.
+        `ValueError`: The prompt or the question is empty.
     """
     check_prompt(prompt)
-    query = read_query(query)
-    models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
-    with spans.workflow("refinement") as own:
-        result = await _refined(query, prompt, models, settings)
-        own.set(
+    models: dict[Role, ChatModel] = {"task": task, "feedback": feedback, "optimizer": optimizer}
+    refinement = _Refinement(
+        query=read_query(query),
+        prompt=prompt,
+        models=models,
+        verifier=verifier,
+        settings=settings,
+    )
+    with spans.workflow("refinement") as span:
+        result = await refinement.run()
+        span.set(
             {
                 f"{spans.OWN}.stop_reason": result.stop_reason,
                 f"{spans.OWN}.steps": len(result.steps),
             }
         )
         if result.error is not None:
-            own.fail(result.error.kind)
+            span.fail(result.error.kind)
     return result
 
 
-async def _refined(
-    query: Query, prompt: str, models: Mapping[str, Any], settings: RefineSettings
-) -> RefinementResult:
-    started = time.perf_counter()
-    result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
-    roles = _Roles(models, query, settings, result)
+class _CallFailed(Exception):
+    """A call failed; the failure is recorded in the result."""
 
-    if models["verifier"] is not None:
-        await roles.verify()
-    for i in range(1, settings.max_steps + 1):
-        if (
-            roles.ended
-        ):  # the first answer is right, the last output complete, or too much has failed
-            break
-        with roles.step(i) as step:
-            step.output, step.complete, step.tokens = await roles.task(step.prompt, i)
-            step.feedback = await roles.feedback(step.output, step.complete)
-            step.new_prompt, step.problem = await roles.optimizer(step.prompt, step.feedback)
-    result.stop_reason = roles.ended or "max_steps"
-    if result.stop_reason != "verified":
-        await roles.answer()
-    result.seconds = time.perf_counter() - started
-    return result
+    def __init__(self, role: Role):
+        super().__init__(role)
+        self.role = role
 
 
-class _NoReply(Exception):
-    """A call failed, and the failure is recorded. The text is the role."""
+class _Refinement:
+    """The refinement of one query: sends the messages of each role and records the replies.
 
-
-class _Roles:
-    """The models in their roles for one query: sends the messages of each role and records the replies in `result`."""
+    Args:
+        query ([`Query`]): q.
+        prompt (`str`): p.
+        models (`dict[Role, ChatModel]`): The models of `task`, `feedback` and `optimizer`.
+        verifier ([`Verifier`], *optional*): Judges the first answer.
+        settings ([`RefineSettings`]): The settings.
+    """
 
     def __init__(
         self,
-        models: Mapping[str, Any],
         query: Query,
+        prompt: str,
+        models: Mapping[Role, ChatModel],
+        verifier: Verifier | None,
         settings: RefineSettings,
-        result: RefinementResult,
     ):
-        self.models, self.query, self.settings, self.result = models, query, settings, result
-        self.session = query.digest(result.initial_prompt)[:32]
-        self.number = 0  # of the step, as in `Failure`
-        self.known: dict[
-            str, tuple[int, Reply]
-        ] = {}  # per prompt the task model's longest output and its limit
-        self.past: dict[str, list[Message]] = {role: [] for role in _REMEMBERING[settings.history]}
-        self.rank = -1  # of the answer: see `keep`
+        self.query = query
+        self.models = dict(models)
+        self.verifier = verifier
+        if isinstance(verifier, ChatModel):
+            self.models["verifier"] = verifier
+        self.settings = settings
+        self.result = RefinementResult(
+            id=query.id,
+            query=query.text,
+            answer="",
+            initial_prompt=prompt,
+            prompt=prompt,
+            stop_reason="max_steps",
+        )
+        self.session = query.digest(prompt)[:32]
+        # The number of the step, as in `Failure`.
+        self.step_number = 0
+        # The task model's longest output for each prompt, with its token limit.
+        self.outputs: dict[str, tuple[int, Reply]] = {}
+        self.history: dict[Role, list[Message]] = {
+            role: [] for role in _ROLES_WITH_HISTORY[settings.history]
+        }
+        self.answer_rank = -1
 
-    async def verify(self) -> None:
-        """Have the first answer, under the initial prompt, judged."""
-        self.result.verdict = "none"
-        with suppress(_NoReply):
-            first = await self._write(self.result.prompt, self.settings.final_max_tokens)
-            self.keep(1, first.text, first.finish_reason)
-            self.result.initial_answer = first.text
-            self.result.verdict = await self.judge(first.text)
+    async def run(self) -> RefinementResult:
+        """Verify the first answer, refine the prompt step by step, and write the final answer."""
+        start = time.perf_counter()
+        result = self.result
+        if self.verifier is not None:
+            await self.verify_initial_answer()
+        for number in range(1, self.settings.max_steps + 1):
+            if self.find_stop_reason() is not None:
+                break
+            with self.record_step(number) as step:
+                await self.write_output(step)
+                await self.write_feedback(step)
+                await self.rewrite_prompt(step)
+        result.stop_reason = self.find_stop_reason() or "max_steps"
+        if result.stop_reason != "verified":
+            await self.write_final_answer()
+        result.seconds = time.perf_counter() - start
+        return result
+
+    def find_stop_reason(self) -> StopReason | None:
+        """Return why no further step is made, or `None` if the loop goes on."""
+        result = self.result
+        if result.verdict == "right":
+            return "verified"
+        failures = result.failures
+        has_fatal_failure = bool(failures) and failures[-1].fatal
+        if has_fatal_failure or len(failures) >= self.settings.max_failures:
+            return "failed"
+        if result.steps and result.steps[-1].complete:
+            return "finished"
+        return None
 
     @contextmanager
-    def step(self, number: int) -> Iterator[RefinementStep]:
-        """One pass of the loop; a call in it that fails keeps the prompt."""
-        result, began = self.result, time.perf_counter()
-        step = RefinementStep(result.prompt, result.prompt)
-        self.number, result.steps = number, (*result.steps, step)
+    def record_step(self, number: int) -> Iterator[RefinementStep]:
+        """Record one pass of the loop. If a call in it fails, the prompt stays as it is."""
+        start = time.perf_counter()
+        result = self.result
+        step = RefinementStep(prompt=result.prompt, new_prompt=result.prompt)
+        self.step_number = number
+        result.steps = (*result.steps, step)
         try:
             with spans.workflow("refinement step", number=number):
                 yield step
-        except _NoReply as failed:
-            step.problem = f"{failed} failed"
-        result.prompt, step.seconds = step.new_prompt, time.perf_counter() - began
+        except _CallFailed as failed:
+            step.problem = f"{failed.role} failed"
+        result.prompt = step.new_prompt
+        step.seconds = time.perf_counter() - start
 
-    @property
-    def ended(self) -> StopReason | None:
-        """The reason why no further step is made; `None` if there is one."""
-        steps = self.result.steps
-        if self.result.verdict == "right":
-            return "verified"
-        return "failed" if self.given_up else "finished" if steps and steps[-1].complete else None
+    # The roles -----------------------------------------------------------------------------------
 
-    @property
-    def given_up(self) -> bool:
-        failures = self.result.failures
-        return len(failures) >= self.settings.max_failures or bool(failures and failures[-1].fatal)
-
-    def keep(self, rank: int, text: str, finish_reason: str) -> None:
-        """Remember the best answer so far: final (3), complete under a refined prompt (2), first (1), cut off (0)."""
-        if rank >= self.rank:
-            self.rank, self.result.answer, self.result.finish_reason = rank, text, finish_reason
-
-    async def task(self, prompt: str, i: int) -> tuple[str, bool, int]:
-        """o_i: at most i·k tokens (or i sentences); whether it ends where the model ended it; its tokens."""
-        settings = self.settings
-        limit = (
-            i * settings.tokens_per_step if settings.unit == "tokens" else settings.final_max_tokens
-        )
-        reply = await self._write(prompt, limit)
-        output = first_units(reply.text, i, settings.unit)
-        complete = _ended(reply) and len(output) == len(reply.text)
-        self.keep(2 if complete else 0, output, reply.finish_reason if complete else "")
-        return output, complete, reply.usage.completion_tokens
-
-    async def feedback(self, output: str, complete: bool) -> str:
-        """f_i: the critic's remarks on the output so far, without its thought."""
-        state = self.settings.prompts.complete if complete else self.settings.prompts.cut_off
-        reply = await self._ask("feedback", query=self.query.shown, output=output, state=state)
-        remarks = strip_thoughts(reply)
-        if not remarks and reply.strip():
-            self._failed(
-                Failure(
-                    "feedback",
-                    self.number,
-                    BadReply.__name__,
-                    "the reply ended inside of its thought",
-                )
-            )
-            raise _NoReply("feedback")
-        return remarks
-
-    async def optimizer(self, prompt: str, feedback: str) -> tuple[str, str | None]:
-        """The next p*, and the reason if the reply has no new prompt."""
-        improved, problem = read_improved_prompt(
-            await self._ask("optimizer", prompt=prompt, feedback=feedback)
-        )
-        return prompt if improved is None or improved == prompt.strip() else improved, problem
+    async def verify_initial_answer(self) -> None:
+        """Write an answer under the initial prompt, and have it judged."""
+        result = self.result
+        result.verdict = "none"
+        with suppress(_CallFailed):
+            reply = await self.call_task_model(result.prompt, self.settings.final_max_tokens)
+            self.keep_answer(_INITIAL_ANSWER, reply.text, reply.finish_reason)
+            result.initial_answer = reply.text
+            result.verdict = await self.judge(reply.text)
 
     async def judge(self, answer: str) -> Verdict:
-        """The verdict on a whole answer. A failure of the verifier is counted and gives no verdict."""
-        verifier = self.models["verifier"]
+        """Return the verdict on an answer. If the verifier fails, there is none."""
         try:
-            if isinstance(verifier, ChatModel):
-                verdict = read_verdict(
-                    await self._ask("verifier", query=self.query.shown, output=answer)
+            if isinstance(self.verifier, ChatModel):
+                reply = await self.call_role(
+                    "verifier", query=self.query.conversation, output=answer
                 )
+                is_right = read_verdict(reply)
             else:
-                verdict = await _judged(verifier, self.query, answer)
-        except _NoReply:
+                assert self.verifier is not None
+                is_right = await call_verifier(self.verifier, self.query, answer)
+        except _CallFailed:
             return "none"
         except Exception as error:  # the verifier is the user's code
-            raised = error.original if isinstance(error, Escaped) else error
-            self._failed(
-                Failure("verifier", self.number, type(raised).__name__, text_of(raised, 300))
-            )
+            original = error.original if isinstance(error, Escaped) else error
+            self.record_failure("verifier", type(original).__name__, text_of(original, 300))
             return "none"
-        return "none" if verdict is None else "right" if verdict else "wrong"
+        if is_right is None:
+            return "none"
+        return "right" if is_right else "wrong"
 
-    async def answer(self) -> None:
-        """The final answer, a fresh one under the last prompt."""
-        result, self.number = self.result, -1
+    async def write_output(self, step: RefinementStep) -> None:
+        """o_i: the task model's output of at most i·k tokens, or i sentences or paragraphs."""
+        settings = self.settings
+        max_tokens = settings.final_max_tokens
+        if settings.unit == "tokens":
+            max_tokens = self.step_number * settings.tokens_per_step
+        reply = await self.call_task_model(step.prompt, max_tokens)
+        output = first_units(reply.text, self.step_number, settings.unit)
+        is_complete = _has_ended(reply) and len(output) == len(reply.text)
+
+        step.output = output
+        step.complete = is_complete
+        step.tokens = reply.usage.completion_tokens
+        if is_complete:
+            self.keep_answer(_COMPLETE_ANSWER, output, reply.finish_reason)
+        else:
+            self.keep_answer(_CUT_OFF_ANSWER, output, "")
+
+    async def write_feedback(self, step: RefinementStep) -> None:
+        """f_i: the critic's remarks on the output, without its thoughts."""
+        prompts = self.settings.prompts
+        state = prompts.complete if step.complete else prompts.cut_off
+        reply = await self.call_role(
+            "feedback", query=self.query.conversation, output=step.output or "", state=state
+        )
+        remarks = strip_thoughts(reply)
+        if not remarks and reply.strip():
+            message = "the reply ended inside of its thought"
+            self.record_failure("feedback", BadReply.__name__, message)
+            raise _CallFailed("feedback")
+        step.feedback = remarks
+
+    async def rewrite_prompt(self, step: RefinementStep) -> None:
+        """p*: the optimizer's new prompt, if its reply has one."""
+        reply = await self.call_role("optimizer", prompt=step.prompt, feedback=step.feedback or "")
+        improved_prompt, step.problem = read_improved_prompt(reply)
+        if improved_prompt is not None and improved_prompt != step.prompt.strip():
+            step.new_prompt = improved_prompt
+
+    async def write_final_answer(self) -> None:
+        """Write the answer anew under the last prompt."""
+        result = self.result
+        self.step_number = -1
+        if result.stop_reason == "failed":
+            result.error = result.failures[-1]
+            if result.error.role == "task":
+                return
         try:
-            if result.stop_reason == "failed":
-                result.error = result.failures[-1]
-                if result.error.role == "task":
-                    return
-            final = await self._write(result.prompt, self.settings.final_max_tokens)
-            self.keep(3, final.text, final.finish_reason)
-        except _NoReply:
-            result.stop_reason, result.error = "failed", result.failures[-1]
+            reply = await self.call_task_model(result.prompt, self.settings.final_max_tokens)
+        except _CallFailed:
+            result.stop_reason = "failed"
+            result.error = result.failures[-1]
+            return
+        self.keep_answer(_FINAL_ANSWER, reply.text, reply.finish_reason)
 
-    async def _write(self, prompt: str, max_tokens: int) -> Reply:
-        """The task model's output under a prompt, of at most `max_tokens`.
+    # The calls -----------------------------------------------------------------------------------
 
-        Not asked again for what greedy decoding would only repeat: the prompt is the same and so is the limit, or the
-        output had come to its end below the limit there was.
+    async def call_task_model(self, prompt: str, max_tokens: int) -> Reply:
+        """Return the task model's output under a prompt.
+
+        A call that greedy decoding would only repeat is skipped: the limit is the same as before,
+        or the output ended below a lower limit.
         """
-        past = self.past.get("task", []) if self.number > 0 else []
-        limit, known = self.known.get(prompt, (0, Reply()))
-        greedy = self.settings.sampling_of("task").get("temperature") == 0
-        if (
-            greedy
-            and not past
-            and (limit == max_tokens or (0 < limit < max_tokens and _ended(known)))
-        ):
-            return known
-        question: Message = {
-            "role": "user",
-            "content": fill(self.settings.prompts.task, query=self.query.text),
-        }
+        history = self.history.get("task", []) if self.step_number > 0 else []
+        previous_limit, previous_reply = self.outputs.get(prompt, (0, Reply()))
+        is_greedy = self.settings.role_sampling("task").get("temperature") == 0
+        is_same_call = previous_limit == max_tokens
+        is_complete = 0 < previous_limit < max_tokens and _has_ended(previous_reply)
+        if is_greedy and not history and (is_same_call or is_complete):
+            return previous_reply
+
+        content = fill(self.settings.prompts.task, query=self.query.text)
         messages: list[Message] = [
             {"role": "system", "content": prompt},
             *self.query.context,
-            *past,
-            question,
+            *history,
+            {"role": "user", "content": content},
         ]
-        reply = await self._call("task", messages, max_tokens=max_tokens)
-        if max_tokens > limit and not past:
-            self.known[prompt] = (max_tokens, reply)
+        reply = await self.call("task", messages, max_tokens=max_tokens)
+        if max_tokens > previous_limit and not history:
+            self.outputs[prompt] = (max_tokens, reply)
         return reply
 
-    async def _ask(self, role: Role, **values: str) -> str:
-        """The reply of a role other than the task model to its filled-in template."""
-        prompts, past = self.settings.prompts, self.past.get(role, [])
-        request: Message = {"role": "user", "content": fill(getattr(prompts, role), **values)}
-        system: Message = {"role": "system", "content": prompts.role(role)}
-        return (await self._call(role, [system, *past, request])).text
+    async def call_role(self, role: Role, **variables: str) -> str:
+        """Return the reply of another role to its template, filled with the variables."""
+        prompts = self.settings.prompts
+        content = fill(getattr(prompts, role), **variables)
+        messages: list[Message] = [
+            {"role": "system", "content": prompts.role(role)},
+            *self.history.get(role, []),
+            {"role": "user", "content": content},
+        ]
+        reply = await self.call(role, messages)
+        return reply.text
 
-    async def _call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
-        """Raises `_NoReply` if the call failed."""
-        sampling, session = {**self.settings.sampling_of(role), **limit}, f"{self.session}:{role}"
-        reply = await as_chat(self.models[role])(
-            messages, repeat=self.query.repeat, session=session, **sampling
+    async def call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
+        """Call the model of a role, and record usage, failure and history.
+
+        Raises:
+            `_CallFailed`: The call failed.
+        """
+        sampling = {**self.settings.role_sampling(role), **limit}
+        chat = as_chat(self.models[role])
+        reply = await chat(
+            messages,
+            repeat=self.query.repeat,
+            session=f"{self.session}:{role}",
+            **sampling,
         )
+
         usage = self.result.usage
-        usage[role] = usage.get(role, RoleUsage()) + RoleUsage.of(reply)
-        if (error := reply.error) is not None:
-            what = str(LLMError(error.message, "", error.attempts, error.status))
-            self._failed(Failure(role, self.number, error.kind, what, error.fatal, error.where))
-            raise _NoReply(role)
-        if role in self.past and self.number > 0:
-            self.past[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
+        usage[role] = usage.get(role, RoleUsage()) + RoleUsage.from_reply(reply)
+        error = reply.error
+        if error is not None:
+            # The address is recorded apart from the message.
+            message = str(LLMError(error.message, "", error.attempts, error.status))
+            self.record_failure(role, error.kind, message, error.fatal, error.where)
+            raise _CallFailed(role)
+        if role in self.history and self.step_number > 0:
+            self.history[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
         return reply
 
-    def _failed(self, failure: Failure) -> None:
+    def keep_answer(self, rank: int, text: str, finish_reason: str) -> None:
+        """Make an answer the result's, unless it has a better one."""
+        if rank >= self.answer_rank:
+            self.answer_rank = rank
+            self.result.answer = text
+            self.result.finish_reason = finish_reason
+
+    def record_failure(
+        self, role: Role, kind: str, message: str, fatal: bool = False, where: str = ""
+    ) -> None:
+        """Add a failure to the result."""
+        failure = Failure(
+            role=role,
+            step=self.step_number,
+            kind=kind,
+            message=message,
+            fatal=fatal,
+            where=where,
+        )
         self.result.failures = (*self.result.failures, failure)
 
 
-def _ended(reply: Reply) -> bool:
-    """Whether the model reached its end of sequence and not the limit."""
+def _has_ended(reply: Reply) -> bool:
+    """Whether the model reached its end of sequence, and not the token limit."""
     return reply.finish_reason != "length"
-
-
-async def _judged(judge: Judge, query: Query, answer: str) -> bool | None:
-    """The verdict of a callable. Raises its exceptions, and `TypeError` for a text, which would count as true."""
-    verdict = await call_guarded_on(_judges(os.getpid()), judge, query, answer)
-    if isinstance(verdict, str) or verdict not in (True, False, None):
-        raise TypeError(f"a verifier returns True, False or None, not {verdict!r:.100}")
-    return None if verdict is None else bool(verdict)
-
-
-@cache
-def _judges(process: int) -> ThreadPoolExecutor:
-    """The thread of plain verifiers in this process; not one of the loop's own, for which a verifier may wait."""
-    return ThreadPoolExecutor(1, "agentic-prompting-verifier")
-
-
-class LabelVerifier:
-    """The paper's optimal verifier: compares with the accepted answers. An upper bound, for experiments.
-
-    Args:
-        score (`Callable[[str, Sequence[str]], float]`): Score of an answer given the accepted ones, such as
-            [`exact_match`] or [`integer_match`].
-        threshold (`float`, *optional*, defaults to `1.0`): The least score that is right.
-    """
-
-    needs_answers = True
-
-    def __init__(self, score: Callable[[str, Sequence[str]], float], threshold: float = 1.0):
-        if not callable(score):
-            raise ValueError(
-                f"score must be a function of an answer and the accepted answers, got {score!r}"
-            )
-        self.score, self.threshold = score, threshold
-
-    def __call__(self, query: Query, answer: str) -> bool:
-        return self.score(answer, query.answers) >= self.threshold
-
-    def __repr__(self) -> str:
-        return f"LabelVerifier({getattr(self.score, '__name__', repr(self.score))}, threshold={self.threshold})"

@@ -1,27 +1,27 @@
-"""[`ProRefiner`]: ProRefine (arXiv 2506.05305) over any [`ChatModel`]s, one in several roles or one for each.
+"""[`ProRefiner`]: ProRefine (arXiv 2506.05305) with any [`ChatModel`]s, one per role or shared.
 
-The algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
-model.
+The algorithm itself is in `loop.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
+from ..llm import Budget, ChatModel, as_chat, charge
 from ..llm.loop import in_parallel, run
-from ..records import RecordFile, digest, only_writer
+from ..records import digest, only_writer
 from ..rewards import check_answers
-from ..rollout.progress import progress as progress_of
-from .loop import LabelVerifier, RefineSettings, Verifier, refine
-from .templates import DEFAULT_PROMPT
+from ..rollout.progress import progress as show_progress
+from .loop import RefineSettings, refine
+from .results_file import ResultsFile, result_keys
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
+from .verifiers import LabelVerifier, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +30,23 @@ PaperSetting = Literal["no_verifier", "verifier", "optimal_verifier"]
 
 @dataclass(frozen=True, eq=False)
 class ProRefiner(RefineSettings):
-    """ProRefine: a task model answers in small steps, a critic comments, an optimizer rewrites the prompt.
+    """ProRefine: a task model answers in small steps, a critic comments, an optimizer rewrites the
+    prompt.
 
-    Algorithm 1, see [`refine`] for how it goes. A failed call, or an optimizer's reply without a prompt in
-    `<IMPROVED_PROMPT>` tags, keeps the prompt and is counted.
+    This is Algorithm 1; see [`refine`] for the details. A failed call, or an optimizer's reply
+    without a prompt in `<IMPROVED_PROMPT>` tags, leaves the prompt as it is and is counted. All
+    settings of [`RefineSettings`] are keyword arguments: `tokens_per_step`, `max_steps`, ...
 
     Args:
-        task ([`ChatModel`]): LLM_task. Gets the prompt as its system message.
+        task ([`ChatModel`]): LLM_task. Its system message is the prompt.
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer. May be the same object as `feedback`.
-        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer; without one every query is refined.
-
-    By keyword, all settings of [`RefineSettings`] besides: `tokens_per_step`, `max_steps`, ...
+        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer. Without one
+            every query is refined.
 
     Raises:
-        `ValueError`: If a number is below 1, or a name is not known.
-        `TypeError`: If a model is none.
+        `ValueError`: A number is below 1, or a name is not known.
+        `TypeError`: A model is none.
 
     Example:
 
@@ -60,18 +61,19 @@ class ProRefiner(RefineSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        for role in ("task", "feedback", "optimizer"):
-            model = getattr(self, role)
+        models = {"task": self.task, "feedback": self.feedback, "optimizer": self.optimizer}
+        for role, model in models.items():
             if not callable(model):
-                wanted = "a chat model or a function of the messages"
-                raise TypeError(f"the {role} model must be {wanted}, got {model!r:.100}")
+                raise TypeError(
+                    f"the {role} model must be a chat model or a function of the messages, "
+                    f"got {model!r:.100}"
+                )
             try:
                 as_chat(model)
             except TypeError as error:
                 raise TypeError(f"the {role} model: {error}") from None
-        if self.verifier is not None and not (
-            isinstance(self.verifier, ChatModel) or callable(self.verifier)
-        ):
+        is_verifier = isinstance(self.verifier, ChatModel) or callable(self.verifier)
+        if self.verifier is not None and not is_verifier:
             raise TypeError(
                 f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}"
             )
@@ -85,51 +87,77 @@ class ProRefiner(RefineSettings):
         score: Callable[[str, Sequence[str]], float] | None = None,
         **options: Any,
     ) -> Self:
-        """One of the paper's three settings (section "Unifying Verifier and Feedback"), with its k and n.
+        """Create one of the paper's three settings (section "Unifying Verifier and Feedback"), with
+        its k and n.
 
         Args:
-            setting (`str`): `"no_verifier"`: all queries are refined. `"verifier"`: `critic` also judges the first
-                answer. `"optimal_verifier"`: `score` and the rows' `answers` do.
+            setting (`str`): `"no_verifier"`: all queries are refined. `"verifier"`: `critic` also
+                judges the first answer. `"optimal_verifier"`: `score` and the rows' `answers` do.
             task ([`ChatModel`]): LLM_task.
-            critic ([`ChatModel`]): One model for feedback, optimization and verification.
-            score (`Callable`, *optional*): For `"optimal_verifier"`: score of an answer given the accepted ones.
-            **options: As in [`ProRefiner`].
+            critic ([`ChatModel`]): The model for feedback, optimization and verification.
+            score (`Callable`, *optional*): For `"optimal_verifier"`: scores an answer, given the
+                accepted ones.
+            **options: As for [`ProRefiner`].
 
         Raises:
-            `ValueError`: If the setting is not known, or `score` is missing or not used.
+            `ValueError`: The setting is not known, or `score` is missing or has no effect.
         """
         if setting not in get_args(PaperSetting):
             raise ValueError(
                 f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}"
             )
-        verifier: Verifier | None = critic if setting == "verifier" else None
-        if setting == "optimal_verifier":
-            verifier = LabelVerifier(score)  # type: ignore[arg-type]  # None is refused there
-        elif score is not None:
+        verifier: Verifier | None = None
+        if setting == "verifier":
+            verifier = critic
+        elif setting == "optimal_verifier":
+            verifier = LabelVerifier(score)  # type: ignore[arg-type]  # it refuses None
+        if score is not None and setting != "optimal_verifier":
             raise ValueError(
                 f"score is for the optimal verifier; {setting!r} does not look at answers"
             )
         return cls(task, critic, critic, verifier, **options)
 
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
-        """Refine a prompt for one question, and wait for it; in `async` code: `await refiner.arefine(...)`.
+        """Refine a prompt for one question, and wait for the result.
 
-        As [`refine`]; and `ValueError` if a label verifier has no labels.
+        In `async` code use `await refiner.arefine(...)`.
+
+        Args:
+            prompt (`str`): p.
+            query (`str` or `dict`): As for [`refine`].
+
+        Raises:
+            `ValueError`: The prompt or the question is empty, or a verifier needs accepted answers
+                and the question has none.
         """
-        result = run(self.arefine(prompt, self._read(prompt, [query])[0]))
+        (checked_query,) = self._read_queries(prompt, [query])
+        result = run(self.arefine(prompt, checked_query))
         self._warn_of_missing_tags([result])
         return result
 
     def arefine(
         self, prompt: str, query: Query | str | Mapping[str, Any]
     ) -> Coroutine[Any, Any, RefinementResult]:
-        """The coroutine of [`ProRefiner.refine`]: [`refine`] with the models and settings of this refiner."""
-        return refine(query, prompt, **self.models, settings=self)
+        """Return the coroutine of [`ProRefiner.refine`]."""
+        return refine(
+            query,
+            prompt,
+            task=self.task,
+            feedback=self.feedback,
+            optimizer=self.optimizer,
+            verifier=self.verifier,
+            settings=self,
+        )
 
     @property
     def models(self) -> dict[str, Any]:
-        """By role; the verifier is there too, `None` or a function as it may be."""
-        return {role: getattr(self, role) for role in ("task", "feedback", "optimizer", "verifier")}
+        """The models by role, including the verifier, which may be `None` or a function."""
+        return {
+            "task": self.task,
+            "feedback": self.feedback,
+            "optimizer": self.optimizer,
+            "verifier": self.verifier,
+        }
 
     def refine_all(
         self,
@@ -143,274 +171,170 @@ class ProRefiner(RefineSettings):
 
         Args:
             prompt (`str`): p, the same for all.
-            queries (`Sequence[str]` or rows): The questions; see [`ProRefiner.refine`].
-            max_in_flight (`int`, *optional*, defaults to `128`): Questions on their way at once. How many calls a model
-                gets at once is the model's own setting.
-            output (`str` or `Path`, *optional*): A JSON-lines file. Each result is written when it is there. Questions
-                that are in the file are not asked again, except those that ended with an error. Give the models a
-                [`ReplayCache`] as well, and the calls of questions that were not finished are not paid twice.
-            progress (`bool`, *optional*, defaults to `True`): A bar after two seconds, or in a file a line a minute.
+            queries (`Sequence[str | dict]`): The questions; see [`ProRefiner.refine`].
+            max_in_flight (`int`, *optional*, defaults to `128`): How many questions are refined at
+                the same time. How many calls a model gets at once is a setting of the model.
+            output (`str` or `Path`, *optional*): A JSON-lines file, to which each result is written
+                when it is there. Questions that the file already has are not asked again, except
+                those that ended with an error. With a [`ReplayCache`] for the models, the calls of
+                unfinished questions are not paid twice either.
+            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar after
+                two seconds, or to log one line per minute if the output is a file.
 
         Returns:
-            `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong key, a spent budget)
-            no further question is begun; those left have this failure as their `error` and are not in `output`.
+            `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong
+            key, a spent budget) no further question is started. The remaining results have this
+            failure as their `error` and are not in `output`.
 
         Raises:
-            `ValueError`: Before the first call: the prompt or a question is empty, a label verifier has no labels, or
-                `output` holds something else, or another process is writing it.
+            `ValueError`: Before the first call: the prompt or a question is empty, a verifier needs
+                accepted answers and a question has none, or `output` holds something else or is
+                being written by another process.
         """
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
-        asked = self._read(prompt, queries)
+        checked_queries = self._read_queries(prompt, queries)
         with nullcontext() if output is None else only_writer(output):
             file = None if output is None else ResultsFile(output, self.digest())
-            return self._refine_asked(prompt, asked, max_in_flight, file, progress)
+            return self._refine_queries(prompt, checked_queries, max_in_flight, file, progress)
 
-    def _read(self, prompt: str, queries: Sequence[str | Mapping[str, Any]]) -> list[Query]:
-        """The questions as queries; `ValueError` for what [`ProRefiner.refine_all`] refuses before the first call."""
+    def _refine_queries(
+        self,
+        prompt: str,
+        queries: Sequence[Query],
+        max_in_flight: int,
+        file: ResultsFile | None,
+        progress: bool,
+    ) -> list[RefinementResult]:
+        # Take the results that the file already has.
+        keys = result_keys(prompt, queries)
+        results: dict[int, RefinementResult] = {}
+        if file is not None:
+            for number, key in enumerate(keys):
+                if key in file.results:
+                    results[number] = replace(file.results[key], id=queries[number].id)
+        open_numbers = [number for number in range(len(queries)) if number not in results]
+
+        # Refine the others. The generator is consumed one query at a time, as others finish, so a
+        # fatal failure stops it.
+        fatal_failures: list[Failure] = []
+        refinements = (
+            self.arefine(prompt, queries[number]) for number in open_numbers if not fatal_failures
+        )
+        with (
+            show_progress(len(queries), "refined", done=len(results), shown=progress) as bar,
+            closing(in_parallel(refinements, max_in_flight)) as finished,
+        ):
+            for position, result in finished:
+                number = open_numbers[position]
+                results[number] = result
+                if file is not None:
+                    file.add(keys[number], result)
+                if result.error is not None and result.error.fatal:
+                    fatal_failures.append(result.error)
+                bar.update()
+        self._warn_of_missing_tags(results[number] for number in open_numbers if number in results)
+
+        if fatal_failures:
+            failure = fatal_failures[0]
+            logger.error(f"stopped after {len(results)} of {len(queries)} queries: {failure}")
+            for number in open_numbers:
+                if number not in results:
+                    results[number] = RefinementResult(
+                        id=queries[number].id,
+                        query=queries[number].text,
+                        answer="",
+                        initial_prompt=prompt,
+                        prompt=prompt,
+                        stop_reason="failed",
+                        error=failure,
+                    )
+        return [results[number] for number in range(len(queries))]
+
+    def _read_queries(self, prompt: str, rows: Sequence[str | Mapping[str, Any]]) -> list[Query]:
+        """Check the prompt and convert the questions; see [`ProRefiner.refine_all`] for errors."""
         check_prompt(prompt)
-        asked = [read_query(query, number) for number, query in enumerate(queries)]
-        for number, query in enumerate(asked):
-            if getattr(self.verifier, "needs_answers", False) and not query.answers:
+        queries = [read_query(row, number) for number, row in enumerate(rows)]
+        needs_answers = getattr(self.verifier, "needs_answers", False)
+        for number, query in enumerate(queries):
+            if needs_answers and not query.answers:
                 raise ValueError(
-                    f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
-                    "with `question` and `answers`, or another verifier"
+                    f"{self.verifier!r} compares with accepted answers, and query {number} has "
+                    "none: pass a row with `question` and `answers`, or another verifier"
                 )
             if query.answers and isinstance(self.verifier, LabelVerifier):
                 try:
                     check_answers(self.verifier.score, query.answers)
                 except ValueError as error:
                     raise ValueError(f"query {number}: {error}") from None
-        return asked
-
-    def _refine_asked(
-        self,
-        prompt: str,
-        asked: Sequence[Query],
-        max_in_flight: int,
-        file: ResultsFile | None,
-        progress: bool,
-    ) -> list[RefinementResult]:
-        done, keys = {} if file is None else file.done, list(_keys(prompt, asked))
-        results = {
-            i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done
-        }
-        left = [i for i in range(len(asked)) if i not in results]
-        fatal: list[Failure] = []
-        works = (
-            self.arefine(prompt, asked[i]) for i in left if not fatal
-        )  # taken as others finish
-        bars = progress_of(len(asked), "refined", done=len(results), shown=progress)
-        with bars as bar, closing(in_parallel(works, max_in_flight)) as finished:
-            for position, result in finished:
-                i = left[position]
-                results[i] = result
-                if file is not None:
-                    file.add(keys[i], result)
-                if result.error is not None and result.error.fatal:
-                    fatal.append(result.error)
-                bar.update()
-        self._warn_of_missing_tags(results[i] for i in left if i in results)
-        if fatal:
-            logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
-        for i in set(left) - set(results):
-            results[i] = RefinementResult(
-                asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0]
-            )
-        return [results[i] for i in range(len(asked))]
+        return queries
 
     def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
-        """One line for all replies of the optimizer without a new prompt, which changed nothing."""
-        steps = [
-            step
-            for result in results
-            for step in result.steps
-            if step.feedback and step.problem != "optimizer failed"
-        ]
-        missing = Counter(step.problem for step in steps if step.problem)
-        if missing:
+        """Log one warning about all replies of the optimizer that had no new prompt."""
+        reply_count = 0
+        problems: Counter[str] = Counter()
+        for result in results:
+            for step in result.steps:
+                if not step.feedback or step.problem == "optimizer failed":
+                    continue
+                reply_count += 1
+                if step.problem:
+                    problems[step.problem] += 1
+        if problems:
+            counts = ", ".join(f"{count} {problem}" for problem, count in problems.items())
             logger.warning(
-                "%d of %d replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags (%s): the prompt "
-                "stayed as it was: take a model that follows its instructions (prompts.optimizer_role), or more "
-                "max_tokens for it",
-                *(
-                    missing.total(),
-                    len(steps),
-                    ", ".join(f"{n} {why}" for why, n in missing.items()),
-                ),
+                f"{problems.total()} of {reply_count} replies of the optimizer had no new prompt "
+                f"between <IMPROVED_PROMPT> tags ({counts}), so the prompt stayed as it was: use a "
+                "model that follows its instructions (prompts.optimizer_role), or raise its "
+                "max_tokens"
             )
 
     def digest(self) -> str:
-        """Identifies settings, models and verifier, so that a file of results is not continued with others."""
-        own = {one.name: getattr(self, one.name) for one in fields(RefineSettings)}
-        plain = vars(RefineSettings())  # left out: a setting that comes later changes no digest
-        settings = {name: value for name, value in own.items() if value != plain[name]}
-        names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
+        """Return a text that identifies settings, models and verifier.
+
+        A file of results is not continued with others.
+        """
+        # Leave out defaults, so that a setting that is added later does not change the digest.
+        defaults = vars(RefineSettings())
+        settings = {}
+        for item in fields(RefineSettings):
+            value = getattr(self, item.name)
+            if value != defaults[item.name]:
+                settings[item.name] = value
+        names = {
+            role: _model_name(model) for role, model in self.models.items() if model is not None
+        }
         return digest([settings, names])
 
     def charge_to(self, budget: Budget, account: str = "") -> None:
-        """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
-        charge(
-            budget,
-            **{
-                f"{account}/{role}" if account else role: model
-                for role, model in self.models.items()
-            },
-        )
+        """Book the spending of each role.
+
+        Args:
+            budget ([`Budget`]): The budget.
+            account (`str`, *optional*): A role is booked under `account/role`; by default under its
+                name alone.
+        """
+        prefix = f"{account}/" if account else ""
+        accounts = {f"{prefix}{role}": model for role, model in self.models.items()}
+        charge(budget, **accounts)
 
     def check(self) -> None:
-        """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
-        for model in {id(model): model for model in self.models.values()}.values():
+        """Raise the [`LLMError`] that a first call would meet, for models that can be checked."""
+        different_models = {id(model): model for model in self.models.values()}
+        for model in different_models.values():
             check = getattr(model, "check", None)
             if check is not None:
                 check()
 
 
-class ResultsFile:
-    """Results of one setting, a line each, written as they finish; a run that was stopped goes on where it was.
-
-    Args:
-        path (`str` or `Path`): The file; made, with its folders, where it is missing.
-        settings (`str`): What identifies the settings; see [`ProRefiner.digest`].
-
-    Attributes:
-        done (`dict[str, RefinementResult]`): Those that were there, by key; those with an error are taken out.
-
-    Raises:
-        `ValueError`: If the file holds something else, or results of other settings. It is left as it is.
-    """
-
-    def __init__(self, path: str | Path, settings: str):
-        self.settings, self._records = settings, RecordFile(path)
-        self.done: dict[str, RefinementResult] = {}
-        for number, record in enumerate(self._records, start=1):
-            if not {"key", "settings", "error"} <= set(record):
-                raise ValueError(
-                    f"line {number} of {path} is no refinement result: give another file as output"
-                )
-            if record["settings"] != settings:
-                raise ValueError(
-                    f"{path} holds results of other settings or models: give another file as output, or go on with "
-                    "the settings it was begun with"
-                )
-            result = RefinementResult.from_dict(record)
-            if result.error is None:
-                self.done.setdefault(record["key"], result)
-        self._records.keep(lambda record: record["error"] is None)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).open(
-            "ab"
-        ).close()  # where it cannot be written, that is known before the first call
-
-    def add(self, key: str, result: RefinementResult) -> None:
-        """Write one result; with the operating system when this returns."""
-        self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
-
-
-def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
-    """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
-    seen: Counter[str] = Counter()
-    for key in (query.digest(prompt)[:32] for query in queries):
-        seen[key] += 1
-        yield f"{key}-{seen[key]}"
-
-
-def _name_of(model: Any) -> str:
-    """The name of a model: that of its endpoint, the path of a local model, or the name of the function or class."""
-    named = getattr(model, "model", None)
-    loaded_from = getattr(getattr(named, "config", None), "name_or_path", None)
-    own = (
-        repr(model)
-        if isinstance(model, LabelVerifier)
-        else getattr(model, "__qualname__", type(model).__name__)
-    )
-    return next((name for name in (named, loaded_from) if isinstance(name, str) and name), str(own))
-
-
-class RefinedChat:
-    """A [`ChatModel`] that refines its system message for each question before it answers.
-
-    So a refiner can be an environment, a judge, or be served. The system message of a conversation is the prompt, its
-    last user message the question; the messages in between go to the task model unchanged.
-
-    Args:
-        refiner ([`ProRefiner`]): Without a verifier that needs accepted answers: a conversation has none.
-        prompt (`str`, *optional*): For conversations without a system message.
-
-    Raises:
-        `ValueError`: If the prompt is empty or the verifier needs accepted answers.
-    """
-
-    def __init__(self, refiner: ProRefiner, prompt: str = DEFAULT_PROMPT):
-        check_prompt(prompt)
-        if getattr(refiner.verifier, "needs_answers", False):
-            raise ValueError(
-                f"{refiner.verifier!r} compares with accepted answers, which a conversation does not have"
-            )
-        self.refiner, self.prompt = refiner, prompt
-
-    async def __call__(
-        self,
-        messages: Sequence[Message],
-        *,
-        repeat: int | None = None,
-        session: str | None = None,
-        **sampling: Any,
-    ) -> Reply:
-        """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the task model."""
-        own, limit = self.refiner.sampling or {}, sampling.pop("max_tokens", None)
-        try:
-            prompt, query = self._read(messages, repeat or 0)
-            refiner = replace(
-                self.refiner,
-                final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
-                sampling={**own, "task": {**own.get("task", {}), **sampling}},
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            return Reply(
-                error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0)
-            )
-        return as_reply(await refiner.arefine(prompt, query))
-
-    def check(self) -> None:
-        """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
-        self.refiner.check()
-
-    def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what each role spends under `account/role`."""
-        self.refiner.charge_to(budget, account)
-
-    def _read(self, messages: Sequence[Message], repeat: int) -> tuple[str, Query]:
-        """The prompt and the question in a conversation.
-
-        Raises:
-            `ValueError`: If it does not end with a user's message that is not empty.
-        """
-        said = [message for message in messages if message["role"] != "system"]
-        if not said or said[-1]["role"] != "user" or not said[-1]["content"].strip():
-            raise ValueError("it must end with a user message that is not empty")
-        system = "\n\n".join(
-            message["content"] for message in messages if message["role"] == "system"
-        )
-        query = Query(said[-1]["content"], context=tuple(said[:-1]), repeat=repeat)
-        return system if system.strip() else self.prompt, query
-
-
-def as_reply(result: RefinementResult) -> Reply:
-    """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
-
-    An answer that is there is given although something failed on the way: the agent gets the best there is. Not where
-    the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
-    """
-    roles = result.usage.values()
-    usage = Usage(*(sum(getattr(role, one.name) for role in roles) for one in fields(Usage)))
-    cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
-    saved = Usage(cost_usd=sum(role.worth_usd for role in roles) - usage.cost_usd)
-    reply = Reply(
-        usage=usage, saved=saved, cached=cached, attempts=0 if cached else 1, seconds=result.seconds
-    )
-    if result.error is not None and (result.error.fatal or not result.finish_reason):
-        return replace(reply, error=result.error.as_error())
-    if not result.answer.strip():
-        return replace(reply, error=BadReply("the refined answer is empty", "refiner"))
-    return replace(reply, text=result.answer, finish_reason=result.finish_reason)
+def _model_name(model: object) -> str:
+    """Return the name of an endpoint's model, the path of a local model, or the name of a function
+    or class."""
+    model_attribute = getattr(model, "model", None)
+    config = getattr(model_attribute, "config", None)
+    for name in (model_attribute, getattr(config, "name_or_path", None)):
+        if isinstance(name, str) and name:
+            return name
+    if isinstance(model, LabelVerifier):
+        return repr(model)
+    return str(getattr(model, "__qualname__", type(model).__name__))

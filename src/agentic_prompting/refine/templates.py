@@ -1,12 +1,11 @@
-"""The messages of ProRefine's four roles, and the readers of their replies. No calls, no state.
+"""The messages of ProRefine's four roles, and the parsing of their replies.
 
-The wording is ours; the division of labour is the paper's.
-
-Variables, filled in once and never inside one another's text:
+The wording is ours; the division of labour is the paper's. Each template has variables. They are
+filled in once, and never inside the text of another variable:
 
 | template | variables |
 |---|---|
-| `task` | `{query}`: the question. The prompt that is being refined is the task model's system message |
+| `task` | `{query}`: the question. The prompt to refine is the task model's system message |
 | `feedback` | `{query}`; `{output}`: the task model's output so far; `{state}`: whether it is complete |
 | `optimizer` | `{prompt}`: the current prompt; `{feedback}`: the critic's remarks |
 | `verifier` | `{query}`; `{output}`: the first answer, under the initial prompt |
@@ -79,37 +78,40 @@ DEFAULT_PROMPT = (
 )
 
 _LAST_LINE = " Reason step by step. Then write a last line of the form 'Answer: {}."
-_NUMBER = "You are asked a mathematical question." + _LAST_LINE.format(
-    "N', where N is the number, in digits"
+_NUMBER = _LAST_LINE.format("N', where N is the number, in digits")
+_WORDS = _LAST_LINE.format(
+    "WORDS', where WORDS are all the words in order, with one space between them"
 )
+_LETTER = _LAST_LINE.format("L', where L is the letter of the right option")
 
 START_PROMPTS = {
-    "bbh_object_counting": _NUMBER.replace("a mathematical question", "to count things"),
-    "bbh_word_sorting": "You are asked to sort words."
-    + _LAST_LINE.format(
-        "WORDS', where WORDS are all the words in order, with one space between them"
-    ),
-    "gsm8k_dspy": _NUMBER,
-    "svamp": _NUMBER,
-    "aqua": "You are asked a mathematical question with five options."
-    + _LAST_LINE.format("L', where L is the letter of the right option"),
+    "bbh_object_counting": "You are asked to count things." + _NUMBER,
+    "bbh_word_sorting": "You are asked to sort words." + _WORDS,
+    "gsm8k_dspy": "You are asked a mathematical question." + _NUMBER,
+    "svamp": "You are asked a mathematical question." + _NUMBER,
+    "aqua": "You are asked a mathematical question with five options." + _LETTER,
 }
-"""A plain chain-of-thought prompt to begin with for each of the paper's five sets, by the name `load_task` knows."""
+"""A plain chain-of-thought prompt to start from for each of the paper's five sets, by the name that
+`load_task` knows."""
 
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """The messages of the four roles; see the table at the top of this module for the variables.
+    """The messages of the four roles; the table at the top of this module lists their variables.
 
     Args:
         task (`str`, *optional*, defaults to `"{query}"`): The task model's user message.
-        feedback_role (`str`, *optional*), feedback (`str`, *optional*): The critic's system and user message.
-        complete (`str`, *optional*), cut_off (`str`, *optional*): The two values of `{state}`.
-        optimizer_role (`str`, *optional*), optimizer (`str`, *optional*): The same for the optimizer.
-        verifier_role (`str`, *optional*), verifier (`str`, *optional*): The same for a verifier that is a model.
+        feedback_role (`str`, *optional*): The critic's system message.
+        feedback (`str`, *optional*): The critic's user message.
+        complete (`str`, *optional*): The value of `{state}` for a complete output.
+        cut_off (`str`, *optional*): The value of `{state}` for an output that was cut off.
+        optimizer_role (`str`, *optional*): The optimizer's system message.
+        optimizer (`str`, *optional*): The optimizer's user message.
+        verifier_role (`str`, *optional*): The system message of a verifier that is a model.
+        verifier (`str`, *optional*): Its user message.
 
     Raises:
-        `ValueError`: If a template lacks one of its variables (`{state}` may be left out).
+        `ValueError`: A template lacks one of its variables (`{state}` may be left out).
     """
 
     task: str = "{query}"
@@ -123,21 +125,22 @@ class RolePrompts:
     verifier: str = VERIFIER
 
     def __post_init__(self):
-        needed = {"task": ["query"], "optimizer": ["prompt", "feedback"]}
-        needed |= {"feedback": ["query", "output"], "verifier": ["query", "output"]}
-        for name, variables in needed.items():
-            missing = [
-                f"{{{variable}}}"
-                for variable in variables
-                if f"{{{variable}}}" not in getattr(self, name)
-            ]
+        required_variables = {
+            "task": ["{query}"],
+            "optimizer": ["{prompt}", "{feedback}"],
+            "feedback": ["{query}", "{output}"],
+            "verifier": ["{query}", "{output}"],
+        }
+        for name, variables in required_variables.items():
+            template = getattr(self, name)
+            missing = [variable for variable in variables if variable not in template]
             if missing:
                 raise ValueError(
-                    f"the {name} template has no {' and no '.join(missing)}: {getattr(self, name)[:80]!r}"
+                    f"the {name} template has no {' and no '.join(missing)}: {template[:80]!r}"
                 )
 
     def role(self, name: str) -> str:
-        """The system message of a role other than `task`."""
+        """Return the system message of a role other than `task`."""
         return getattr(self, f"{name}_role")
 
 
@@ -145,54 +148,68 @@ class RolePrompts:
 
 Unit = Literal["tokens", "sentence", "paragraph"]
 
-_OPEN = re.compile(r"<\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
-_CLOSE = re.compile(r"<\s{0,9}/\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
+_OPENING_TAG = re.compile(r"<\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
+_CLOSING_TAG = re.compile(r"<\s{0,9}/\s{0,9}improved[_ -]?prompt\s{0,9}>", re.IGNORECASE)
 
-_ENDS = {
-    # After the sentence's closing marks, or after a line. "3.5" and "e.g.," end nothing; "Dr. Who" does, harmlessly.
+_UNIT_ENDS = {
+    # After the closing marks of a sentence, or after a line. "3.5" and "e.g.," end nothing; the dot
+    # of "Dr. Who" does, harmlessly.
     "sentence": re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+(?=\s)|(?<=\S)(?=\n)|[。！？]"),
     "paragraph": re.compile(r"(?<=\S)(?=[^\S\n]*\n[^\S\n]*\n)"),
 }
 
 
 def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
-    """The prompt between `<IMPROVED_PROMPT>` tags, stripped, or the reason why there is none.
+    """Return the prompt between `<IMPROVED_PROMPT>` tags, or the reason why there is none.
 
-    Upper and lower case, spaces in the tags and text around them make no difference. Of several prompts the last
-    complete one counts: models tend to speak of the tags before they use them. A draft in the optimizer's thought is no
-    prompt, also where the reply was cut off inside of it.
+    Case, blanks in the tags, and text around them make no difference. Of several prompts the last
+    complete one counts, because models tend to mention the tags before they use them. A draft in
+    the optimizer's thoughts does not count, even if the reply was cut off inside of them.
 
     Args:
         reply (`str`): The optimizer's reply.
 
     Returns:
-        `tuple`: Prompt and `None`; or `None` and `no tag`, `unclosed tag` or `empty prompt`.
+        `tuple`: The stripped prompt and `None`; or `None` and `no tag`, `unclosed tag` or
+        `empty prompt`.
     """
-    visible = strip_thoughts(reply, payload=_OPEN)
-    openings = [match.end() for match in _OPEN.finditer(visible)]
-    closings = [match.start() for match in _CLOSE.finditer(visible)]
-    if not openings:
+    visible = strip_thoughts(reply, payload=_OPENING_TAG)
+    starts = [match.end() for match in _OPENING_TAG.finditer(visible)]
+    ends = [match.start() for match in _CLOSING_TAG.finditer(visible)]
+    if not starts:
         return None, "no tag"
-    if not closings or closings[-1] < openings[0]:
+    if not ends or ends[-1] < starts[0]:
         return None, "unclosed tag"
-    start = max(opening for opening in openings if opening <= closings[-1])
-    end = min(closing for closing in closings if closing >= start)
+
+    # The last opening tag that is closed, and the first closing tag after it.
+    start = max(start for start in starts if start <= ends[-1])
+    end = min(end for end in ends if end >= start)
     prompt = visible[start:end].strip()
-    return (prompt, None) if prompt else (None, "empty prompt")
+    if not prompt:
+        return None, "empty prompt"
+    return prompt, None
 
 
 def first_units(text: str, count: int, unit: Unit) -> str:
-    """The first `count` sentences (a line's end is one too) or paragraphs (up to an empty line), as they stand.
+    """Return the first sentences or paragraphs of a text, unchanged.
 
-    The whole text if it has no more, or if `unit` is `"tokens"`, which the model has counted itself.
+    Args:
+        text (`str`): The text.
+        count (`int`): The number of units. If the text has no more, it is returned as a whole.
+        unit (`str`): `"sentence"`, which a line end ends too; `"paragraph"`, up to an empty line;
+            or `"tokens"`, which the model has counted itself: the whole text.
     """
     if unit == "tokens":
         return text
-    end, seen = 0, 0
-    for match in _ENDS[unit].finditer(text):
+    end = 0
+    units = 0
+    for match in _UNIT_ENDS[unit].finditer(text):
+        # A line may end right after the mark of its last sentence.
         if not text[end : match.end()].strip():
-            continue  # the line that ends right after its last sentence's mark
-        end, seen = match.end(), seen + 1
-        if seen == count:
-            return text[:end] if text[end:].strip() else text
+            continue
+        end = match.end()
+        units += 1
+        if units == count:
+            has_more = bool(text[end:].strip())
+            return text[:end] if has_more else text
     return text

@@ -1,15 +1,12 @@
-"""The inputs and results of a refinement: plain values, their JSON, and their text for people."""
+"""The query and the result of a refinement: plain values, and their JSON."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from operator import add
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ..llm import LLMError, Message, Reply, Usage, types as llm_errors
@@ -18,19 +15,23 @@ Role = Literal["task", "feedback", "optimizer", "verifier"]
 StopReason = Literal["verified", "finished", "max_steps", "failed"]
 Verdict = Literal["right", "wrong", "none"]
 
-_FORMAT = 2  # of the JSON; raised when a reader of the old one would go wrong
+# The version of the JSON. Raise it when an older reader would misread the new format.
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Query:
-    """One question.
+    """A question to refine a prompt for.
 
     Args:
         text (`str`): The question itself.
-        id (`str`, *optional*, defaults to `""`): For people; carried into the result.
-        answers (`tuple[str, ...]`, *optional*): Accepted answers. Only a verifier that compares with them reads them.
-        context (`tuple[Message, ...]`, *optional*): The messages before the question, without system messages.
-        repeat (`int`, *optional*, defaults to `0`): Which of several refinements of the same question, for replay.
+        id (`str`, *optional*, defaults to `""`): A label that is copied to the result.
+        answers (`tuple[str, ...]`, *optional*): The accepted answers. Only verifiers that compare
+            answers read them.
+        context (`tuple[Message, ...]`, *optional*): The messages before the question, without
+            system messages.
+        repeat (`int`, *optional*, defaults to `0`): Tells several refinements of the same question
+            apart, for replay.
     """
 
     text: str
@@ -40,24 +41,30 @@ class Query:
     repeat: int = 0
 
     @property
-    def shown(self) -> str:
-        """The question as critic and verifier read it: with the conversation before it, where there is one."""
+    def conversation(self) -> str:
+        """The question as critic and verifier read it: after the messages before it, if any."""
         if not self.context:
             return self.text
         turns: list[Message] = [*self.context, {"role": "user", "content": self.text}]
         return "\n\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns)
 
     def digest(self, prompt: str) -> str:
-        """64 hexadecimal digits that say which prompt is refined for which question."""
+        """Return 64 hexadecimal digits that identify the query and the prompt to refine."""
         parts = [prompt, self.text, self.answers, self.context, self.repeat]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query:
-    """A question, or a row with `question` and, where there are any, `answers` and `id`.
+    """Convert a question or a row to a [`Query`].
+
+    Args:
+        query ([`Query`], `str` or `dict`): A question, or a row with `question` and, optionally,
+            `answers` and `id`.
+        number (`int`, *optional*, defaults to `0`): The number of the row, for errors and as its
+            default id.
 
     Raises:
-        `ValueError`: If there is no question in it; names the row.
+        `ValueError`: There is no question, or `answers` is not a list of texts. Names the row.
     """
     if isinstance(query, Query):
         return query
@@ -73,11 +80,11 @@ def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query
         raise ValueError(
             f"`answers` of query {number} must be a list of texts, got {answers!r:.200}"
         )
-    return Query(row["question"], str(row.get("id", number)), tuple(answers))
+    return Query(text=row["question"], id=str(row.get("id", number)), answers=tuple(answers))
 
 
 def check_prompt(prompt: str) -> None:
-    """Raises `ValueError` if there is no prompt to refine."""
+    """Raise `ValueError` if the prompt to refine is empty."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(
             "the prompt is empty: there is nothing to refine; DEFAULT_PROMPT is one to begin with"
@@ -90,10 +97,11 @@ class Failure:
 
     Args:
         role (`str`): `task`, `feedback`, `optimizer` or `verifier`.
-        step (`int`): In which step, from 1; 0 before the first (first answer, verifier), -1 for the final answer.
-        kind (`str`): The error's class name, `RateLimited` for example.
+        step (`int`): The step, from 1; 0 for the first answer and its verifier, -1 for the final
+            answer.
+        kind (`str`): The class name of the error, for example `RateLimited`.
         message (`str`): What went wrong, without secrets.
-        fatal (`bool`, *optional*, defaults to `False`): Whether no later call can go better.
+        fatal (`bool`, *optional*, defaults to `False`): Whether every later call would fail too.
         where (`str`, *optional*, defaults to `""`): The model and its address.
     """
 
@@ -105,33 +113,35 @@ class Failure:
     where: str = ""
 
     def __str__(self) -> str:
-        when = {0: "before the first step", -1: "at the final answer"}.get(
-            self.step, f"in step {self.step}"
-        )
-        return f"{self.role} model {when}: {self.kind}: {self.message}" + (
-            f" ({self.where})" if self.where else ""
-        )
+        if self.step == 0:
+            moment = "before the first step"
+        elif self.step == -1:
+            moment = "at the final answer"
+        else:
+            moment = f"in step {self.step}"
+        address = f" ({self.where})" if self.where else ""
+        return f"{self.role} model {moment}: {self.kind}: {self.message}{address}"
 
-    def as_error(self) -> LLMError:
-        """The same as an [`LLMError`], for a [`Reply`]."""
-        known = getattr(llm_errors, self.kind, None)
-        kind = (
-            known
-            if isinstance(known, type) and issubclass(known, LLMError)
-            else llm_errors.ServerFailed
-        )
-        return kind(str(replace(self, where="")), self.where)
+    def to_error(self) -> LLMError:
+        """Return the failure as an [`LLMError`] of the same kind, for a [`Reply`]."""
+        error_class = getattr(llm_errors, self.kind, None)
+        if not isinstance(error_class, type) or not issubclass(error_class, LLMError):
+            error_class = llm_errors.ServerFailed
+        message = str(replace(self, where=""))
+        return error_class(message, self.where)
 
 
 @dataclass(frozen=True)
 class RoleUsage(Usage):
-    """The calls of one role, with their [`Usage`].
+    """The calls of a role and their [`Usage`].
 
     Args:
-        calls (`int`, *optional*, defaults to `0`): Replies received, failures and recorded ones included.
-        failed (`int`, *optional*, defaults to `0`): Failed ones among them.
-        cached (`int`, *optional*, defaults to `0`): Recorded ones among them, which cost nothing.
-        worth_usd (`float`, *optional*, defaults to `0.0`): `cost_usd`, and the cost of the calls that were recorded.
+        calls (`int`, *optional*, defaults to `0`): Replies received, including failed and recorded
+            ones.
+        failed (`int`, *optional*, defaults to `0`): Failed calls.
+        cached (`int`, *optional*, defaults to `0`): Recorded replies, which cost nothing.
+        worth_usd (`float`, *optional*, defaults to `0.0`): `cost_usd` plus what the recorded
+            replies would have cost.
     """
 
     calls: int = 0
@@ -140,14 +150,22 @@ class RoleUsage(Usage):
     worth_usd: float = 0.0
 
     @classmethod
-    def of(cls, reply: Reply) -> RoleUsage:
-        """One reply's."""
-        counts = {"calls": 1, "failed": int(reply.error is not None), "cached": int(reply.cached)}
-        worth = reply.usage.cost_usd + reply.saved.cost_usd
-        return cls(**asdict(reply.usage), **counts, worth_usd=worth)
+    def from_reply(cls, reply: Reply) -> RoleUsage:
+        """Return the usage of one reply."""
+        return cls(
+            **asdict(reply.usage),
+            calls=1,
+            failed=int(reply.error is not None),
+            cached=int(reply.cached),
+            worth_usd=reply.usage.cost_usd + reply.saved.cost_usd,
+        )
 
-    def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]  # of a kind
-        return RoleUsage(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]
+        sums = {
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(RoleUsage)
+        }
+        return RoleUsage(**sums)
 
 
 @dataclass
@@ -155,16 +173,18 @@ class RefinementStep:
     """One pass through the loop of Algorithm 1.
 
     Args:
-        prompt (`str`): p* when the step began.
-        new_prompt (`str`): p* after the step; the same text where nothing was changed.
-        output (`str`, *optional*): o_i, at most i·k tokens of the task model; `None` if its call failed.
-        complete (`bool`, *optional*, defaults to `False`): Whether `output` ends where the model ended it.
+        prompt (`str`): p* before the step.
+        new_prompt (`str`): p* after the step; equal to `prompt` if nothing was changed.
+        output (`str`, *optional*): o_i, at most i·k tokens of the task model; `None` if its call
+            failed.
+        complete (`bool`, *optional*, defaults to `False`): Whether the model ended `output` itself.
         feedback (`str`, *optional*): f_i; `None` if there is none.
-        problem (`str`, *optional*): Why the prompt was kept although a new one was wanted: `task failed`,
-            `feedback failed`, `optimizer failed`, `no tag`, `unclosed tag` or `empty prompt`.
-        tokens (`int`, *optional*, defaults to `0`): Length of `output` as the endpoint counted it; 0 where it did not,
-            and for recorded replies.
-        seconds (`float`, *optional*, defaults to `0.0`): The whole step, waiting included.
+        problem (`str`, *optional*): Why there is no new prompt: `task failed`, `feedback failed`,
+            `optimizer failed`, `no tag`, `unclosed tag` or `empty prompt`. `None` if the optimizer
+            gave one.
+        tokens (`int`, *optional*, defaults to `0`): The length of `output` as the endpoint counted
+            it; 0 if it did not, and for recorded replies.
+        seconds (`float`, *optional*, defaults to `0.0`): The duration of the step, including waits.
     """
 
     prompt: str
@@ -179,25 +199,29 @@ class RefinementStep:
 
 @dataclass
 class RefinementResult:
-    """One refined query.
+    """The result of refining a prompt for one query.
 
     Args:
-        id (`str`), query (`str`): The query's id, and the question.
-        answer (`str`): The final answer: a fresh one under `prompt`, or the first one if it was accepted. After a
-            failure the best there is, possibly cut off or empty.
-        initial_prompt (`str`), prompt (`str`): p, and p*, the refined one.
-        stop_reason (`str`): `verified`: the verifier accepted the first answer; `finished`: the task model reached its
-            end of sequence, or `max_steps`: n steps were made (Algorithm 1); `failed`: `error` says why.
-        finish_reason (`str`, *optional*, defaults to `""`): Of `answer`, as its endpoint gave it: `stop`, `length`,
-            ...; empty if a failure left an unfinished output or none.
-        initial_answer (`str`, *optional*): The answer under `initial_prompt`; asked for where there is a verifier.
-        verdict (`str`, *optional*): `right`, `wrong`, or `none`: the verifier failed or did not say. `None` where there
-            is no verifier.
-        steps (`tuple[RefinementStep, ...]`, *optional*): In order.
-        error ([`Failure`], *optional*): What ended the query before its time. Failures it survived are in `failures`.
+        id (`str`): The query's id.
+        query (`str`): The question.
+        answer (`str`): The final answer: a new one under `prompt`, or the first one if the verifier
+            accepted it. After a failure the best one so far, possibly cut off or empty.
+        initial_prompt (`str`): p.
+        prompt (`str`): p*, the refined prompt.
+        stop_reason (`str`): `verified`: the verifier accepted the first answer. `finished`: the
+            task model reached its end of sequence. `max_steps`: n steps were made (Algorithm 1).
+            `failed`: see `error`.
+        finish_reason (`str`, *optional*, defaults to `""`): The endpoint's for `answer`: `stop`,
+            `length`, ...; empty if a failure left an unfinished answer or none.
+        initial_answer (`str`, *optional*): The answer under `initial_prompt`, if there is a
+            verifier.
+        verdict (`str`, *optional*): `right`, `wrong`, or `none` if the verifier failed or did not
+            decide. `None` without a verifier.
+        steps (`tuple[RefinementStep, ...]`, *optional*): The steps in order.
+        error ([`Failure`], *optional*): The failure that ended the refinement early.
         failures (`tuple[Failure, ...]`, *optional*): All calls that failed, in order.
-        usage (`dict[str, RoleUsage]`, *optional*): By role, for roles that were asked.
-        seconds (`float`, *optional*, defaults to `0.0`): The whole query, waiting included.
+        usage (`dict[str, RoleUsage]`, *optional*): By role, for the roles that were called.
+        seconds (`float`, *optional*, defaults to `0.0`): The duration, including waits.
     """
 
     id: str
@@ -216,120 +240,66 @@ class RefinementResult:
     seconds: float = 0.0
 
     @property
-    def kept(self) -> int:
-        """Steps whose optimizer reply could not be used: no tag, an unclosed one, an empty prompt."""
-        return sum(
-            step.problem is not None and not step.problem.endswith("failed") for step in self.steps
-        )
+    def kept_prompts(self) -> int:
+        """The number of steps whose optimizer reply had no usable prompt."""
+        problems = [step.problem for step in self.steps if step.problem is not None]
+        return sum(not problem.endswith("failed") for problem in problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; [`RefinementResult.from_dict`] reads it."""
+        """Return the result as values fit for JSON, for [`RefinementResult.from_dict`]."""
         return {"format": _FORMAT, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> RefinementResult:
-        """The result that [`RefinementResult.to_dict`] was called on; or of a line of a file of results.
+    def from_dict(cls, values: Mapping[str, Any]) -> RefinementResult:
+        """Restore a result from [`RefinementResult.to_dict`] or a line of a results file.
 
         Raises:
-            `ValueError`: If it was written by a newer version, or is none.
+            `ValueError`: It is no result, or was written by a newer version.
         """
-        if not isinstance(saved, Mapping) or saved.get("format", 0) > _FORMAT:
+        if not isinstance(values, Mapping) or values.get("format", 0) > _FORMAT:
             raise ValueError(
                 "not a refinement result that this version can read; upgrade agentic-prompting"
             )
-        values = {one.name: saved[one.name] for one in fields(cls) if one.name in saved}
+        arguments = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         try:
-            values["steps"] = tuple(RefinementStep(**step) for step in values["steps"])
-            values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
-            values["usage"] = {role: RoleUsage(**usage) for role, usage in values["usage"].items()}
-            values["error"] = Failure(**values["error"]) if values["error"] else None
-            return cls(**values)
+            usage = arguments["usage"].items()
+            arguments["usage"] = {role: RoleUsage(**counts) for role, counts in usage}
+            arguments["steps"] = tuple(RefinementStep(**step) for step in arguments["steps"])
+            arguments["failures"] = tuple(Failure(**item) for item in arguments["failures"])
+            arguments["error"] = Failure(**arguments["error"]) if arguments["error"] else None
+            return cls(**arguments)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a refinement result: {type(error).__name__}: {error}") from error
 
 
 def summarize(results: Sequence[RefinementResult]) -> dict[str, float]:
-    """Counts and means over a run, flat, for logs.
+    """Return counts and means over the results of a run, flat, for logs.
 
     Args:
-        results (`Sequence[RefinementResult]`): Of one run.
+        results (`Sequence[RefinementResult]`): The results.
 
     Returns:
-        `dict[str, float]`: `queries`; `steps`, the mean number of iterations (Figure 4); `stop/<reason>` and
-        `verdict/<verdict>`, counts; `kept_prompts`, optimizer replies without a usable prompt; and per role sums of
-        the fields of [`RoleUsage`], `<role>/calls` for one.
+        `dict[str, float]`: `queries`; `steps`, the mean number of iterations (Figure 4); the counts
+        `stop/<reason>` and `verdict/<verdict>`; `kept_prompts`, the number of optimizer replies
+        without a usable prompt; and for each role the sums of the fields of [`RoleUsage`], for
+        example `task/calls`.
     """
     counts = Counter(f"stop/{result.stop_reason}" for result in results)
-    counts += Counter(f"verdict/{result.verdict}" for result in results if result.verdict)
+    counts.update(f"verdict/{result.verdict}" for result in results if result.verdict)
+    step_count = sum(len(result.steps) for result in results)
     summary: dict[str, float] = {
         "queries": len(results),
-        "steps": sum(len(result.steps) for result in results) / max(1, len(results)),
-        "kept_prompts": sum(result.kept for result in results),
+        "steps": step_count / max(1, len(results)),
+        "kept_prompts": sum(result.kept_prompts for result in results),
         **dict(sorted(counts.items())),
     }
-    for role in dict.fromkeys(role for result in results for role in result.usage):
-        total = sum((result.usage[role] for result in results if role in result.usage), RoleUsage())
-        summary |= {f"{role}/{name}": value for name, value in asdict(total).items()}
+
+    # Sum the usage by role, in the order in which the roles were first called.
+    totals: dict[str, RoleUsage] = {}
+    for result in results:
+        for role, usage in result.usage.items():
+            totals[role] = totals.get(role, RoleUsage()) + usage
+    for role, total in totals.items():
+        for name, value in asdict(total).items():
+            summary[f"{role}/{name}"] = value
     return summary
-
-
-# For people ----------------------------------------------------------------------------------------------------------
-
-Mark = Literal["", "-", "+", "#"]
-_PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
-
-
-def prompt_diff(old: str, new: str) -> str:
-    """What changed between two prompts, a sentence a line: `- ` before what is gone, `+ ` before what is new."""
-    before, after = (
-        [piece for piece in _PIECE_ENDS.split(text) if piece.strip()] for text in (old, new)
-    )
-    return "\n".join(
-        line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?")
-    )
-
-
-def describe(result: RefinementResult, width: int = 300) -> str:
-    """A result as text: the steps with the prompt's changes, then the answer.
-
-    Args:
-        result ([`RefinementResult`]): One query's.
-        width (`int`, *optional*, defaults to `300`): Outputs and feedback are shortened to this many characters.
-    """
-    return "\n".join(text for _, text in described_lines(result, width))
-
-
-def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple[Mark, str]]:
-    """The lines of [`describe`], each with what it is: `-` gone from a prompt, `+` new in it, `#` a heading."""
-
-    def short(text: str) -> str:
-        text = " ".join(text.split())
-        return text if len(text) <= width else text[: width - 4] + " ..."
-
-    yield from (("#", f"Question: {short(result.query)}"), ("", ""), ("#", "Prompt:"))
-    yield from (("", f"  {line}") for line in result.initial_prompt.splitlines())
-    if result.verdict is not None:
-        yield "", f"\nFirst answer: {short(result.initial_answer or '')}"
-        yield "", f"Verdict: {result.verdict}"
-    for number, step in enumerate(result.steps, start=1):
-        yield "#", f"\nStep {number}"
-        if step.output is not None:
-            yield "", f"  output{'' if step.complete else ' (cut off)'}: {short(step.output)}"
-        if step.feedback is not None:
-            yield "", f"  feedback: {short(step.feedback)}"
-        if step.problem is not None:
-            yield "", f"  prompt kept: {step.problem}"
-        elif step.new_prompt == step.prompt:
-            yield "", "  prompt unchanged"
-        else:
-            for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
-                yield ("-" if line[0] == "-" else "+" if line[0] == "+" else ""), f"  {line}"
-    changed = sum(step.new_prompt != step.prompt for step in result.steps)
-    yield (
-        "",
-        f"\nEnded: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times",
-    )
-    if result.error is not None:
-        yield "", f"Error: {result.error}"
-    yield "#", "\nAnswer:"
-    yield from (("", f"  {line}") for line in result.answer.splitlines())

@@ -1,19 +1,19 @@
-"""The shipped environments: a large LLM (Prompt-R1), search with its retrievers (E-SPL), and a pool of workers that the
-agent leads. See [`Environment`]."""
+"""The environments that come with the package. See [`Environment`].
+
+A large LLM (Prompt-R1), search with several retrievers (E-SPL), and a pool of workers that the
+agent leads.
+"""
 
 from ..rollout import as_environment
 from .llm import CUT_MARK, LLMEnvironment
-from .search import (
+from .retrievers import (
     BM25Retriever,
     ChromaRetriever,
     Document,
     HTTPRetriever,
     Retriever,
-    SearchEnvironment,
-    SearchGrammar,
-    read_call,
-    render_documents,
 )
+from .search import SearchEnvironment, SearchGrammar, read_call, render_documents
 from .worker import Worker
 from .workers import Workers
 

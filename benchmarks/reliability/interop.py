@@ -46,7 +46,7 @@ from agentic_prompting.interop import (
     TRLEnvironment,
     UserSimulator,
     ask_tool,
-    environment_of,
+    resolve_environment,
 )
 from agentic_prompting.llm import LLMError, ScriptedChat, ServerFailed, complete, run
 from agentic_prompting.rewards import exact_match_reward
@@ -152,7 +152,7 @@ def functions() -> tuple[bool, bool, bool]:
 
 
 def trl_tools() -> tuple[bool, bool, bool]:
-    return played(environment_of(..., [ask], None)[0])
+    return played(resolve_environment(..., [ask], None)[0])
 
 
 def tools_and_llm() -> tuple[bool, bool, bool]:
@@ -297,13 +297,13 @@ DSPY = "[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"
 def dspy_calls(model: Any, down: Any) -> tuple[bool, None, bool]:
     import dspy
 
-    from agentic_prompting.interop.dspy import Engine
+    from agentic_prompting.interop.dspy import DSPyEngine
 
     predict = dspy.Predict("question -> answer")
-    with dspy.context(lm=dspy.LM("ours", engine=Engine(model), cache=False)):
+    with dspy.context(lm=dspy.LM("ours", engine=DSPyEngine(model), cache=False)):
         worked = predict(question="Kenya's capital?").answer == "Nairobi"
     try:
-        with dspy.context(lm=dspy.LM("ours", engine=Engine(down), cache=False, num_retries=0)):
+        with dspy.context(lm=dspy.LM("ours", engine=DSPyEngine(down), cache=False, num_retries=0)):
             predict(question="Kenya's capital?")
     except Exception as error:
         return worked, None, "down" in str(error)

@@ -24,7 +24,7 @@ from typing import Any
 import dspy
 from dspy.clients.provider import Provider, ReinforceJob
 
-from agentic_prompting.interop.dspy import Engine
+from agentic_prompting.interop.dspy import DSPyEngine
 from agentic_prompting.llm import BadRequest, Message, Reply, run
 from agentic_prompting.llm.guard import describe
 from agentic_prompting.local import Sampling, local_policy
@@ -73,7 +73,7 @@ class TrainerProvider(Provider):
         self.policy: Any = local_policy(
             made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0
         )
-        self.lm = dspy.LM("agent", engine=Engine(self), provider=self, cache=False)
+        self.lm = dspy.LM("agent", engine=DSPyEngine(self), provider=self, cache=False)
 
     def __deepcopy__(self, memo: Any) -> TrainerProvider:
         return self  # DSPy copies programs; there is one trainer

@@ -27,7 +27,7 @@ dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
 from dspy import lm15  # noqa: E402
 from dspy.clients import execution  # noqa: E402
 
-from agentic_prompting.interop.dspy import AgentModule, AsyncEngine, Engine, language_model  # noqa: E402
+from agentic_prompting.interop.dspy import AgentModule, AsyncDSPyEngine, DSPyEngine, language_model  # noqa: E402
 
 
 class Agent:
@@ -49,7 +49,7 @@ class Agent:
 
 def test_an_agent_is_a_language_model_of_dspy():
     agent = Agent()
-    with dspy.context(lm=dspy.LM("agent", engine=Engine(agent), cache=False)):
+    with dspy.context(lm=dspy.LM("agent", engine=DSPyEngine(agent), cache=False)):
         assert dspy.Predict("question -> answer")(question="Kenya's capital?").answer == "Nairobi"
     assert "Kenya's capital?" in agent.asked[0][0]
     assert AgentModule(Agent())(question="Kenya's capital?").rollout.status == "answered"
@@ -58,7 +58,7 @@ def test_an_agent_is_a_language_model_of_dspy():
 def test_an_outage_is_an_error_of_dspy():
     down = Agent(ServerFailed("down"))
     with (
-        dspy.context(lm=dspy.LM("agent", engine=Engine(down), cache=False, num_retries=0)),
+        dspy.context(lm=dspy.LM("agent", engine=DSPyEngine(down), cache=False, num_retries=0)),
         pytest.raises(Exception, match="down"),
     ):
         dspy.Predict("question -> answer")(question="Kenya's capital?")
@@ -68,15 +68,15 @@ def test_an_outage_is_an_error_of_dspy():
 
 def test_a_chat_model_is_a_language_model_of_dspy():
     chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
-    with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
+    with dspy.context(lm=dspy.LM("chat", engine=DSPyEngine(chat), cache=False)):
         assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
 
 
 def completed(model, request, awaited=False):
     return (
-        asyncio.run(AsyncEngine(model).complete(request))
+        asyncio.run(AsyncDSPyEngine(model).complete(request))
         if awaited
-        else Engine(model).complete(request)
+        else DSPyEngine(model).complete(request)
     )
 
 
@@ -306,7 +306,9 @@ def test_replies_are_streamed_to_dspy():
     request = lm15.Request("m", lm15.Message.user("?"))
 
     async def events():
-        return [event.type async for event in AsyncEngine(ScriptedChat(["Lima"])).stream(request)]
+        return [
+            event.type async for event in AsyncDSPyEngine(ScriptedChat(["Lima"])).stream(request)
+        ]
 
-    expected = [event.type for event in Engine(ScriptedChat(["Lima"])).stream(request)]
+    expected = [event.type for event in DSPyEngine(ScriptedChat(["Lima"])).stream(request)]
     assert asyncio.run(events()) == expected == ["start", "delta", "end"]

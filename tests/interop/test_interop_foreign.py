@@ -146,8 +146,8 @@ def test_an_openenv_server_that_fails_is_an_outage(game):
 
 
 def test_what_the_agent_reads_of_an_observation():
-    assert openenv.shown({"said": "wrong", "metadata": {"n": 1}}) == "wrong"
+    assert openenv.render_observation({"said": "wrong", "metadata": {"n": 1}}) == "wrong"
     assert (
-        openenv.shown({"said": "wrong", "left": 2}) == '{"said": "wrong", "left": 2}'
-        and openenv.shown({"n": 2}) == "2"
+        openenv.render_observation({"said": "wrong", "left": 2}) == '{"said": "wrong", "left": 2}'
+        and openenv.render_observation({"n": 2}) == "2"
     )

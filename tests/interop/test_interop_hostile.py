@@ -356,7 +356,7 @@ def test_an_openenv_answer_that_breaks_the_protocol_is_an_outage(garbage):
 
 def test_a_show_function_that_fails_on_an_observation_is_an_outage():
     with OpenEnvServer([told(), told()]) as server:
-        environment = OpenEnv(server.url, show=lambda observation: observation["nothing"])
+        environment = OpenEnv(server.url, render=lambda observation: observation["nothing"])
         assert "nothing" in str(begun(environment)["environments"])
 
 

@@ -63,9 +63,9 @@ def tool(function: Callable[..., Any]) -> str:
     from agentic_prompting.rollout import Observation, Rollout, Sample, Turn, observe
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-        from agentic_prompting.interop.tools import called
+        from agentic_prompting.llm.guard import call_guarded
 
-        return Observation(await called(function, arguments))
+        return Observation(await call_guarded(function, **arguments))
 
     schema = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
     rollout = Rollout([1])

@@ -44,6 +44,7 @@ def parse_answers(value: object) -> list[str]:
     """
     if not isinstance(value, str):
         return list_answers(value)
+    # Lists are written as JSON, or by Python's `repr`.
     for parse in (json.loads, ast.literal_eval):
         try:
             parsed = parse(value)

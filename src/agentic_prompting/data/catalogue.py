@@ -13,6 +13,7 @@ from .tasks import PAIRS, TASKS, find_task
 
 def list_tasks() -> str:
     """Return a table of all data sets: name, splits with their sizes, metrics, source, licence."""
+    # One row for each data set, then one for each pair.
     rows = []
     for name, task in TASKS.items():
         metrics = ", ".join(task.metrics)
@@ -33,20 +34,24 @@ def describe_task(name: str) -> str:
         `ValueError`: There is no such data set.
     """
     if name in PAIRS:
+        # The name of a pair: list the set behind each split.
         lines = [f"{name}: a pair of sets"]
         for split, (task_name, task_split) in PAIRS[name].items():
             lines.append(f"  {split}: {task_name}, split {task_split}")
         return "\n".join(lines)
 
+    # A data set: first its splits.
     task = find_task(name).task
     lines = [name, "  splits (rows)"]
     for split, row_count in task.expected_rows.items():
         note = " (cut by row number)" if split in task.subsets else ""
         lines.append(f"    {split}: {row_count:,}{note}")
+    # Where its rows come from, and the columns that each reader needs.
     lines.append("  sources, in the order they are tried")
     lines.extend(f"    {source}" for source in task.sources)
     lines.append("  columns needed")
     lines.extend(f"    {', '.join(reader.required_columns)}" for reader in task.readers)
+    # What it is measured by, and under which terms it may be used.
     lines.append(f"  metrics: {', '.join(task.metrics)}")
     lines.append(f"  licence: {task.licence}")
     if task.unanswerable:
@@ -97,6 +102,7 @@ def check_sources(names: Sequence[str] = (), online: bool = False) -> list[Sourc
     for name, task in tasks.items():
         for split in task.expected_rows:
             for source in task.sources:
+                # A source that names its files may lack some of the splits.
                 if source.files and split not in source.files:
                     continue
                 for repository in source.repositories():
@@ -116,6 +122,7 @@ def check_table(checks: Iterable[SourceCheck]) -> str:
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a text table with columns padded to equal width."""
+    # A column is as wide as its longest cell.
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     ruler = ["-" * width for width in widths]
     lines = []
@@ -127,6 +134,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _describe_splits(task: Task) -> str:
     """Return a short list of splits. The parts of a split, such as `test/nq`, are only counted."""
+    # Parts have a slash in their names.
     splits = [
         f"{split} {row_count:,}"
         for split, row_count in task.expected_rows.items()
@@ -152,14 +160,17 @@ def _resolve_names(names: Sequence[str]) -> dict[str, Task]:
 
 def _check_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
     """Check the consistency of a record, without the source."""
+    # The source's split names must be names of splits that exist.
     problems = []
     if not set(source.splits) <= set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
+    # A subset must pick as many rows as the split is said to have.
     subset = task.subsets.get(split)
     if subset is not None:
         row_count = len(subset.pick_numbers(subset.total_rows or 0))
         if row_count != task.expected_rows[split]:
             problems.append(f"its cut is not of {task.expected_rows[split]} rows")
+    # A reader without columns would fit every source.
     if not all(reader.required_columns for reader in task.readers):
         problems.append("a reader needs no column")
     return SourceCheck(task=name, split=split, source=str(source), problem="; ".join(problems))
@@ -168,6 +179,7 @@ def _check_record(name: str, task: Task, split: str, source: Source) -> SourceCh
 def _check_online(name: str, task: Task, split: str, source: Source) -> SourceCheck:
     """Check a source on the Hub: that its first row can be read, and its number of rows."""
     try:
+        # Reading one row shows that the source exists and has the columns.
         rows = open_source(source, split, streaming=True)
         revision = _find_revision(source)
         first_row = next(iter(rows))

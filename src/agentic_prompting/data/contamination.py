@@ -56,6 +56,7 @@ def contamination_report(
     """
     if run_length < 1:
         raise ValueError(f"run_length must be at least 1, got {run_length}")
+    # Both data sets may be iterators.
     evaluation_rows = list(evaluation)
     training_questions = [_split_words(row["question"]) for row in training]
     if not evaluation_rows or not training_questions:
@@ -70,6 +71,7 @@ def contamination_report(
     for words in training_questions:
         training_runs.update(_word_runs(words, run_length))
 
+    # Look up each evaluation question, first as a whole.
     exact = []
     near = []
     for number, row in enumerate(evaluation_rows):

@@ -54,6 +54,7 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
     # A dict keeps the order in which the columns appear.
     column_names: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
+    # Read row by row, so that an error can name the row.
     with _open(file) as stream:
         lines = NumberedLines(stream)
         try:
@@ -72,6 +73,7 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
                 position = f"row {len(rows)} of {file}"
             reason = _describe_error(error)
             raise ValueError(f"{position} cannot be read as {suffix}: {reason}") from None
+    # A file of a header alone is a mistake, too.
     if not rows:
         raise ValueError(f"{file} has no rows")
 
@@ -107,6 +109,7 @@ class NumberedLines:
 def _open(file: str) -> IO[bytes]:
     if "://" not in file:
         return open(file, "rb")
+    # An address: `https://`, `hf://`, ...
     import fsspec
 
     return fsspec.open(file, "rb").open()
@@ -152,6 +155,7 @@ def _read_json_lines(
 def _read_json(
     lines: NumberedLines, columns: Collection[str], field: str | None
 ) -> Iterator[object]:
+    # JSON has to be parsed as a whole.
     text = lines.stream.read()
     content: object = []
     try:
@@ -162,6 +166,7 @@ def _read_json(
         if error.msg != "Extra data":
             raise
         return _read_json_lines(lines.decode(text.splitlines()), columns, field)
+    # Some files have the rows in a field of one object.
     if field is not None:
         if not isinstance(content, dict) or not isinstance(content.get(field), list):
             raise ValueError(f"it should hold its rows as a list in the field {field!r}")
@@ -182,6 +187,7 @@ def _read_parquet(
         if not selected:
             # Without any column there would be no rows.
             selected = column_names[:1]
+        # Floats that are stored in few bits have lost the digits they were written with.
         types = {name: str(table.schema_arrow.field(name).type) for name in selected}
         empty_row = dict.fromkeys(column_names)
         for batch in table.iter_batches(columns=selected):

@@ -26,15 +26,18 @@ def check_files(name: str, data_files: str | Path | Sequence[str | Path]) -> lis
     Returns:
         `list[str]`: The files.
     """
+    # A single file may be passed without a list.
     if isinstance(data_files, (str, Path)):
         data_files = [data_files]
     files = [str(file) for file in data_files]
     if not files:
         raise ValueError(f"{name}: data_files names no file")
     for file in files:
+        # An address is checked when it is read.
         is_address = "://" in file
         if not is_address and not Path(file).is_file():
             raise FileNotFoundError(f"{name}: no such file: {file} (looked in {Path.cwd()})")
+        # Only formats that can be read exactly as written.
         suffix = Path(file).suffix.lower()
         if suffix in UNSUPPORTED_SPREADSHEETS:
             raise ValueError(f"{name}: this spreadsheet cannot be read, save it as CSV: {file}")
@@ -54,6 +57,7 @@ def read_records_from_files(name: str, task: Task, split: str, files: list[str])
         split (`str`): The split. Used only if the task has subsets of its files.
         files (`list[str]`): The files, as [`check_files`] returns them.
     """
+    # Each file may have its own columns, and so its own reader.
     columns = task.all_columns
     parts = []
     for file in files:

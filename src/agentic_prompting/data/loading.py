@@ -84,6 +84,7 @@ def load_task(
         >>> train = load_task("hotpotqa", split="train", n=5120)  # doctest: +SKIP
         >>> own = load_task("support.csv", columns={"question": "request", "answer": "reply"})  # doctest: +SKIP
     """
+    # Refuse combinations of arguments that contradict each other.
     if n is not None and n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if data_files is not None and revision is not None:
@@ -91,6 +92,7 @@ def load_task(
             "revision says which version of a hub repository to load; with data_files there is none"
         )
 
+    # The user's own data, which has no other source.
     if not isinstance(name, str) or is_user_data(name):
         if data_files is not None or revision is not None:
             raise ValueError(
@@ -100,6 +102,7 @@ def load_task(
         data = _select_split("data", name, split)
         task_name, records = read_user_data(data, columns or {})
     else:
+        # A named data set, from files or from the Hub.
         if columns is not None:
             raise ValueError(
                 f"columns is for your own data only, but {name!r} is the name of a data set"
@@ -112,6 +115,7 @@ def load_task(
             files = check_files(task_name, split_files)
             records = read_records_from_files(task_name, task, split, files)
 
+    # Sample last: the draw is from questions that have an answer.
     if n is not None:
         records = sample_records(task_name, records, n, seed)
     return to_dataset(records)
@@ -128,6 +132,7 @@ def open_source(source: Source, split: str, revision: str | None = None, **optio
     """
     from datasets import load_dataset
 
+    # The source may have another name for the split.
     source_split = source.splits.get(split, split)
     builder_options = {**source.options, **options}
     if source.files:
@@ -150,6 +155,7 @@ def _load_from_hub(name: str, task: Task, split: str, revision: str | None) -> l
     check_split(name, task, split)
     sources = task.sources
     pin = ""
+    # A pinned revision is that of one repository.
     if revision is not None:
         if sources[0].also:
             raise ValueError(
@@ -164,6 +170,7 @@ def _load_from_hub(name: str, task: Task, split: str, revision: str | None) -> l
         try:
             parts = _load_parts(name, task, split, source, revision)
         except Exception as error:  # errors of the Hub, network and builders have no common type
+            # Remember why, and try the next source.
             failures.append(f"  {source}{pin}: {type(error).__name__}: {first_line(error)}")
             continue
         records = read_records(name, task, parts, id_prefix=name)
@@ -180,6 +187,7 @@ def _load_from_hub(name: str, task: Task, split: str, revision: str | None) -> l
             )
         return records
 
+    # No source is left: say how each one failed.
     failure_list = "\n".join(failures)
     raise RuntimeError(
         f"{name}, split {split!r}: no source could be loaded. Without a network, pass "

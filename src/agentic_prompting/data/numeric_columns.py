@@ -31,6 +31,7 @@ def restore_short_floats(rows: Sequence[dict[str, Any]], types: Mapping[str, str
     }
     if not short_float_types:
         return
+    # numpy is slow to import, and only needed for such columns.
     import numpy
 
     def restore(value: object, float_type: type[numpy.floating[Any]]) -> object:
@@ -41,6 +42,7 @@ def restore_short_floats(rows: Sequence[dict[str, Any]], types: Mapping[str, str
         return value
 
     for column, type_name in short_float_types.items():
+        # NumPy prints a short float with the digits that it needs.
         is_half = "16" in type_name or "half" in type_name
         float_type = numpy.float16 if is_half else numpy.float32
         for row in rows:
@@ -60,6 +62,7 @@ def restore_integers(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         return
     for column in rows[0]:
+        # A missing value does not keep the others from being whole numbers.
         rows_with_value = [row for row in rows if not is_missing(row[column])]
         if all(_is_whole_float(row[column]) for row in rows_with_value):
             for row in rows_with_value:

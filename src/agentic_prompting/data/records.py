@@ -56,11 +56,13 @@ def select_subset(name: str, task: Task, split: str, source_rows: SourceRows) ->
         return source_rows
     rows = source_rows.rows
     origin = source_rows.origin
+    # The numbers mean the same rows only if nothing was added or removed.
     if subset.total_rows is not None and len(rows) != subset.total_rows:
         raise ValueError(
             f"{name}: split {split!r} is cut by row numbers out of {subset.total_rows:,} rows, "
             f"but {origin} has {len(rows):,}"
         )
+    # They do only in the same order, too: compare the first question.
     numbers = subset.pick_numbers(len(rows))
     question = source_rows.reader.read(rows[numbers[0]]).question
     if subset.first_question not in question:
@@ -125,6 +127,7 @@ def _read_part(
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"{row_name} cannot be read: {first_line(error)}") from None
 
+        # The rows of blind tests have no answers.
         if not read_row.answers and not task.unanswerable:
             continue
         row_id = row.get(part.reader.id)
@@ -139,6 +142,7 @@ def _read_part(
         }
         records.append(record)
 
+    # Tell how many rows were dropped; if all were, something is wrong.
     dropped = len(part.rows) - len(records)
     if dropped and not records:
         raise ValueError(
@@ -165,6 +169,7 @@ def sample_records(name: str, records: list[Record], n: int, seed: int) -> list[
     Raises:
         `ValueError`: There are fewer than `n` different questions.
     """
+    # A question that occurs several times is drawn at most once.
     first_records: dict[str, Record] = {}
     for record in records:
         first_records.setdefault(record["question"], record)
@@ -174,6 +179,7 @@ def sample_records(name: str, records: list[Record], n: int, seed: int) -> list[
             f"{name}: n={n}, but there are only {len(candidates)} different questions with an "
             "answer"
         )
+    # Record how each row was drawn.
     sample_meta = {"n": n, "seed": seed, "of": len(candidates)}
     sample = []
     for number in random.Random(seed).sample(range(len(candidates)), n):

@@ -49,6 +49,7 @@ def read_csv(
         delimiter = _find_delimiter(first_line, columns, delimiter)
         lines = chain([first_line], lines)
 
+    # The header is the first row that has a name.
     header_rows = csv.reader(lines, delimiter=delimiter, strict=True)
     header = next((row for row in header_rows if any(row)), [])
 
@@ -79,6 +80,7 @@ def read_excel(stream: IO[bytes]) -> Iterator[dict[str, object]]:
             "this needs openpyxl: save the sheet as CSV, or pip install openpyxl"
         ) from None
     try:
+        # `data_only` reads the value of a formula rather than its text.
         workbook = load_workbook(stream, read_only=True, data_only=True)
         rows = map(_cell_values, workbook.worksheets[0].iter_rows())
         header = next((row for row in rows if not _is_blank(row)), [])
@@ -106,6 +108,7 @@ def read_table(
     """
     names = [name.strip() for name in header]
     column_names = [name for name in names if name]
+    # A dict can hold only one of two columns of the same name.
     for name in column_names:
         if column_names.count(name) > 1:
             raise ValueError(f"it has several columns called {name!r}")
@@ -133,6 +136,7 @@ def _find_delimiter(header: str, columns: Collection[str], default: str) -> str:
 
     def rank(delimiter: str) -> tuple[int, bool, int]:
         names = [name.strip().strip('"') for name in header.split(delimiter)]
+        # First by the columns that are looked for, then by the default.
         matching_columns = sum(name in columns for name in names)
         is_default = delimiter == default and default in unquoted_header
         return matching_columns, is_default, unquoted_header.count(delimiter)
@@ -155,6 +159,7 @@ def _cell_value(cell: Cell) -> object:
         raise ValueError(f"the cell {cell.coordinate} holds the error {value}")
     if isinstance(value, bool):
         return str(value).upper()
+    # A cell with a date alone is a date and time at midnight.
     if isinstance(value, datetime):
         if value.time() == time():
             return value.date().isoformat()

@@ -72,6 +72,7 @@ class Reader:
         Raises:
             `ValueError`: The row has no question, or an answer is neither a text nor a number.
         """
+        # The question and the answers: a column each, or a function of the row.
         question = row[self.question] if isinstance(self.question, str) else self.question(row)
         answers: Sequence[object]
         if isinstance(self.answers, str):
@@ -86,6 +87,7 @@ class Reader:
         texts = [answer_text(answer).strip() for answer in answers if not is_missing(answer)]
         unique_texts = list(dict.fromkeys(text for text in texts if text))
 
+        # Collect the values for `meta`.
         meta_names = self._meta_names()
         meta = {name: row[column] for name, column in meta_names.items() if column in row}
         if self.build_meta is not None:
@@ -162,6 +164,7 @@ class Subset:
 
     def pick_numbers(self, row_count: int) -> Sequence[int]:
         """Return the picked row numbers out of `row_count` rows, in the order of the subset."""
+        # Python's own generator, as in the code that the papers released.
         numbers = list(range(row_count))
         if self.seed is not None:
             random.Random(self.seed).shuffle(numbers)

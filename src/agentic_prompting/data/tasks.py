@@ -43,12 +43,14 @@ def find_task(name: str, split: str = "test") -> TaskSplit:
         `ValueError`: There is no such data set (the nearest names are offered), or a pair has no
             such split.
     """
+    # The splits of a pair are splits of other data sets.
     if name in PAIRS:
         if split not in PAIRS[name]:
             raise ValueError(f"{name} has no split {split!r}; it has: {', '.join(PAIRS[name])}")
         name, split = PAIRS[name][split]
     if name in TASKS:
         return TaskSplit(name, split, TASKS[name])
+    # Unknown: offer names that are spelled like it.
     all_names = [*TASKS, *PAIRS]
     similar_names = difflib.get_close_matches(name.lower(), all_names, n=3, cutoff=0.5)
     if similar_names:

@@ -43,6 +43,7 @@ def read_user_data(data: UserData, columns: Mapping[str, str]) -> tuple[str, lis
         name = Path(files[0]).stem
         return name, read_records_from_files(name, task, "", files)
 
+    # Rows in memory.
     table = _read_memory(data, task.all_columns)
     if not len(table.rows):
         raise ValueError("data has no rows")
@@ -61,6 +62,7 @@ def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
     """Return the readers of the user's own data; see `columns` of [`load_task`]."""
     if "answers" in columns and "answer" in columns:
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
+    # Each column has its own name unless the user renames it; other names go to `meta`.
     question_column = columns.get("question", "question")
     answers_column = columns.get("answers", "answers")
     id_column = columns.get("id", "id")
@@ -68,6 +70,7 @@ def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
     meta_columns = {name: column for name, column in columns.items() if name not in schema}
     named_columns = tuple(columns.values())
 
+    # Accepted answers as a list, or a single answer that is used as it is.
     answers_reader = Reader(
         question=question_column,
         answers=lambda row: parse_answers(row[answers_column]),
@@ -100,6 +103,7 @@ def _read_memory(data: Any, columns: Collection[str]) -> Table:
             "load_task reads files, frames, data sets and lists of dicts, "
             f"got {type(data).__name__}"
         )
+    # A list of dicts, or an iterator of them.
     rows = list(data)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -117,6 +121,7 @@ def _read_data_frame(frame: DataFrame, columns: Collection[str]) -> Table:
     # Empty rows come from spreadsheets.
     filled = frame.dropna(how="all")[selected]
     rows = filled.astype(object).where(filled.notna(), None).to_dict("records")
+    # Numbers may have lost digits, or become floats beside missing values.
     types = {str(column): str(dtype) for column, dtype in filled.dtypes.items()}
     restore_short_floats(rows, types)
     restore_integers(rows)
@@ -128,6 +133,7 @@ def _read_dataset(dataset: Dataset, columns: Collection[str]) -> Table:
     selected = [column for column in column_names if column in columns]
     schema = dataset.features.arrow_schema
     types = {column: str(schema.field(column).type) for column in selected}
+    # Usually the rows can be used as they are.
     if not any(is_short_float(type_name) for type_name in types.values()):
         return Table(rows=dataset, column_names=column_names)
     rows = list(dataset.select_columns(selected))

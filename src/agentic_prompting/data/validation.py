@@ -28,6 +28,7 @@ def validate_dataset(
         `ValueError`: The data set is missing or empty, lacks a column, or has a row without a
             question or an accepted answer. Names the first such row.
     """
+    # Something has to be there.
     if dataset is None:
         raise ValueError(
             "train_dataset is missing: load one with load_task, or make a datasets.Dataset of "
@@ -36,6 +37,7 @@ def validate_dataset(
     first_row = next(iter(dataset), None)
     if first_row is None:
         raise ValueError("the dataset is empty; check its split, filters and files")
+    # The columns have to exist.
     missing = [column for column in columns if column not in first_row]
     if missing:
         raise ValueError(
@@ -48,6 +50,7 @@ def validate_dataset(
         return
     rows: Iterable[Mapping[str, Any]] = islice(dataset, 1)
     if hasattr(dataset, "__len__"):
+        # Decode only what is checked.
         rows = select_columns(dataset, checks)
     for number, row in enumerate(rows):
         for column, find_problem in checks.items():

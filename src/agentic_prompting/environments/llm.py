@@ -72,6 +72,7 @@ class LLMEnvironment(Environment):
         share_replies: Sharing | None = None,
         **sampling: Any,
     ):
+        # Refuse invalid options.
         is_number = isinstance(history, int) and history >= 0
         if not callable(history) and history not in ("full", "last") and not is_number:
             raise ValueError(
@@ -100,6 +101,7 @@ class LLMEnvironment(Environment):
 
     async def step(self, rollout: Rollout) -> Observation:
         """Send the request of the rollout's last turn. An error is returned in the observation."""
+        # One rollout is one session: a router keeps to the model it chose for it.
         messages = self.messages(rollout)
         session = str(rollout.seed)
 
@@ -132,12 +134,14 @@ class LLMEnvironment(Environment):
         thoughts, visible = split_thoughts(text)
         if thoughts and visible.strip():
             text = visible.strip()
+        # Cut long replies, and mark where.
         if len(text) > self.max_reply_chars:
             text = text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
         return Observation(text=text, error=reply.error, replies=(reply,), seconds=reply.seconds)
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """Return the messages to send for the rollout's last turn."""
+        # The agent plays the user, the large LLM the assistant.
         earlier: list[Message] = []
         for turn, observation in zip(rollout.turns, rollout.observations, strict=False):
             earlier.append({"role": "user", "content": turn.request or ""})
@@ -176,6 +180,7 @@ class LLMEnvironment(Environment):
 
 
 def _default_sharing(chat: ChatModel, sampling: Mapping[str, Any]) -> Sharing:
+    # The sampling arguments of the environment override those of the model.
     model_sampling = getattr(chat, "sampling", None)
     if not isinstance(model_sampling, Mapping):
         model_sampling = {}

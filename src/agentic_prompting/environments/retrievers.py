@@ -49,6 +49,7 @@ class BM25Retriever:
             ) from error
         if not documents:
             raise ValueError("BM25Retriever needs at least one document")
+        # The id of a plain text is its position.
         self.documents: list[Document] = []
         for number, document in enumerate(documents):
             if not isinstance(document, Document):
@@ -57,12 +58,14 @@ class BM25Retriever:
         self._tokenize = lambda texts: bm25s.tokenize(
             texts, stopwords=stopwords, show_progress=False
         )
+        # Index the collection once.
         self._index = bm25s.BM25()
         tokens = self._tokenize([document.text for document in self.documents])
         self._index.index(tokens, show_progress=False)
 
     def __call__(self, queries: Sequence[str], k: int) -> list[list[Document]]:
         tokens = self._tokenize(list(queries))
+        # bm25s cannot return more documents than there are.
         k = min(k, len(self.documents))
         numbers, scores = self._index.retrieve(tokens, k=k, show_progress=False)
         results = []
@@ -103,6 +106,7 @@ class HTTPRetriever:
             ) from error
         self.url = url
         self.timeout = timeout
+        # Searches can be repeated, so failed ones are.
         retry = Retry(
             max_retries,
             backoff_factor=0.5,
@@ -121,6 +125,7 @@ class HTTPRetriever:
         response = self._session.post(self.url, json=body, timeout=self.timeout)
         response.raise_for_status()
         result = response.json()["result"]
+        # Lists that do not belong to the queries would mislead the agent.
         if len(result) != len(queries):
             raise ValueError(f"{self.url} answered {len(result)} lists for {len(queries)} queries")
         return [[_read_hit(hit) for hit in hits] for hits in result]
@@ -151,6 +156,7 @@ class ChromaRetriever:
         for position, texts in enumerate(result["documents"]):
             documents = []
             for number, text in enumerate(texts):
+                # Chroma may return no distances. A smaller distance is a better score.
                 distance = distances[position][number] if distances else None
                 document = Document(
                     text,

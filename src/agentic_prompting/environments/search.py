@@ -22,9 +22,7 @@ from .retrievers import Document, Retriever
 _CALL_TAGS = ("tool_call", "function_call")
 _TAG = re.compile(r"<(/?)(tool_call|function_call)>")
 _ANSWER = re.compile(r"Answer:", re.IGNORECASE)
-_EXAMPLE_CALL = (
-    '{"name": "search", "arguments": {"query_list": ["first query", "second query"]}}'
-)
+_EXAMPLE_CALL = '{"name": "search", "arguments": {"query_list": ["first query", "second query"]}}'
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,14 @@ class SearchGrammar:
     thought_opening: str = ""
 
     def parse(self, text: str) -> Turn:
+        # A call outside of the thoughts makes the turn a request.
         parts = split_turn(text, _CALL_TAGS)
         thought = parts.thought or None
         if parts.calls:
             return Turn(text, "act", True, thought=thought, request=parts.calls[0].body)
         if parts.is_cut or _TAG.search(parts.outside):
             return Turn(text, "malformed", False, thought=thought, problem="unclosed tag")
+        # Otherwise it is the answer, if there is exactly one.
         answers = list(_ANSWER.finditer(parts.outside))
         answer = ""
         if len(answers) == 1:
@@ -98,9 +98,11 @@ class SearchEnvironment(Environment):
         """Search for the queries of the last turn. After `max_searches` searches return `None`."""
         if len(rollout.observations) >= self.max_searches:
             return None
+        # The agent is told how to write a call that cannot be read.
         queries, problem = read_call(rollout.turns[-1].request or "", self.max_queries)
         if problem:
             return Observation(problem)
+        # Limit how many searches run at the same time.
         with self._call_slots:
             start = time.perf_counter()
             try:
@@ -136,6 +138,7 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
         return [], _invalid_json(str(error).partition(":")[0])
     if not isinstance(call, dict):
         return [], f"Error: the call must be a JSON object like this: {_EXAMPLE_CALL}"
+    # The name may be missing, because there is only one tool.
     name = call.get("name", "search")
     if name != "search":
         return [], (
@@ -147,6 +150,7 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = load_json(arguments)
+    # Check the queries.
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
     if isinstance(queries, str):
         queries = [queries]

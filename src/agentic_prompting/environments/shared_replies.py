@@ -43,11 +43,13 @@ class SharedReplies:
             request (`Hashable`): Identifies the request in the batch.
             call (`Callable`): Sends the request.
         """
+        # Forget the batch that has not been used for the longest time.
         calls = self._batches.setdefault(batch, {})
         self._batches.move_to_end(batch)
         while len(self._batches) > _MAX_BATCHES:
             self._batches.popitem(last=False)
 
+        # The first one calls, the others wait for it.
         for _ in range(2):
             if request not in calls:
                 return await self._call(calls, request, call)
@@ -70,6 +72,7 @@ class SharedReplies:
             if reply.error is None:
                 shared_reply = reply
             return reply
+        # Wake the others. After a failure the next of them calls.
         finally:
             if shared_reply is None:
                 del calls[request]

@@ -1,11 +1,12 @@
-"""Adapters, one file each; none imports its package before it is used.
+"""Adapters to other frameworks, one file each. None imports its package before it is used.
 
-Environments from elsewhere for our agents: [`ToolEnvironment`] (Python functions, MCP servers, a large LLM as a tool),
-[`MCPTools`], [`TRLEnvironment`], [`OpenEnv`], [`UserSimulator`]. Our agents in other frameworks: `interop.dspy`,
-`interop.gepa`.
+Environments from elsewhere for our agents: [`ToolEnvironment`] (Python functions, MCP servers, a
+large LLM as a tool), [`MCPTools`], [`TRLEnvironment`], [`OpenEnv`], [`UserSimulator`]. Our agents in
+other frameworks: `interop.dspy`, `interop.gepa`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from types import EllipsisType
 from typing import Any
 
 from ..environments import as_environment
@@ -13,8 +14,8 @@ from ..rollout import Environment
 from .mcp import MCPTools
 from .openenv import OpenEnv
 from .tool_grammar import ToolGrammar
-from .tools import Tool, ToolEnvironment, ask_tool
-from .trl import TRLEnvironment
+from .tools import Tool, ToolEnvironment, Tools, ask_tool
+from .trl import RewardFunction, TRLEnvironment
 from .user import Dialogue, UserSimulator
 
 __all__ = [
@@ -27,36 +28,46 @@ __all__ = [
     "ToolGrammar",
     "UserSimulator",
     "ask_tool",
-    "environment_of",
+    "resolve_environment",
 ]
 
 
-def environment_of(
-    environment: Any, tools: Sequence[Any] | None, factory: Callable[[], Any] | None
-) -> tuple[Environment | None, list[Any]]:
-    """The environment that a trainer's arguments describe, and the reward functions that come with it.
+def resolve_environment(
+    environment: Environment | Callable[..., Any] | EllipsisType | None,
+    tools: Tools | None,
+    factory: Callable[[], Any] | None,
+) -> tuple[Environment | None, list[RewardFunction]]:
+    """Return the environment that a trainer's arguments describe, and its own reward functions.
 
     Args:
-        environment (`Any`): An environment, a function that is one, or `None` for an agent without environment; `...`
-            if the caller passed none.
+        environment ([`Environment`] or `Callable`): An environment, a function that is one, or
+            `None` for an agent without environment; `...` if the caller passed none.
         tools (`Sequence`, *optional*): Tools, as for [`ToolEnvironment`].
-        factory (`Callable`, *optional*): Makes an instance for each episode, as for [`TRLEnvironment`].
+        factory (`Callable`, *optional*): Creates an instance for each episode, as for
+            [`TRLEnvironment`].
 
     Raises:
-        `TypeError`: None of them is given, or more than one; or it is of the wrong kind.
+        `TypeError`: None of them is passed, or more than one; or it is of the wrong type.
     """
-    if [environment is not ..., bool(tools) and factory is None, factory is not None].count(
-        True
-    ) != 1:
+    # Exactly one of the three says what the environment is.
+    has_environment = environment is not ...
+    has_tools_only = bool(tools) and factory is None
+    has_factory = factory is not None
+    if [has_environment, has_tools_only, has_factory].count(True) != 1:
         raise TypeError(
-            "pass one of environment=, tools= and environment_factory= (tools= may go with environment_factory=); "
-            "environment=None is for an agent without environment"
+            "pass one of environment=, tools= and environment_factory= (tools= may go with "
+            "environment_factory=); environment=None is for an agent without environment"
         )
-    if factory is None:
-        return as_environment(ToolEnvironment(tools) if tools else environment), []
-    if not callable(factory):
-        raise TypeError(
-            "environment_factory must be one class or function without arguments, not several"
-        )
-    built = TRLEnvironment(factory, tools or ())
-    return built, [] if built.reward is None else [built.reward]
+    # A class in TRL's form, maybe with a reward.
+    if factory is not None:
+        if not callable(factory):
+            raise TypeError(
+                "environment_factory must be one class or function without arguments, not several"
+            )
+        trl_environment = TRLEnvironment(factory, tools or ())
+        if trl_environment.reward is None:
+            return trl_environment, []
+        return trl_environment, [trl_environment.reward]
+    if tools:
+        return ToolEnvironment(tools), []
+    return as_environment(environment), []

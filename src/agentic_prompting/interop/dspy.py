@@ -1,6 +1,8 @@
-"""A trained agent, or any [`ChatModel`], as a language model and as a module of DSPy (the extra `dspy`).
+"""A trained agent, or any [`ChatModel`], as a language model and as a module of DSPy.
 
 dspy.configure(lm=language_model(PromptAgent.from_pretrained("runs/hotpot", environment)))
+
+Needs the extra `dspy`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 try:
     import dspy
@@ -25,6 +27,7 @@ from ..llm import (
     BadRequest,
     BudgetExceeded,
     BudgetUnavailable,
+    ChatModel,
     Closed,
     LLMError,
     Message,
@@ -42,8 +45,9 @@ from ..llm import (
 from ..llm.loop import run
 from ..rollout import Rollout
 
-# The most special class first. DSPy tries RateLimitError, TimeoutError, TransportError and ServerError again, and
-# nothing else: an error that another attempt cannot escape must be none of these.
+# Our errors and DSPy's; subclasses come before their base class. DSPy retries RateLimitError,
+# TimeoutError, TransportError and ServerError only: an error that would occur again must be none of
+# these.
 _ERRORS: tuple[tuple[type[LLMError], type[lm15.LM15Error]], ...] = (
     (BudgetExceeded, lm15.BillingError),
     (BudgetUnavailable, lm15.ConfigurationError),
@@ -57,8 +61,9 @@ _ERRORS: tuple[tuple[type[LLMError], type[lm15.LM15Error]], ...] = (
     (BadReply, lm15.ServerError),
 )
 
-# How servers say that a request does not fit: OpenAI and vLLM, Anthropic, Google, llama.cpp, Ollama.
-_CONTEXT_EXCEEDED = (
+# The phrases of servers for a request that does not fit: OpenAI and vLLM, Anthropic, Google,
+# llama.cpp, Ollama.
+_CONTEXT_EXCEEDED_PHRASES = (
     "context_length_exceeded",
     "maximum context length",
     "context window",
@@ -70,6 +75,7 @@ _CONTEXT_EXCEEDED = (
     "exceeds the maximum number of tokens",
 )
 
+# Finish reasons of replies and statuses of rollouts; all others are `stop`.
 _FINISH_REASONS: dict[str, lm15.FinishReason] = {
     "length": "length",
     "max_tokens": "length",
@@ -79,9 +85,9 @@ _FINISH_REASONS: dict[str, lm15.FinishReason] = {
     "truncated": "length",
     "out_of_turns": "length",
 }
-"""Finish reasons of replies and statuses of rollouts; all others mean `stop`."""
 
-_SAMPLING = (
+# The fields of a request that a chat model gets under the same names.
+_SAMPLING_FIELDS = (
     "temperature",
     "max_tokens",
     "top_p",
@@ -90,60 +96,70 @@ _SAMPLING = (
     "frequency_penalty",
     "presence_penalty",
 )
-"""Fields of a request that a chat model gets under the same names; `stop` and `response_format` besides."""
 
 
-class Engine:
-    """An engine for `dspy.LM(name, engine=...)`; [`language_model`] makes the whole `dspy.LM`.
+@runtime_checkable
+class AnsweringAgent(Protocol):
+    """An agent that answers questions, such as [`PromptAgent`]."""
 
-    A failed call raises DSPy's own error for it, so that DSPy tries again what may pass, and `ReAct` shortens a
-    trajectory that has filled the context. Only text is read and written: a request with an image or with tools is an
-    `UnsupportedFeatureError`. The settings that a model does not follow are in the response's `adaptations`.
+    def answer(self, question: str, seed: int = 0) -> Rollout: ...
+
+
+Model: TypeAlias = AnsweringAgent | ChatModel
+
+
+class DSPyEngine:
+    """An engine for `dspy.LM(name, engine=...)`. [`language_model`] creates the whole `dspy.LM`.
+
+    A failed call raises DSPy's own error for it, so that DSPy retries what may succeed, and `ReAct`
+    shortens a trajectory that has filled the context. Only text is read and written: a request with
+    an image or with tools is an `UnsupportedFeatureError`. Settings that a model does not follow are
+    in the response's `adaptations`.
 
     Args:
-        model ([`PromptAgent`] or [`ChatModel`]): An agent gets the text of the whole request as one question, and
-            samples as it was trained. A chat model (such as [`OpenAIChat`] or [`RefinedChat`]) gets the messages and
-            the sampling arguments.
+        model ([`PromptAgent`] or [`ChatModel`]): An agent gets the text of the whole request as one
+            question, and samples as it was trained. A chat model (such as [`OpenAIChat`] or
+            [`RefinedChat`]) gets the messages and the sampling arguments.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Model):
         self.model = model
         self._seeds = itertools.count()
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         messages = read_messages(request)
-        if _is_agent(self.model):
-            question = _as_question(request, messages)
-            return response_of_rollout(
-                request, self.model.answer(question, seed=_seed_of(request, self._seeds))
-            )
-        return response_of_reply(request, run(_ask(self.model, messages, request)))
+        if isinstance(self.model, AnsweringAgent):
+            question = _read_question(request, messages)
+            rollout = self.model.answer(question, seed=_read_seed(request, self._seeds))
+            return response_of_rollout(request, rollout)
+        reply = run(_ask(self.model, messages, request))
+        return response_of_reply(request, reply)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         return lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Part of DSPy's protocol; the model stays open, because it belongs to the caller."""
+        """Part of DSPy's protocol. The model stays open, because it belongs to the caller."""
 
 
-class AsyncEngine:
-    """[`Engine`] for `dspy.LM(..., async_engine=...)`: calls that are awaited together run together.
+class AsyncDSPyEngine:
+    """[`DSPyEngine`] for `dspy.LM(..., async_engine=...)`: calls that are awaited together run
+    together.
 
     Args:
-        model ([`PromptAgent`] or [`ChatModel`]): As for [`Engine`].
+        model ([`PromptAgent`] or [`ChatModel`]): As for [`DSPyEngine`].
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Model):
         self.model = model
         self._seeds = itertools.count()
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         messages = read_messages(request)
-        if _is_agent(self.model):
-            question = _as_question(request, messages)
-            return response_of_rollout(
-                request, await _answer(self.model, question, _seed_of(request, self._seeds))
-            )
+        if isinstance(self.model, AnsweringAgent):
+            question = _read_question(request, messages)
+            rollout = await _answer(self.model, question, _read_seed(request, self._seeds))
+            return response_of_rollout(request, rollout)
         reply = await asyncio.wrap_future(start(_ask(self.model, messages, request)))
         return response_of_reply(request, reply)
 
@@ -152,79 +168,72 @@ class AsyncEngine:
             yield event
 
     async def aclose(self) -> None:
-        """Part of DSPy's protocol; the model stays open."""
+        """Part of DSPy's protocol. The model stays open."""
 
 
-def language_model(model: Any, name: str = "agent", **settings: Any) -> dspy.LM:
-    """An agent or a chat model as a `dspy.LM`, for synchronous and `async` calls.
+def language_model(model: Model, name: str = "agent", **settings: Any) -> dspy.LM:
+    """Return an agent or a chat model as a `dspy.LM`, for synchronous and `async` calls.
 
-    DSPy's cache is off. It knows a model by its name alone, and outlives the process: a second agent of the same name,
-    or the same one after more training, would get the answers of the first.
+    DSPy's cache is off. It identifies a model by its name alone, and outlives the process: a second
+    agent of the same name, or the same one after more training, would get the answers of the first.
 
     Args:
-        model ([`PromptAgent`] or [`ChatModel`]): As for [`Engine`].
+        model ([`PromptAgent`] or [`ChatModel`]): As for [`DSPyEngine`].
         name (`str`, *optional*, defaults to `"agent"`): The model's name in DSPy's history.
-        **settings: Further arguments of `dspy.LM`. With `cache=True`, give each model, and each state of its weights, a
-            name of its own.
+        **settings: Further arguments of `dspy.LM`. With `cache=True`, give each model, and each
+            state of its weights, its own name.
     """
     settings = {"cache": False, **settings}
-    return dspy.LM(name, engine=Engine(model), async_engine=AsyncEngine(model), **settings)
+    return dspy.LM(name, engine=DSPyEngine(model), async_engine=AsyncDSPyEngine(model), **settings)
 
 
 class AgentModule(dspy.Module):
-    """An agent as a module: gets `question`, returns a `dspy.Prediction` with `answer` and the whole `rollout`.
+    """An agent as a module: gets `question`, returns a `dspy.Prediction` with `answer` and the
+    whole `rollout`.
 
     Args:
         agent ([`PromptAgent`]): The agent that answers.
 
     Raises:
-        [`LLMError`]: From a call whose environment failed; an outage is not an answer.
+        [`LLMError`]: From a call whose environment failed; an outage is no answer.
     """
 
-    def __init__(self, agent: Any):
+    def __init__(self, agent: AnsweringAgent):
         super().__init__()
         self.agent = agent
         self._seeds = itertools.count()
 
     def forward(self, question: str) -> dspy.Prediction:
-        return self._prediction(self.agent.answer(question, seed=next(self._seeds)))
+        return self._to_prediction(self.agent.answer(question, seed=next(self._seeds)))
 
     async def aforward(self, question: str) -> dspy.Prediction:
-        return self._prediction(await _answer(self.agent, question, next(self._seeds)))
+        return self._to_prediction(await _answer(self.agent, question, next(self._seeds)))
 
     @staticmethod
-    def _prediction(rollout: Rollout) -> dspy.Prediction:
+    def _to_prediction(rollout: Rollout) -> dspy.Prediction:
         if rollout.error is not None:
             raise rollout.error
         return dspy.Prediction(answer=rollout.answer or "", rollout=rollout)
 
 
-def _is_agent(model: Any) -> bool:
-    return hasattr(model, "answer")
-
-
-async def _answer(agent: Any, question: str, seed: int) -> Rollout:
+async def _answer(agent: AnsweringAgent, question: str, seed: int) -> Rollout:
     if hasattr(agent, "aanswer"):
         return await agent.aanswer(question, seed=seed)
     return await asyncio.to_thread(agent.answer, question, seed=seed)
 
 
-async def _ask(model: Any, messages: Sequence[Message], request: lm15.Request) -> Reply:
+async def _ask(model: ChatModel, messages: Sequence[Message], request: lm15.Request) -> Reply:
     return await as_chat(model)(messages, **read_sampling(request.config))
 
 
-def _seed_of(request: lm15.Request, seeds: Iterator[int]) -> int:
-    return next(seeds) if request.config.seed is None else request.config.seed
-
-
-# From DSPy's requests to ours -----------------------------------------------------------------------------------------
+# DSPy's requests ------------------------------------------------------------------------------
 
 
 def read_messages(request: lm15.Request) -> list[Message]:
-    """The conversation of a request.
+    """Return the conversation of a request.
 
     Raises:
-        `dspy.lm15.UnsupportedFeatureError`: It holds something that no text can stand for: an image, a tool.
+        `dspy.lm15.UnsupportedFeatureError`: It has something that is no text: an image, a tool.
     """
     if request.tools:
         raise lm15.UnsupportedFeatureError(
@@ -234,22 +243,27 @@ def read_messages(request: lm15.Request) -> list[Message]:
         if getattr(request.config, name) not in (None, "off", "if_available"):
             raise lm15.UnsupportedFeatureError(f"{name} are not returned", feature=f"config.{name}")
 
+    # The system prompt may consist of parts, too.
     system = request.system
     if system is not None and not isinstance(system, str):
-        system = "".join(_text_of(part, f"system[{number}]") for number, part in enumerate(system))
+        system = "".join(
+            _read_text(part, f"system[{number}]") for number, part in enumerate(system)
+        )
     messages: list[Message] = []
     for number, message in enumerate(request.messages):
-        texts = [
-            _text_of(part, f"messages[{number}].parts[{place}]")
-            for place, part in enumerate(message.parts)
-        ]
+        # The text parts of a message become one text.
+        texts = []
+        for part_number, part in enumerate(message.parts):
+            text = _read_text(part, f"messages[{number}].parts[{part_number}]")
+            if text:
+                texts.append(text)
         role: Any = "system" if message.role == "developer" else message.role
-        messages.append(Message(role=role, content="\n".join(text for text in texts if text)))
+        messages.append(Message(role=role, content="\n".join(texts)))
     return with_system(system or None, messages, join=True)
 
 
-def _text_of(part: Any, feature: str) -> str:
-    """The text of a part of a message; a thought, which no model reads again, is none."""
+def _read_text(part: Any, feature: str) -> str:
+    """Return the text of a part of a message. A thought, which no model reads again, has none."""
     if isinstance(part, lm15.TextPart | lm15.RefusalPart):
         return part.text
     if isinstance(part, lm15.CitationPart):
@@ -263,8 +277,8 @@ def _text_of(part: Any, feature: str) -> str:
     )
 
 
-def _as_question(request: lm15.Request, messages: Sequence[Message]) -> str:
-    """The text of the whole request, for an agent."""
+def _read_question(request: lm15.Request, messages: Sequence[Message]) -> str:
+    """Return the text of the whole request, for an agent."""
     if request.config.response_format is not None:
         raise lm15.UnsupportedFeatureError(
             "an agent answers in text", feature="config.response_format"
@@ -272,40 +286,54 @@ def _as_question(request: lm15.Request, messages: Sequence[Message]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
+def _read_seed(request: lm15.Request, seeds: Iterator[int]) -> int:
+    """Return the seed of a request, or the next one."""
+    if request.config.seed is not None:
+        return request.config.seed
+    return next(seeds)
+
+
 def read_sampling(config: lm15.Config) -> dict[str, Any]:
-    """The sampling arguments of a [`ChatModel`]."""
+    """Return the sampling arguments for a [`ChatModel`]."""
+    # Fields that are not set keep the model's own defaults.
     sampling: dict[str, Any] = {}
-    for name in _SAMPLING:
-        if (value := getattr(config, name)) is not None:
+    for name in _SAMPLING_FIELDS:
+        value = getattr(config, name)
+        if value is not None:
             sampling[name] = value
     if config.stop:
         sampling["stop"] = list(config.stop)
     if config.response_format is not None:
-        sampling["response_format"] = _openai_format(config.response_format)
+        sampling["response_format"] = _to_openai_format(config.response_format)
     return {**sampling, **(config.extensions or {})}
 
 
-def _openai_format(response_format: dict[str, Any]) -> dict[str, Any]:
-    """A response format of DSPy's in OpenAI's form, which nests the schema."""
+def _to_openai_format(response_format: dict[str, Any]) -> dict[str, Any]:
+    """Convert a response format to OpenAI's form, which nests the schema."""
     if response_format["type"] != "json_schema":
         return response_format
-    named = {name: value for name, value in response_format.items() if name != "type"}
-    return {"type": "json_schema", "json_schema": {"name": "answer", **named}}
+    schema = {name: value for name, value in response_format.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
 
 
-# From our replies and rollouts to DSPy's responses --------------------------------------------------------------------
+# DSPy's responses -----------------------------------------------------------------------------
 
 
 def response_of_reply(request: lm15.Request, reply: Reply) -> lm15.Response:
-    """A chat model's reply. Raises DSPy's error for a failed one."""
+    """Convert a chat model's reply. Raises DSPy's error for a failed one."""
     if reply.error is not None:
         raise error_for_dspy(reply.error) from reply.error
-    followed = {*_SAMPLING, "stop", "response_format", "extensions"}
-    return _response(request, reply.text, reply.finish_reason, reply.usage, followed)
+    followed_settings = {*_SAMPLING_FIELDS, "stop", "response_format", "extensions"}
+    return _create_response(
+        request, reply.text, reply.finish_reason, reply.usage, followed_settings
+    )
 
 
 def response_of_rollout(request: lm15.Request, rollout: Rollout) -> lm15.Response:
-    """An agent's episode. Raises DSPy's error for a failed one, and for a question that leaves no room for a turn."""
+    """Convert an agent's episode.
+
+    Raises DSPy's error for a failed one, and for a question that leaves no space for a turn.
+    """
     if rollout.error is not None:
         raise error_for_dspy(rollout.error) from rollout.error
     if rollout.status == "truncated" and not rollout.turns:
@@ -313,29 +341,40 @@ def response_of_rollout(request: lm15.Request, rollout: Rollout) -> lm15.Respons
             f"the question's {len(rollout.prompt_ids)} tokens fill the agent's context"
         )
     usage = sum((reply.usage for reply in rollout.replies), Usage())
-    return _response(request, rollout.answer or "", rollout.status, usage, followed={"seed"})
+    return _create_response(
+        request, rollout.answer or "", rollout.status, usage, followed_settings={"seed"}
+    )
 
 
-def _response(
-    request: lm15.Request, text: str, finish_reason: str, usage: Usage, followed: set[str]
+def _create_response(
+    request: lm15.Request,
+    text: str,
+    finish_reason: str,
+    usage: Usage,
+    followed_settings: set[str],
 ) -> lm15.Response:
-    # A model that is no server may write on after a text that ends its reply.
-    ends = [position for stop in request.config.stop if (position := text.find(stop)) >= 0]
+    # A model that is no server may continue after a stop text.
     reason = _FINISH_REASONS.get(finish_reason, "stop")
-    if ends:
-        text, reason = text[: min(ends)], "stop"
+    stop_positions = [text.find(stop) for stop in request.config.stop if stop in text]
+    if stop_positions:
+        text = text[: min(stop_positions)]
+        reason = "stop"
 
+    # Report the settings that the model did not follow.
     adaptations = []
     for setting in fields(request.config):
         value = getattr(request.config, setting.name)
-        if setting.name in followed or value in (None, ()):
+        if setting.name in followed_settings or value in (None, ()):
             continue
+        action = "dropped"
+        reason_text = "the model has no such setting"
         if setting.name == "stop":
-            action, why = "client_side", "the answer is cut at the text that ends it"
-        else:
-            action, why = "dropped", "the model has no such setting"
+            action = "client_side"
+            reason_text = "the answer is cut at the text that ends it"
         adaptations.append(
-            lm15.Adaptation(f"config.{setting.name}", action, why, asked=_as_json(value))
+            lm15.Adaptation(
+                f"config.{setting.name}", action, reason_text, asked=_to_json_value(value)
+            )
         )
 
     return lm15.Response(
@@ -348,20 +387,27 @@ def _response(
     )
 
 
-def _as_json(value: Any) -> Any:
+def _to_json_value(value: object) -> str | int | float | bool:
     return value if isinstance(value, str | int | float | bool) else str(value)
 
 
 def error_for_dspy(error: LLMError) -> lm15.LM15Error:
-    """DSPy's error for one of ours: one that it tries again exactly if another attempt may pass."""
-    kind = next((theirs for ours, theirs in _ERRORS if isinstance(error, ours)), lm15.ProviderError)
-    text = str(error)
-    if kind is lm15.InvalidRequestError and any(
-        phrase in text.lower() for phrase in _CONTEXT_EXCEEDED
-    ):
-        kind = lm15.ContextLengthError
-    if isinstance(error, Misconfigured) and error.status in (401, 403):
-        kind = lm15.AuthError
-    if isinstance(error, Misconfigured) and error.status == 404:
-        kind = lm15.UnsupportedModelError
-    return kind(text, status=error.status)
+    """Convert an error to DSPy's: one that DSPy retries only if another attempt may succeed."""
+    error_class: type[lm15.LM15Error] = lm15.ProviderError
+    for llm_error_class, dspy_error_class in _ERRORS:
+        if isinstance(error, llm_error_class):
+            error_class = dspy_error_class
+            break
+
+    # The server's text and status tell some errors apart.
+    message = str(error)
+    if error_class is lm15.InvalidRequestError:
+        lower_message = message.lower()
+        if any(phrase in lower_message for phrase in _CONTEXT_EXCEEDED_PHRASES):
+            error_class = lm15.ContextLengthError
+    if isinstance(error, Misconfigured):
+        if error.status in (401, 403):
+            error_class = lm15.AuthError
+        elif error.status == 404:
+            error_class = lm15.UnsupportedModelError
+    return error_class(message, status=error.status)

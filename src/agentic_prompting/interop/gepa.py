@@ -1,6 +1,8 @@
-"""GEPA improves the system prompt of an agent in one of our environments (the extra `optimizers`).
+"""[`AgentAdapter`]: GEPA improves the system prompt of an agent in one of our environments.
 
 gepa.optimize({"system_prompt": "..."}, trainset=rows, valset=..., adapter=AgentAdapter(agent, reward), ...)
+
+Needs the extra `optimizers`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 try:
     from gepa.core.adapter import EvaluationBatch
@@ -19,28 +21,45 @@ except ImportError as error:
 
 from ..evaluation.scoring import score_rollouts
 from ..llm.loop import run
-from ..rollout import Rollout
+from ..rollout import AgentSpec, Rollout
+
+
+class PlayingAgent(Protocol):
+    """An agent that plays episodes, such as [`PromptAgent`]."""
+
+    spec: AgentSpec
+
+    def answer_all(
+        self,
+        questions: Sequence[str | Mapping[str, Any]],
+        seed: int = 0,
+        progress: bool = True,
+    ) -> list[Rollout]: ...
 
 
 class AgentAdapter:
-    """A `GEPAAdapter`: each row is an episode of the agent, in its environment, with the candidate as system prompt.
+    """A `GEPAAdapter`: each row is an episode of the agent in its environment, with the candidate
+    as system prompt.
 
     Args:
-        agent ([`PromptAgent`]): The agent that plays. Its weights stay as they are.
-        reward (`Callable`): A reward function with TRL's signature, like all of `rewards/`. It gets the columns of the
-            rows, those that the environment's `reset` adds among them.
-        part (`str`, *optional*, defaults to `"system_prompt"`): The name of the candidate's text that is the system
-            prompt.
+        agent ([`PromptAgent`]): The agent that plays. Its weights are not changed.
+        reward (`Callable`): A reward function with TRL's signature, like those of `rewards/`. It
+            gets the columns of the rows, including those that the environment's `reset` adds.
+        part (`str`, *optional*, defaults to `"system_prompt"`): The name of the candidate's text
+            that is the system prompt.
 
     Raises:
-        [`LLMError`]: From `evaluate`, if the environment failed; a score of 0 would count against the prompt. By
-            default `gepa.optimize` ends with this error. With `raise_on_exception=False` it logs the error and goes on
-            with its next iteration, unless it was still scoring the first candidate.
+        [`LLMError`]: From `evaluate`, if the environment failed; a score of 0 would count against
+            the prompt. By default `gepa.optimize` ends with this error. With
+            `raise_on_exception=False` it logs the error and goes on with its next iteration, unless
+            it was still scoring the first candidate.
     """
 
     propose_new_texts = None
 
-    def __init__(self, agent: Any, reward: Callable[..., Any], part: str = "system_prompt"):
+    def __init__(
+        self, agent: PlayingAgent, reward: Callable[..., Any], part: str = "system_prompt"
+    ):
         self.agent = agent
         self.reward = reward
         self.part = part
@@ -54,18 +73,18 @@ class AgentAdapter:
         if not batch:
             return EvaluationBatch([], [], [] if capture_traces else None)
 
-        # The candidate takes the place of the agent's own system prompt. The rows hold complete prompts, to which the
-        # agent must not add it a second time.
+        # The candidate replaces the agent's own system prompt. The rows hold complete prompts, to
+        # which the agent must not add it a second time.
         spec = replace(self.agent.spec, system_prompt=candidate[self.part])
         agent = copy(self.agent)
         agent.spec = replace(spec, join_system_prompt=False)
-        rollouts = agent.answer_all(
-            [{**row, "prompt": spec.messages(row)} for row in batch], progress=False
-        )
+        rows = [{**row, "prompt": spec.messages(row)} for row in batch]
+        rollouts = agent.answer_all(rows, progress=False)
         for rollout in rollouts:
             if rollout.error is not None:
                 raise rollout.error
 
+        # GEPA needs a number for each episode.
         scores = []
         for score in run(score_rollouts(self.reward, rollouts)):
             if score is None:
@@ -82,24 +101,26 @@ class AgentAdapter:
     ) -> dict[str, list[dict[str, Any]]]:
         rollouts: list[Rollout] = eval_batch.trajectories or []
         scores = eval_batch.scores if rollouts else []
-        reflected = []
+        examples = []
         for rollout, score in zip(rollouts, scores, strict=True):
-            accepted = rollout.row.get("answers") or "unknown"
-            reflected.append(
+            # The reflecting model reads what the agent was asked, what it wrote, and how well it did.
+            accepted_answers = rollout.row.get("answers") or "unknown"
+            examples.append(
                 {
                     "Inputs": rollout.row.get("question") or "",
-                    "Generated Outputs": "\n".join(_dialogue(rollout)),
-                    "Feedback": f"score {score:g}; accepted answers: {accepted}",
+                    "Generated Outputs": _render_dialogue(rollout),
+                    "Feedback": f"score {score:g}; accepted answers: {accepted_answers}",
                 }
             )
-        return dict.fromkeys(components_to_update, reflected)
+        return dict.fromkeys(components_to_update, examples)
 
 
-def _dialogue(rollout: Rollout) -> list[str]:
-    """Turns and observations as lines, in their order."""
+def _render_dialogue(rollout: Rollout) -> str:
+    """Return turns and observations in their order, one after the other."""
     lines = []
     for number, turn in enumerate(rollout.turns):
-        lines.append(turn.text)
+        if turn.text:
+            lines.append(turn.text)
         if number < len(rollout.observations) and rollout.observations[number].text:
             lines.append(f"[reply] {rollout.observations[number].text}")
-    return [line for line in lines if line]
+    return "\n".join(lines)

@@ -1,13 +1,13 @@
-"""Tools as the model writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several in a turn.
+"""[`ToolGrammar`]: turns with native tool calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Qwen3, Hermes and similar models use this form; Qwen3.5 and Nemotron 3 write `<function=name>` and `<parameter=key>`
-in the tags. Both are read. The model's chat template shows the tools (`tools=`).
+Qwen3, Hermes and similar models write this form; Qwen3.5 and Nemotron 3 write `<function=name>` and
+`<parameter=key>` in the tags. Both are read. The model's chat template shows the tools (`tools=`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,12 @@ from ..rollout import FunctionCall, Turn, read_call, split_turn
 
 @dataclass(frozen=True)
 class ToolGrammar:
-    """Turns with native tool calls. A turn with calls is a request; one without is the answer, without its thought.
+    """Turns with native tool calls. A turn with calls is a request; one without is the answer, from
+    which thoughts are removed.
 
     Args:
         call (`str`, *optional*, defaults to `"tool_call"`): The tag around a call.
-        response (`str`, *optional*, defaults to `"tool_response"`): The tag around the result of a tool.
+        response (`str`, *optional*, defaults to `"tool_response"`): The tag around a tool's result.
     """
 
     call: str = "tool_call"
@@ -51,15 +52,15 @@ class ToolGrammar:
         return Turn(text, "answer", is_well_formed, thought=thought, answer=answer)
 
     def bodies(self, text: str) -> list[str]:
-        """The text in each call of a turn, in order; calls in its thought do not count."""
+        """Return the text in each call of a turn, in order. Calls in its thoughts do not count."""
         return [call.body for call in split_turn(text, (self.call,)).calls]
 
-    def read_calls(self, text: str, tools: Iterable[Any] = ()) -> list[FunctionCall]:
-        """The calls of a turn, read.
+    def read_calls(self, text: str, tools: Iterable[Mapping[str, Any]] = ()) -> list[FunctionCall]:
+        """Parse the calls of a turn.
 
         Args:
             text (`str`): The turn.
-            tools (`Iterable[dict]`, *optional*): The tools, as in [`read_call`].
+            tools (`Iterable[dict]`, *optional*): The tools, as for [`read_call`].
         """
         return [read_call(body, tools) for body in self.bodies(text)]
 
@@ -72,6 +73,6 @@ class ToolGrammar:
         opening, closing = self.frame
         return f"{closing}\n{opening}"
 
-    def together(self, texts: Sequence[str]) -> str:
-        """Several responses as one observation. Each is escaped, so that none can look like two."""
-        return self.separator.join(map(self.escape, texts))
+    def join_responses(self, texts: Sequence[str]) -> str:
+        """Join several responses to one observation. Each is escaped, so that none looks like two."""
+        return self.separator.join(self.escape(text) for text in texts)

@@ -1,6 +1,7 @@
 """Tools as an environment: Python functions, and anything else that can be called.
 
-An exception of a tool is text for the agent, which may try again. An outage fails the rollout, as everywhere.
+If a tool raises, the agent gets the error as text and may try again. An outage fails the rollout,
+as in every environment.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from transformers.utils import get_json_schema
 
@@ -30,14 +31,18 @@ from ..rollout import Environment, Observation, Rollout, read_call
 from ..rollout.play import run_tool
 from .tool_grammar import ToolGrammar
 
+_EXAMPLE_CALL = '{"name": "...", "arguments": {...}}'
+
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool of the agent.
+    """A tool of the agent.
 
     Args:
-        schema (`dict`): Its JSON schema, as chat templates take it: `{"type": "function", "function": {...}}`.
-        call (`Callable`): Gets the arguments and the rollout; returns an [`Observation`], or raises.
+        schema (`dict`): Its JSON schema, as chat templates take it: `{"type": "function",
+            "function": {...}}`.
+        call (`Callable`): Gets the arguments and the rollout; returns an [`Observation`], or
+            raises.
         chat ([`ChatModel`], *optional*): The large LLM behind it, whose costs count.
     """
 
@@ -50,44 +55,86 @@ class Tool:
         return self.schema["function"]["name"]
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Tool:
-        """A tool from a Python function, with or without `async`. Its schema comes from its types and from a docstring
-        with `Args:`; `get_json_schema` raises if an argument lacks one of them."""
+    def create(
+        cls,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        call: Callable[[dict[str, Any], Rollout], Awaitable[Observation]],
+        chat: ChatModel | None = None,
+    ) -> Tool:
+        """Create a tool from the parts of its schema.
+
+        Args:
+            name (`str`): The name of the tool.
+            description (`str`): What it does.
+            parameters (`dict`): The JSON schema of its arguments.
+            call (`Callable`): As for [`Tool`].
+            chat ([`ChatModel`], *optional*): As for [`Tool`].
+        """
+        function = {"name": name, "description": description, "parameters": parameters}
+        return cls(schema={"type": "function", "function": function}, call=call, chat=chat)
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> Tool:
+        """Create a tool from a Python function, with or without `async`.
+
+        Its schema comes from the function's type annotations and a docstring with `Args:`;
+        `get_json_schema` raises if an argument lacks one of them.
+
+        Args:
+            function (`Callable`): The function. What it returns is given to the agent as text.
+        """
 
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-            return Observation(text_of(await called(function, arguments)))
+            result = await call_guarded(function, **arguments)
+            return Observation(to_text(result))
 
-        return cls(get_json_schema(function), call)
+        return cls(schema=get_json_schema(function), call=call)
+
+
+@runtime_checkable
+class ToolCollection(Protocol):
+    """An object with a list of tools, for example [`MCPTools`]."""
+
+    tools: Sequence[Tool | Callable[..., Any]]
+
+
+Tools: TypeAlias = Sequence[Tool | Callable[..., Any] | ToolCollection]
 
 
 def ask_tool(
     chat: ChatModel, name: str = "ask", description: str = "Asks a large language model."
 ) -> Tool:
-    """A large LLM as a tool with one argument, `prompt`. Its failures are outages, and its calls are counted."""
+    """Create a tool that asks a large LLM. Its failures are outages, and its calls are counted.
+
+    Args:
+        chat ([`ChatModel`]): The large LLM.
+        name (`str`, *optional*, defaults to `"ask"`): The name of the tool. Its one argument is
+            `prompt`.
+        description (`str`, *optional*): Tells the agent what the tool does.
+    """
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
         messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
         return Observation(reply.text, error=reply.error, replies=(reply,))
 
-    properties = {"prompt": {"type": "string", "description": "The question, complete in itself."}}
-    parameters = {"type": "object", "properties": properties, "required": ["prompt"]}
-    schema = {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
-    return Tool(schema, call, chat)
+    prompt = {"type": "string", "description": "The question, complete in itself."}
+    parameters = {"type": "object", "properties": {"prompt": prompt}, "required": ["prompt"]}
+    return Tool.create(name, description, parameters, call, chat=chat)
 
 
 class ToolEnvironment(Environment):
-    """Tools as an environment; the calls of one turn run at once.
+    """Tools as an environment. The calls of one turn run at the same time.
 
     Args:
-        tools (`Sequence`): Python functions, [`Tool`]s, and objects with a list of them as `.tools` ([`MCPTools`]).
-        max_chars (`int`, *optional*, defaults to `8192`): A longer result is cut.
-        outages (`tuple`, *optional*): Exceptions of a tool that are not the agent's fault: the rollout fails and is
-            left out of the loss. An [`LLMError`] always is one. Any other exception of a tool is text for the agent,
-            with secrets masked.
+        tools (`Sequence`): Python functions, [`Tool`]s, and objects with a list of them as `.tools`
+            ([`MCPTools`]).
+        max_chars (`int`, *optional*, defaults to `8192`): Longer results are cut to this length.
+        outages (`tuple`, *optional*): The exceptions of a tool that are not the agent's fault: the
+            rollout fails and is left out of the loss. An [`LLMError`] always is one. Any other
+            exception of a tool is given to the agent as text, with secrets masked.
 
     Raises:
         `ValueError`: There is no tool, or two have the same name.
@@ -97,75 +144,88 @@ class ToolEnvironment(Environment):
 
     def __init__(
         self,
-        tools: Sequence[Any],
+        tools: Tools,
         max_chars: int = 8192,
         outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
     ):
-        flat = [tool for one in tools for tool in getattr(one, "tools", [one])]
-        named = [one if isinstance(one, Tool) else Tool.of(one) for one in flat]
-        self.tools = {tool.name: tool for tool in named}
-        if not named or len(self.tools) < len(named):
-            raise ValueError(
-                f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}"
-            )
-        self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
-        self._schemas = [dict(tool.schema) for tool in named]
-        self.chat_template_kwargs = {"tools": self._schemas}  # so that the prompt shows them
+        all_tools = _collect_tools(tools)
+        self.tools = {tool.name: tool for tool in all_tools}
+        if not all_tools or len(self.tools) < len(all_tools):
+            names = [tool.name for tool in all_tools]
+            raise ValueError(f"pass at least one tool, each with its own name; got {names}")
+        self.max_chars = max_chars
+        self.outages = outages
+        self.grammar = ToolGrammar()
+        # The chat template shows the tools in the prompt.
+        self._schemas = [dict(tool.schema) for tool in all_tools]
+        self.chat_template_kwargs = {"tools": self._schemas}
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Charge the costs of the large LLMs among the tools to `budget`."""
+        """Book the spending of the large LLMs among the tools."""
         for tool in self.tools.values():
             if tool.chat is not None:
                 charge(budget, **{account: tool.chat})
 
     async def step(self, rollout: Rollout) -> Observation:
         """Run the calls of the last turn."""
-        started = time.perf_counter()
+        start = time.perf_counter()
         bodies = self.grammar.bodies(rollout.turns[-1].text)
-        results = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
+        observations = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
+
+        # Join what the calls returned. One outage fails the rollout.
+        texts = [observation.text[: self.max_chars] for observation in observations]
+        errors = [observation.error for observation in observations if observation.error]
+        replies = [reply for observation in observations for reply in observation.replies]
         return Observation(
-            self.grammar.together([one.text[: self.max_chars] for one in results]),
-            error=next((one.error for one in results if one.error), None),
-            replies=tuple(reply for one in results for reply in one.replies),
-            seconds=time.perf_counter() - started,
+            self.grammar.join_responses(texts),
+            error=errors[0] if errors else None,
+            replies=tuple(replies),
+            seconds=time.perf_counter() - start,
         )
 
     async def _call(self, body: str, rollout: Rollout) -> Observation:
+        """Run one call. Never raises: an outage is the observation's error."""
+        # Tell the agent about calls that no tool can answer.
         call = read_call(body, self._schemas)
         if call.problem:
-            example = '{"name": "...", "arguments": {...}}'
-            return Observation(f"Error: a call must be {example} ({call.problem})")
+            return Observation(f"Error: a call must be {_EXAMPLE_CALL} ({call.problem})")
         name = call.name
         if name not in self.tools:
-            return Observation(
-                f"Error: there is no tool {name[:40]!r}, only: {', '.join(self.tools)}"
-            )
+            tool_names = ", ".join(self.tools)
+            return Observation(f"Error: there is no tool {name[:40]!r}, only: {tool_names}")
         try:
-            return await run_tool(
-                name, body, call_guarded(self.tools[name].call, call.arguments, rollout)
-            )
+            # Run the tool. Its errors are text for the agent, outages are not.
+            work = call_guarded(self.tools[name].call, call.arguments, rollout)
+            return await run_tool(name, body, work)
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:
-            kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-            return Observation(error=kind(f"the tool {name} raised {describe(error)}"))
+            message = f"the tool {name} raised {describe(error)}"
+            if isinstance(error, TimeoutError):
+                return Observation(error=TimedOut(message))
+            return Observation(error=Unreachable(message))
         except Exception as error:
-            if isinstance(error, Escaped) and not isinstance(
-                error.original, Exception
-            ):  # `exit()` and the like
-                return Observation(error=ServerFailed(f"the tool {name} raised {describe(error)}"))
-            return Observation(
-                f"Error: {describe(error, 500)}"
-            )  # the tool's own word on what it was asked
+            # A tool that calls `exit()` is broken. Any other error tells the agent something.
+            if isinstance(error, Escaped) and not isinstance(error.original, Exception):
+                message = f"the tool {name} raised {describe(error)}"
+                return Observation(error=ServerFailed(message))
+            return Observation(f"Error: {describe(error, 500)}")
 
 
-async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The result of a function, plain or `async`."""
-    return await call_guarded(function, **arguments)
+def _collect_tools(tools: Tools) -> list[Tool]:
+    """Return functions, tools and the tools of collections as one list of tools."""
+    all_tools: list[Tool] = []
+    for item in tools:
+        members = item.tools if isinstance(item, ToolCollection) else [item]
+        for tool in members:
+            if not isinstance(tool, Tool):
+                tool = Tool.from_function(tool)
+            all_tools.append(tool)
+    return all_tools
 
 
-def text_of(value: Any) -> str:
-    """A tool's return value as text for the agent: text as it is, anything else as JSON."""
+def to_text(value: object) -> str:
+    """Convert what a tool returned to text for the agent: text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
     try:

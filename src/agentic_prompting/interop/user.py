@@ -1,4 +1,4 @@
-"""A simulated user as the environment: a large LLM with a goal that the agent does not see."""
+"""[`UserSimulator`]: a large LLM that plays a user, with a goal that the agent does not see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..rollout import Observation, Rollout, Turn, split_turn
 
 DONE = "[DONE]"
 
-# Variables: goal, done.
+# The system prompt of the large LLM. Variables: goal, done.
 USER_TEMPLATE = """You play a person who talks to an assistant. Stay in this role, and never do the assistant's work.
 
 What you want, and what you know: {goal}
@@ -23,7 +23,10 @@ when you are asked. When you have what you want, or see that you will not get it
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Plain text: each turn of the agent is a message to the user. The user, or the turn limit, ends the episode."""
+    """Plain text: each turn of the agent is a message to the user.
+
+    The user, or the turn limit, ends the episode.
+    """
 
     stops: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
@@ -32,7 +35,7 @@ class Dialogue:
     def parse(self, text: str) -> Turn:
         parts = split_turn(text, call_tags=())
         thought = parts.thought or None
-        # The user does not read a further thought that was cut off.
+        # A further thought that was cut off is not shown to the user.
         message, cut_thought, _ = parts.outside.partition("<think>")
         message = message.strip()
         if not message:
@@ -48,14 +51,16 @@ class Dialogue:
 class UserSimulator(LLMEnvironment):
     """A large LLM that plays the user.
 
-    The agent's first turn answers the row's own prompt or question; then the two take turns. An episode that the user
-    ends has the status `out_of_turns`: reward functions read the dialogue (`rollout.turns`, `rollout.observations`).
+    The agent's first turn answers the row's prompt or question; then the two take turns. An episode
+    that the user ends has the status `out_of_turns`; reward functions read the dialogue
+    (`rollout.turns`, `rollout.observations`).
 
     Args:
         chat ([`ChatModel`]): The large LLM.
-        goal (`Callable`, *optional*): Returns the hidden goal of a row. Defaults to its column `goal`.
+        goal (`Callable`, *optional*): Returns the hidden goal of a row. Defaults to its column
+            `goal`.
         template (`str`, *optional*): The large LLM's system prompt, with `{goal}` and `{done}`.
-        **sampling: Sampling arguments of every call.
+        **sampling: The sampling arguments of every call.
     """
 
     grammar = Dialogue()
@@ -68,13 +73,16 @@ class UserSimulator(LLMEnvironment):
         **sampling: Any,
     ):
         super().__init__(chat, **sampling)
-        self.goal, self.template = goal, template
+        self.goal = goal
+        self.template = template
 
     def messages(self, rollout: Rollout) -> list[Message]:
-        """The messages to the large LLM: its system prompt with the goal, then the dialogue."""
+        """Return the messages to the large LLM: the system prompt with the goal, then the dialogue."""
         system = fill(self.template, goal=self.goal(rollout.row), done=DONE)
         return [{"role": "system", "content": system}, *super().messages(rollout)]
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
-        return None if observation.error is None and DONE in observation.text else observation
+        if observation.error is None and DONE in observation.text:
+            return None
+        return observation

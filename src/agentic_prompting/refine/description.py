@@ -17,6 +17,7 @@ _PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 
 def prompt_diff(old: str, new: str) -> str:
     """Compare two prompts sentence by sentence: `- ` marks a removed sentence, `+ ` a new one."""
+    # Lines with `?` point at characters within a sentence.
     lines = difflib.ndiff(_split_sentences(old), _split_sentences(new))
     return "\n".join(line.rstrip() for line in lines if not line.startswith("?"))
 
@@ -47,6 +48,7 @@ def describe_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple
         yield "", f"\nFirst answer: {_shorten(result.initial_answer or '', width)}"
         yield "", f"Verdict: {result.verdict}"
 
+    # Each step: what the roles wrote, and what changed in the prompt.
     for number, step in enumerate(result.steps, start=1):
         yield "#", f"\nStep {number}"
         yield from _describe_step(step, width)
@@ -63,11 +65,13 @@ def describe_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple
 
 
 def _describe_step(step: RefinementStep, width: int) -> Iterator[tuple[Mark, str]]:
+    # A role that failed wrote nothing.
     if step.output is not None:
         note = "" if step.complete else " (cut off)"
         yield "", f"  output{note}: {_shorten(step.output, width)}"
     if step.feedback is not None:
         yield "", f"  feedback: {_shorten(step.feedback, width)}"
+    # The prompt: kept, unchanged, or the sentences that changed.
     if step.problem is not None:
         yield "", f"  prompt kept: {step.problem}"
         return
@@ -88,6 +92,7 @@ def _split_sentences(text: str) -> list[str]:
 
 
 def _shorten(text: str, width: int) -> str:
+    # On one line, whatever line breaks it has.
     text = " ".join(text.split())
     if len(text) <= width:
         return text

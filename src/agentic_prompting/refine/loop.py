@@ -103,6 +103,7 @@ class RefineSettings:
     sampling: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self):
+        # `True` is an `int` as well, and no number of steps.
         for name in ("tokens_per_step", "max_steps", "final_max_tokens", "max_failures"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -113,6 +114,7 @@ class RefineSettings:
             )
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}")
+        # Sampling arguments are given by role; a misspelled role would have no effect.
         sampling = self.sampling or {}
         unknown_roles = sorted(set(sampling) - set(GREEDY))
         if unknown_roles:
@@ -169,6 +171,7 @@ async def refine(
         `ValueError`: The prompt or the question is empty.
     """
     check_prompt(prompt)
+    # One object holds the state of this query alone, so many can run at the same time.
     models: dict[Role, ChatModel] = {"task": task, "feedback": feedback, "optimizer": optimizer}
     refinement = _Refinement(
         query=read_query(query),
@@ -217,6 +220,7 @@ class _Refinement:
         verifier: Verifier | None,
         settings: RefineSettings,
     ):
+        # A verifier that is a model is called like the other roles.
         self.query = query
         self.models = dict(models)
         self.verifier = verifier
@@ -245,8 +249,10 @@ class _Refinement:
         """Verify the first answer, refine the prompt step by step, and write the final answer."""
         start = time.perf_counter()
         result = self.result
+        # If the first answer is right, nothing is refined.
         if self.verifier is not None:
             await self.verify_initial_answer()
+        # The loop of Algorithm 1: answer in part, comment, rewrite.
         for number in range(1, self.settings.max_steps + 1):
             if self.find_stop_reason() is not None:
                 break
@@ -254,6 +260,7 @@ class _Refinement:
                 await self.write_output(step)
                 await self.write_feedback(step)
                 await self.rewrite_prompt(step)
+        # A verified answer is final. Otherwise answer under the last prompt.
         result.stop_reason = self.find_stop_reason() or "max_steps"
         if result.stop_reason != "verified":
             await self.write_final_answer()
@@ -265,6 +272,7 @@ class _Refinement:
         result = self.result
         if result.verdict == "right":
             return "verified"
+        # A fatal failure would occur again in every step.
         failures = result.failures
         has_fatal_failure = bool(failures) and failures[-1].fatal
         if has_fatal_failure or len(failures) >= self.settings.max_failures:
@@ -278,6 +286,7 @@ class _Refinement:
         """Record one pass of the loop. If a call in it fails, the prompt stays as it is."""
         start = time.perf_counter()
         result = self.result
+        # Add the step first: a failed one is part of the result.
         step = RefinementStep(prompt=result.prompt, new_prompt=result.prompt)
         self.step_number = number
         result.steps = (*result.steps, step)
@@ -325,6 +334,7 @@ class _Refinement:
     async def write_output(self, step: RefinementStep) -> None:
         """o_i: the task model's output of at most i·k tokens, or i sentences or paragraphs."""
         settings = self.settings
+        # Sentences and paragraphs are cut out of a whole answer.
         max_tokens = settings.final_max_tokens
         if settings.unit == "tokens":
             max_tokens = self.step_number * settings.tokens_per_step
@@ -332,6 +342,7 @@ class _Refinement:
         output = first_units(reply.text, self.step_number, settings.unit)
         is_complete = _has_ended(reply) and len(output) == len(reply.text)
 
+        # A complete output may become the answer if a later call fails.
         step.output = output
         step.complete = is_complete
         step.tokens = reply.usage.completion_tokens
@@ -347,6 +358,7 @@ class _Refinement:
         reply = await self.call_role(
             "feedback", query=self.query.conversation, output=step.output or "", state=state
         )
+        # The optimizer gets the remarks, not what the critic thought before it made them.
         remarks = strip_thoughts(reply)
         if not remarks and reply.strip():
             message = "the reply ended inside of its thought"
@@ -358,6 +370,7 @@ class _Refinement:
         """p*: the optimizer's new prompt, if its reply has one."""
         reply = await self.call_role("optimizer", prompt=step.prompt, feedback=step.feedback or "")
         improved_prompt, step.problem = read_improved_prompt(reply)
+        # Blanks around a prompt are no change.
         if improved_prompt is not None and improved_prompt != step.prompt.strip():
             step.new_prompt = improved_prompt
 
@@ -365,6 +378,7 @@ class _Refinement:
         """Write the answer anew under the last prompt."""
         result = self.result
         self.step_number = -1
+        # Without the task model there is no final answer.
         if result.stop_reason == "failed":
             result.error = result.failures[-1]
             if result.error.role == "task":
@@ -393,6 +407,7 @@ class _Refinement:
         if is_greedy and not history and (is_same_call or is_complete):
             return previous_reply
 
+        # The prompt is the system message.
         content = fill(self.settings.prompts.task, query=self.query.text)
         messages: list[Message] = [
             {"role": "system", "content": prompt},
@@ -401,6 +416,7 @@ class _Refinement:
             {"role": "user", "content": content},
         ]
         reply = await self.call("task", messages, max_tokens=max_tokens)
+        # Keep the longest output for each prompt.
         if max_tokens > previous_limit and not history:
             self.outputs[prompt] = (max_tokens, reply)
         return reply
@@ -423,6 +439,7 @@ class _Refinement:
         Raises:
             `_CallFailed`: The call failed.
         """
+        # Send the messages.
         sampling = {**self.settings.role_sampling(role), **limit}
         chat = as_chat(self.models[role])
         reply = await chat(
@@ -432,6 +449,7 @@ class _Refinement:
             **sampling,
         )
 
+        # Failed calls cost something, too.
         usage = self.result.usage
         usage[role] = usage.get(role, RoleUsage()) + RoleUsage.from_reply(reply)
         error = reply.error
@@ -440,6 +458,7 @@ class _Refinement:
             message = str(LLMError(error.message, "", error.attempts, error.status))
             self.record_failure(role, error.kind, message, error.fatal, error.where)
             raise _CallFailed(role)
+        # The next step shows the role this one, if it has a history.
         if role in self.history and self.step_number > 0:
             self.history[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
         return reply

@@ -48,12 +48,14 @@ class RefinedChat:
     ) -> Reply:
         """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the
         task model."""
+        # The caller's limit is for the answer, not for the other roles.
         max_tokens = sampling.pop("max_tokens", None)
         if max_tokens is None:
             max_tokens = self.refiner.final_max_tokens
         try:
             prompt = self._read_prompt(messages)
             query = self._read_query(messages, repeat or 0)
+            # The caller's sampling arguments override the task model's.
             role_sampling = dict(self.refiner.sampling or {})
             role_sampling["task"] = {**role_sampling.get("task", {}), **sampling}
             refiner = replace(self.refiner, final_max_tokens=max_tokens, sampling=role_sampling)
@@ -76,6 +78,7 @@ class RefinedChat:
         return prompt if prompt.strip() else self.prompt
 
     def _read_query(self, messages: Sequence[Message], repeat: int) -> Query:
+        # The last message is the question, those before it its context.
         turns = [message for message in messages if message["role"] != "system"]
         if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
             raise ValueError("it must end with a user message that is not empty")
@@ -89,6 +92,7 @@ def to_reply(result: RefinementResult) -> Reply:
     failure it is the error: with a role's key wrong or its budget spent, no later question would be
     refined.
     """
+    # Sum the usage over the roles.
     role_usages = list(result.usage.values())
     totals = {
         item.name: sum(getattr(role_usage, item.name) for role_usage in role_usages)
@@ -96,6 +100,7 @@ def to_reply(result: RefinementResult) -> Reply:
     }
     usage = Usage(**totals)
     calls = sum(role_usage.calls for role_usage in role_usages)
+    # The reply is a recorded one if all of its calls were.
     is_cached = 0 < calls == sum(role_usage.cached for role_usage in role_usages)
     worth_usd = sum(role_usage.worth_usd for role_usage in role_usages)
     reply = Reply(
@@ -105,6 +110,7 @@ def to_reply(result: RefinementResult) -> Reply:
         attempts=0 if is_cached else 1,
         seconds=result.seconds,
     )
+    # Decide between answer and error.
     error = result.error
     if error is not None and (error.fatal or not result.finish_reason):
         return replace(reply, error=error.to_error())

@@ -61,6 +61,7 @@ class ProRefiner(RefineSettings):
 
     def __post_init__(self):
         super().__post_init__()
+        # Refuse unsuitable models now rather than in the first call.
         models = {"task": self.task, "feedback": self.feedback, "optimizer": self.optimizer}
         for role, model in models.items():
             if not callable(model):
@@ -106,6 +107,7 @@ class ProRefiner(RefineSettings):
             raise ValueError(
                 f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}"
             )
+        # The settings differ in who judges the first answer.
         verifier: Verifier | None = None
         if setting == "verifier":
             verifier = critic
@@ -193,7 +195,9 @@ class ProRefiner(RefineSettings):
         """
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
+        # Find mistakes before the first call is paid.
         checked_queries = self._read_queries(prompt, queries)
+        # Two processes must not write the same file.
         with nullcontext() if output is None else only_writer(output):
             file = None if output is None else ResultsFile(output, self.digest())
             return self._refine_queries(prompt, checked_queries, max_in_flight, file, progress)
@@ -230,6 +234,7 @@ class ProRefiner(RefineSettings):
                 results[number] = result
                 if file is not None:
                     file.add(keys[number], result)
+                # The generator above starts no further query.
                 if result.error is not None and result.error.fatal:
                     fatal_failures.append(result.error)
                 bar.update()
@@ -238,6 +243,7 @@ class ProRefiner(RefineSettings):
         if fatal_failures:
             failure = fatal_failures[0]
             logger.error(f"stopped after {len(results)} of {len(queries)} queries: {failure}")
+            # Queries that were not started have the failure as their result.
             for number in open_numbers:
                 if number not in results:
                     results[number] = RefinementResult(
@@ -262,6 +268,7 @@ class ProRefiner(RefineSettings):
                     f"{self.verifier!r} compares with accepted answers, and query {number} has "
                     "none: pass a row with `question` and `answers`, or another verifier"
                 )
+            # An accepted answer that no reply can match would make every answer wrong.
             if query.answers and isinstance(self.verifier, LabelVerifier):
                 try:
                     check_answers(self.verifier.score, query.answers)
@@ -275,6 +282,7 @@ class ProRefiner(RefineSettings):
         problems: Counter[str] = Counter()
         for result in results:
             for step in result.steps:
+                # The optimizer is only called with feedback.
                 if not step.feedback or step.problem == "optimizer failed":
                     continue
                 reply_count += 1
@@ -301,6 +309,7 @@ class ProRefiner(RefineSettings):
             value = getattr(self, item.name)
             if value != defaults[item.name]:
                 settings[item.name] = value
+        # Models are identified by their names.
         names = {
             role: _model_name(model) for role, model in self.models.items() if model is not None
         }
@@ -320,6 +329,7 @@ class ProRefiner(RefineSettings):
 
     def check(self) -> None:
         """Raise the [`LLMError`] that a first call would meet, for models that can be checked."""
+        # Several roles may share a model.
         different_models = {id(model): model for model in self.models.values()}
         for model in different_models.values():
             check = getattr(model, "check", None)
@@ -330,6 +340,7 @@ class ProRefiner(RefineSettings):
 def _model_name(model: object) -> str:
     """Return the name of an endpoint's model, the path of a local model, or the name of a function
     or class."""
+    # Clients of endpoints and local models both have an attribute `model`.
     model_attribute = getattr(model, "model", None)
     config = getattr(model_attribute, "config", None)
     for name in (model_attribute, getattr(config, "name_or_path", None)):

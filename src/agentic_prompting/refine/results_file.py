@@ -30,6 +30,7 @@ class ResultsFile:
         self.settings = settings
         self._records = RecordFile(path)
         self.results: dict[str, RefinementResult] = {}
+        # Read what the file has. Results with an error are not kept: their queries run again.
         for number, record in enumerate(self._records, start=1):
             if not {"key", "settings", "error"} <= set(record):
                 raise ValueError(
@@ -40,6 +41,7 @@ class ResultsFile:
                     f"{path} holds results of other settings or models: give another file as "
                     "output, or go on with the settings it was begun with"
                 )
+            # Of several results with the same key the first counts.
             result = RefinementResult.from_dict(record)
             if result.error is None:
                 self.results.setdefault(record["key"], result)

@@ -125,6 +125,7 @@ class RolePrompts:
     verifier: str = VERIFIER
 
     def __post_init__(self):
+        # A role that does not get one of these texts cannot do its part.
         required_variables = {
             "task": ["{query}"],
             "optimizer": ["{prompt}", "{feedback}"],

@@ -68,6 +68,7 @@ def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query
     """
     if isinstance(query, Query):
         return query
+    # A question alone is a row without answers.
     row = {"question": query} if isinstance(query, str) else query
     if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
         raise ValueError(
@@ -75,6 +76,7 @@ def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query
         )
     if not row["question"].strip():
         raise ValueError(f"query {number} is empty: there is nothing to answer")
+    # A text for `answers` would be taken for a list of letters.
     answers = row.get("answers") or ()
     if isinstance(answers, str) or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(
@@ -124,6 +126,7 @@ class Failure:
 
     def to_error(self) -> LLMError:
         """Return the failure as an [`LLMError`] of the same kind, for a [`Reply`]."""
+        # `kind` may be the name of an exception of the user's verifier.
         error_class = getattr(llm_errors, self.kind, None)
         if not isinstance(error_class, type) or not issubclass(error_class, LLMError):
             error_class = llm_errors.ServerFailed
@@ -260,6 +263,7 @@ class RefinementResult:
             raise ValueError(
                 "not a refinement result that this version can read; upgrade agentic-prompting"
             )
+        # A line of a results file has further keys.
         arguments = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         try:
             usage = arguments["usage"].items()
@@ -284,6 +288,7 @@ def summarize(results: Sequence[RefinementResult]) -> dict[str, float]:
         without a usable prompt; and for each role the sums of the fields of [`RoleUsage`], for
         example `task/calls`.
     """
+    # Count how the queries ended.
     counts = Counter(f"stop/{result.stop_reason}" for result in results)
     counts.update(f"verdict/{result.verdict}" for result in results if result.verdict)
     step_count = sum(len(result.steps) for result in results)

@@ -56,16 +56,19 @@ async def call_verifier(verifier: Judge, query: Query, answer: str) -> bool | No
                 loop.call_soon_threadsafe(start_time_limit)
                 return verifier(query, answer)
 
+            # An `async` verifier runs at once on the event loop, a plain one waits for the thread.
             if is_async(verifier):
                 start_time_limit()
                 verdict = await call_guarded_on(None, verifier, query, answer)
             else:
                 verdict = await call_guarded_on(_verifier_thread(os.getpid()), judge)
     except TimeoutError:
+        # The verifier itself may raise a `TimeoutError`.
         if time_limit.expired():
             message = f"the verifier did not return within {VERIFIER_SECONDS:g} s"
             raise TimedOut(message) from None
         raise
+    # NumPy's truth values are fine.
     if isinstance(verdict, str) or verdict not in (True, False, None):
         raise TypeError(f"a verifier returns True, False or None, not {verdict!r:.100}")
     return None if verdict is None else bool(verdict)

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
 from ..data import as_dataset
-from ..interop import environment_of
+from ..interop import resolve_environment
 from ..llm import spans, start_traces
 from ..local import context_length
 from ..rollout import (
@@ -191,7 +191,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             start_traces(args.trace_content)
 
         # Check the arguments before the model is loaded.
-        environment, environment_rewards = environment_of(environment, tools, environment_factory)
+        environment, environment_rewards = resolve_environment(
+            environment, tools, environment_factory
+        )
         if environment is not None:
             environment.keep_private([args.output_dir])
         reward_funcs = self._choose_rewards(reward_funcs, args, environment)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm import ChatModel
 from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner, RefinementResult, summarize
+from ..refine.description import describe_lines
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.templates import Unit
-from ..refine.description import describe_lines
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
 from .options import JSON_HELP, Recording, Spending, Tracing, option

@@ -41,11 +41,6 @@ FILES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def test_each_set_has_a_record_a_scorer_and_a_prompt():
     assert set(PROREFINE_TASKS) == set(REASONING_SCORERS) == set(START_PROMPTS) == set(FILES)
     assert set(PROREFINE_TASKS) <= set(TASKS)

@@ -1,0 +1,189 @@
+"""The user's own data: files, frames, data sets and lists."""
+
+import csv
+import json
+
+import datasets
+import numpy
+import pandas
+import pytest
+from datasets import Dataset
+
+from agentic_prompting.data import (
+    load_task,
+    validate_dataset,
+)
+from support.data_rows import COLUMNS, written
+
+OWN = [
+    {
+        "nr": 7,
+        "q": " Where is Rome? ",
+        "a": ["Italy", "Italia"],
+        "level": "easy",
+        "context": "long",
+    },
+    {"nr": 8, "q": "2 + 2?", "a": ["4"], "level": None, "context": "long"},
+]
+
+MAP = {"id": "nr", "question": "q", "answers": "a", "difficulty": "level"}
+
+
+def own_data(kind, tmp_path):
+    if kind in (".jsonl", ".parquet"):
+        return written(tmp_path, OWN, kind)
+    if kind in (".csv", ".tsv"):
+        rows = [{**row, "a": json.dumps(row["a"]), "level": row["level"] or ""} for row in OWN]
+        path = tmp_path / f"rows{kind}"
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == ".tsv" else ",")
+            writer.writeheader(), writer.writerows(rows)
+        return path
+    kinds = {
+        "list": lambda rows: rows,
+        "frame": pandas.DataFrame,
+        "Dataset": Dataset.from_list,
+        "stream": lambda rows: Dataset.from_list(rows).to_iterable_dataset(),
+        "splits": lambda rows: datasets.DatasetDict(
+            train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])
+        ),
+    }
+    return kinds[kind](OWN)
+
+
+@pytest.mark.parametrize(
+    "kind", [".jsonl", ".parquet", ".csv", ".tsv", "list", "frame", "Dataset", "stream", "splits"]
+)
+def test_data_of_ones_own_in_one_line(kind, tmp_path):
+    found = load_task(own_data(kind, tmp_path), columns=MAP)
+    assert found.column_names == COLUMNS and found["id"][:] == ["7", "8"]
+    assert found["question"][:] == ["Where is Rome?", "2 + 2?"] and found["answers"][:] == [
+        ["Italy", "Italia"],
+        ["4"],
+    ]
+    metas = [json.loads(meta) for meta in found["meta"]]
+    assert [meta["difficulty"] or None for meta in metas] == [
+        "easy",
+        None,
+    ] and "context" not in metas[0]
+    assert [meta["row"] for meta in metas] == [0, 1] and all(meta["source"] for meta in metas)
+    validate_dataset(found)
+    assert load_task(own_data(kind, tmp_path), n=1, seed=3, columns=MAP).num_rows == 1
+
+
+def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
+    several, one = [{"question": "q", "answers": ["a", 3]}], [{"question": "q", "answer": "[1, 2]"}]
+    assert load_task([*several, {"question": "r"}]).num_rows == 1, (
+        "no answer: dropped, as in a file"
+    )
+    assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == [
+        "data-0"
+    ]
+    assert load_task(one)["answers"][:] == [["[1, 2]"]], "one answer is what it is"
+    assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][
+        :
+    ] == [["1", "2"]]
+    found = load_task(written(tmp_path, several))
+    assert found["id"][:] == ["rows-0"] and set(found["task"]) == {"rows"}
+
+
+def test_own_data_by_split_and_in_several_files(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer\nq,a\nr,b\n")
+    (tmp_path / "b.jsonl").write_text('{"question": "s", "answers": ["c", "d"]}\n')
+    files = [tmp_path / "a.csv", str(tmp_path / "b.jsonl")]
+    found = load_task(files)
+    assert found["answers"][:] == [["a"], ["b"], ["c", "d"]] and len(set(found["id"])) == 3
+    splits = {"train": files, "test": tmp_path / "b.jsonl"}
+    assert (load_task(splits).num_rows, load_task(splits, "test").num_rows) == (3, 1)
+    with pytest.raises(ValueError, match="no split 'dev'; it has: train, test"):
+        load_task(splits, "dev")
+
+
+def test_a_frame_as_pandas_has_it(tmp_path):
+    frame = pandas.DataFrame(
+        {"question": ["q", "r", "s"], "answers": [numpy.array(["a", "b"]), None, float("nan")]}
+    )
+    assert load_task(frame)["answers"][:] == [["a", "b"]]
+    numbers = pandas.DataFrame(
+        {"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")}
+    )
+    assert load_task(numbers)["answers"][:] == [["1"]]
+    # A single answer that is missing makes a column of whole numbers one of floats.
+    floats = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [145, None, 7]})
+    assert load_task(floats)["answers"][:] == [["145"], ["7"]]
+    assert load_task(floats.dropna())["answers"][:] == [["145"], ["7"]]
+    halves = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [1.0, None, 2.5]})
+    assert load_task(halves)["answers"][:] == [["1"], ["2.5"]]
+    floats.to_parquet(tmp_path / "numbers.parquet")
+    floats.to_json(tmp_path / "numbers.jsonl", orient="records", lines=True)
+    for data in (
+        tmp_path / "numbers.parquet",
+        tmp_path / "numbers.jsonl",
+        floats.to_dict("records"),
+    ):
+        assert load_task(data)["answers"][:] == [["145"], ["7"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (
+            [{"q": "x", "a": "y"}],
+            {},
+            "the list has no column 'question', 'answers'; it has: q, a; say which is which",
+        ),
+        (
+            [{"q": "x", "a": "y"}],
+            {"columns": {"question": "q", "answer": "b"}},
+            "no column 'b'; it has: q, a",
+        ),
+        (
+            [{"question": "x", "answer": "y"}],
+            {"columns": {"level": "hard"}},
+            "no column 'hard'; it has: question, answer",
+        ),
+        (
+            [{"question": "x", "answer": "y"}],
+            {"columns": {"answer": "y", "answers": "y"}},
+            "either .answers. or .answer.",
+        ),
+        (
+            [{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}],
+            {},
+            "row 1 of the list cannot be read",
+        ),
+        (
+            [{"question": "x", "answer": "y"}, {"question": "x", "answer": True}],
+            {},
+            "row 1 of the list.*got bool",
+        ),
+        ([], {}, "has no rows"),
+        ([{"question": "x", "answer": "y"}, ["x", "y"]], {}, "row 1 should be a dict, got list"),
+        (17, {}, "got int"),
+        (
+            [{"question": "x", "answer": ""}],
+            {},
+            "none of the 1 rows of the list has an accepted answer",
+        ),
+        ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
+        ("hotpotqa", {"columns": {"question": "q"}}, "columns .*'hotpotqa'"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task(data, **options)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no such file: nowhere.csv"):
+        load_task("nowhere.csv")
+
+
+def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
+    rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
+    with pytest.raises(
+        ValueError, match="row 1 of the DataFrame cannot be read: `question` must be a text"
+    ):
+        load_task(pandas.DataFrame(rows))
+    with pytest.raises(
+        ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"
+    ):
+        load_task(written(tmp_path, rows))

@@ -1,0 +1,30 @@
+"""TRL's environment classes."""
+
+from agentic_prompting.interop import (
+    TRLEnvironment,
+)
+from agentic_prompting.llm.loop import run
+from support.tool_episodes import Guess, call, step
+
+
+def test_a_class_of_trl_has_an_instance_per_episode():
+    environment = TRLEnvironment(Guess)
+    rows = [
+        run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": n}))
+        for n in (3, 4)
+    ]
+    assert rows[0]["prompt"][-1]["content"] == "Play. Guess a number."
+    assert step(environment, call("guess", number=4), row=rows[0]).text == "wrong"
+    assert step(environment, call("guess", number=4), row=rows[1]).text == "right"
+    step(environment, call("guess", number=3), row=rows[0])
+    assert run(environment.reward([row["environments"] for row in rows])) == [0.5, 1.0]
+
+
+def test_a_reset_that_fails_is_an_outage():
+    environment = TRLEnvironment(Guess)
+    row = run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
+    assert (
+        "no route" not in str(row["prompt"])
+        and step(environment, call("guess", number=4), row=row).error
+    )
+    assert run(environment.reward([row["environments"]])) == [None]

@@ -1,17 +1,13 @@
-"""Agentic search: reading calls, retrievers, episodes, reward."""
+"""Agentic search: calls, turns and episodes."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.environments import (
     BM25Retriever,
-    ChromaRetriever,
     Document,
-    HTTPRetriever,
     SearchEnvironment,
     SearchGrammar,
     read_call,
@@ -20,25 +16,14 @@ from agentic_prompting.environments import (
 from agentic_prompting.rewards import search_reward
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, play_all
 from support.episodes import ScriptedSampler, assert_whole
+from support.search_facts import FACTS
 from support.tokenizers_for_tests import tokenizer_for
 
-FACTS = [
-    "Nairobi is the capital of Kenya.",
-    "The shilling is used in Kenya.",
-    "Paris is the capital of France.",
-]
 CALL = (
     '<tool_call>{"name": "search", "arguments": {"query_list": ["capital of Kenya"]}}</tool_call>'
 )
+
 END = "It is clear now.\nAnswer: Nairobi"
-
-
-def test_bm25_finds():
-    hits = BM25Retriever(FACTS)(["capital of Kenya", "zebra"], k=2)
-    assert hits[0][0].text == FACTS[0] and hits[0][0].id == "0" and hits[0][0].score > 0
-    assert hits[1] == [] and len(BM25Retriever(FACTS)(["Kenya"], k=10)[0]) <= 3
-    with pytest.raises(ValueError, match="at least one document"):
-        BM25Retriever([])
 
 
 @pytest.mark.parametrize(
@@ -156,81 +141,6 @@ def test_documents_cannot_pose_as_calls():
     rollout = episode([CALL, END], lambda queries, k: [poisoned])
     text = tokenizer_for("chatml").decode(rollout.ids)
     assert text.count("<tool_call>") == 1 and "[tool_call]" in text
-
-
-def test_http_retriever_speaks_search_r1():
-    seen = []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append(body)
-            if len(seen) == 1:  # once: a failure that is retried
-                self.send_response(503)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            hits = [
-                [{"document": {"id": "7", "contents": f'"{q}"\ntext'}, "score": 0.5}]
-                for q in body["queries"]
-            ]
-            answer = json.dumps({"result": hits}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        hits = HTTPRetriever(f"http://127.0.0.1:{server.server_port}/retrieve")(["a", "b"], k=3)
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert hits == [[Document('"a"\ntext', "7", 0.5)], [Document('"b"\ntext', "7", 0.5)]]
-    assert seen[-1] == {"queries": ["a", "b"], "topk": 3, "return_scores": True} and len(seen) == 2
-
-
-def test_a_server_that_names_an_hour_to_wait_is_not_waited_for(monkeypatch):
-    """A proxy in front of the retriever says 503 with Retry-After: 3600, and every search would sleep for it."""
-    slept = []
-
-    class Busy(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(503)
-            self.send_header("Retry-After", "3600")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *words):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Busy)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
-    try:
-        with pytest.raises(OSError, match="503"):
-            HTTPRetriever(f"http://127.0.0.1:{server.server_port}")(["a"], k=1)
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert max(slept) < 10
-
-
-def test_chroma_retriever_reads_its_shape():
-    class Collection:
-        def query(self, query_texts, n_results):
-            return {
-                "ids": [["1"]] * len(query_texts),
-                "documents": [["t"]] * len(query_texts),
-                "distances": [[0.2]],
-            }
-
-    assert ChromaRetriever(Collection())(["a"], k=1) == [[Document("t", "1", -0.2)]]
 
 
 def test_documents_as_text():

@@ -237,11 +237,11 @@ def _find_secrets(server: ServerAddress) -> list[str]:
         return [*pieces, *(piece.partition("=")[2] for piece in pieces)]
     # Commands get their keys in environment variables.
     variables = getattr(server, "env", None) or {}
-    return [
-        value
-        for name, value in variables.items()
-        if any(word in name.upper() for word in _SECRET_WORDS)
-    ]
+    secrets = []
+    for name, value in variables.items():
+        if any(word in name.upper() for word in _SECRET_WORDS):
+            secrets.append(value)
+    return secrets
 
 
 class _SecretFilter(logging.Filter):

@@ -1,7 +1,6 @@
-"""The large LLM as environment: what it is sent, what the agent reads of its reply, and what becomes of failure."""
+"""A large LLM as the environment."""
 
 import asyncio
-import pickle
 
 import pytest
 from hypothesis import given, strategies as st
@@ -9,7 +8,6 @@ from hypothesis import given, strategies as st
 from agentic_prompting.environments import CUT_MARK, LLMEnvironment
 from agentic_prompting.llm import (
     Misconfigured,
-    OpenAIChat,
     RateLimited,
     Reply,
     RoutedChat,
@@ -23,17 +21,11 @@ from agentic_prompting.rollout import (
     Observation,
     Rollout,
     Sample,
-    parse_turn,
     play_all,
 )
 from support.all_at_once import AllAtOnce
+from support.llm_rollouts import Recording, turn_of
 from support.tokenizers_for_tests import tokenizer_for
-
-
-def turn_of(request, thought="a secret thought"):
-    return parse_turn(
-        f"<think> {thought} </think> <interaction_prompt> {request} </interaction_prompt>"
-    )
 
 
 def rollout_after(n, seed=0):
@@ -57,21 +49,6 @@ def history(*numbers, last):
         *(message for pair in pairs for message in pair),
         {"role": "user", "content": f"ask {last}"},
     ]
-
-
-class Recording(ScriptedChat):
-    """Also keeps how each call was told apart from others."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.identities = []
-
-    async def __call__(self, messages, *, repeat=None, session=None, **sampling):
-        self.identities.append((repeat, session))
-        return await super().__call__(messages, repeat=repeat, session=session, **sampling)
-
-
-# --- what it is sent ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,9 +160,6 @@ def test_rollouts_are_told_apart_by_their_seed():
     assert chat.identities == [(11, "11"), (12, "12"), (11, "11")]
 
 
-# --- what the agent reads -----------------------------------------------------------------------------------------
-
-
 def observed(reply, **options):
     return asyncio.run(LLMEnvironment(ScriptedChat([reply]), **options).step(rollout_after(0)))
 
@@ -254,9 +228,6 @@ def test_room_for_the_mark_alone_is_too_little(limit):
         ValueError, match=f"max_reply_chars must be more than {len(CUT_MARK)}, got {limit}"
     ):
         LLMEnvironment(ScriptedChat(["ok"]), max_reply_chars=limit)
-
-
-# --- failure ------------------------------------------------------------------------------------------------------
 
 
 def test_an_error_is_no_text():
@@ -346,135 +317,6 @@ def test_check_asks_the_model_if_it_can_be_asked():
         LLMEnvironment(Wrong(["ok"])).check()
     chat = ScriptedChat(["ok"])
     assert LLMEnvironment(chat).check() is None and chat.calls == []
-
-
-# --- said once, paid once -----------------------------------------------------------------------------------------
-
-
-def rollouts_of(batch, groups, asked="ask 0"):
-    """One rollout for each group named, that asks for the first time."""
-    made = []
-    for seed, group in enumerate(groups):
-        rollout = Rollout(
-            [1], row={"question": f"q{group}"}, seed=100 + seed, batch=batch, group=group
-        )
-        rollout.add_turn(Sample([4]), turn_of(asked))
-        made.append(rollout)
-    return made
-
-
-def steps(environment, rollouts):
-    async def all_of_them():
-        return await asyncio.gather(*(environment.step(rollout) for rollout in rollouts))
-
-    return asyncio.run(all_of_them())
-
-
-def numbered(**settings):
-    """A chat that never says the same twice, at two tokens a reply."""
-    count = iter(range(100))
-    return Recording(
-        lambda messages: Reply(text=f"said {next(count)}", usage=Usage(1, 1, 0.5)), **settings
-    )
-
-
-@pytest.mark.parametrize(("share", "texts"), [("never", 4), ("group", 2), ("step", 1)])
-def test_the_same_is_asked_once_among_those_who_share(share, texts):
-    chat = numbered(latency=0.01)
-    observations = steps(LLMEnvironment(chat, share_replies=share), rollouts_of("1", [0, 0, 1, 1]))
-    assert len({observation.text for observation in observations}) == len(chat.calls) == texts
-    replies = [observation.replies[0] for observation in observations]
-    assert sum(reply.shared for reply in replies) == 4 - texts
-    assert sum((reply.usage for reply in replies), Usage()).cost_usd == 0.5 * texts, "paid once"
-    assert all(reply.worth.cost_usd == 0.5 for reply in replies), "worth the same, whoever paid"
-
-
-def test_what_was_said_is_kept_for_the_step_and_forgotten_after():
-    chat = numbered()
-    environment = LLMEnvironment(chat, share_replies="step")
-    batches = [
-        "1",
-        "1",
-        "2",
-        "1",
-        *map(str, range(3, 19)),
-        "1",
-    ]  # 16 others after the first one was last asked
-    texts = [steps(environment, rollouts_of(batch, [0]))[0].text for batch in batches]
-    assert texts == [f"said {n}" for n in (0, 0, 1, 0, *range(2, 19))]
-    assert len({repeat for repeat, _ in chat.identities}) == 18, (
-        "a recording finds the reply of a batch again"
-    )
-
-
-def test_another_conversation_or_model_or_a_batch_unknown_is_asked_itself():
-    chat = numbered()
-    environment = LLMEnvironment(chat, share_replies="step")
-    steps(
-        environment,
-        [*rollouts_of("1", [0]), *rollouts_of("1", [0], asked="else"), *rollouts_of("", [0, 0])],
-    )
-    assert len(chat.calls) == 4 and [repeat for repeat, _ in chat.identities[2:]] == [100, 101]
-    routed = {name: numbered() for name in "ab"}
-    rule = lambda question, names: "a" if question == "q0" else "b"  # noqa: E731
-    steps(
-        LLMEnvironment(RoutedChat(routed, rule), share_replies="step"),
-        rollouts_of("1", [0, 1, 1, 0]),
-    )
-    assert [len(chat.calls) for chat in routed.values()] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("chat", "sampling", "share"),
-    [
-        ({}, {}, "never"),
-        ({"temperature": 0}, {}, "step"),
-        ({}, {"temperature": 0.0}, "step"),
-        ({"temperature": 0}, {"temperature": 1}, "never"),
-        ({"temperature": 0}, {"share_replies": "never"}, "never"),
-    ],
-)
-def test_only_what_is_deterministic_is_shared_unasked(chat, sampling, share):
-    assert LLMEnvironment(OpenAIChat("m", "http://h/v1", **chat), **sampling).share_replies == share
-
-
-def test_a_failed_reply_is_not_shared():
-    chat = numbered(latency=0.01, fail_on=lambda number: number < 2)
-    observations = steps(LLMEnvironment(chat, share_replies="step"), rollouts_of("1", [0] * 6))
-    assert [observation.error is None for observation in observations] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert len(chat.calls) == 6, "after two failures nobody waits for another's luck"
-    assert observations[2].text != observations[3].text
-
-
-def test_a_cancelled_call_passes_the_turn_on():
-    chat = numbered(latency=0.05)
-    environment = LLMEnvironment(chat, share_replies="step")
-
-    async def first_gives_up():
-        first, second = (
-            asyncio.ensure_future(environment.step(one)) for one in rollouts_of("1", [0, 0])
-        )
-        await asyncio.sleep(0.01)
-        first.cancel()
-        return await second
-
-    assert asyncio.run(first_gives_up()).text == "said 0" and len(chat.calls) == 2
-    assert (
-        pickle.loads(
-            pickle.dumps(LLMEnvironment(RoutedChat({"a": None}, {"a": 1.0})))
-        ).share_replies
-        == "never"
-    )
-
-
-# --- which large LLM ----------------------------------------------------------------------------------------------
 
 
 def test_the_rule_of_a_router_gets_the_question_not_the_request():

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting import AgentSpec, Limits
 from agentic_prompting.environments import SearchEnvironment, Worker, Workers
-from agentic_prompting.environments.search import Document
+from agentic_prompting.environments.retrievers import Document
 from agentic_prompting.environments.workers import quote
 from agentic_prompting.interop import ToolGrammar
 from agentic_prompting.llm import (

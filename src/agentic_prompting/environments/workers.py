@@ -28,7 +28,8 @@ from ..rollout import (
     TagGrammar,
     rollout_seed,
 )
-from .llm import CUT_MARK, SharedReplies
+from .llm import CUT_MARK
+from .shared_replies import SharedReplies
 from .worker import SendOnce, WorkerReply, as_worker
 
 _REFERENCE = re.compile(r"(?<![\w#&])#(\d{1,3})\b")

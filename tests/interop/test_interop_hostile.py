@@ -182,7 +182,7 @@ def test_an_mcp_connection_closed_while_it_opens_fails_whoever_waits_for_it():
     tools.close()
 
     async def closed_meanwhile():
-        waiting = asyncio.ensure_future(tools._connected())
+        waiting = asyncio.ensure_future(tools._connect())
         while tools._keeper is None or tools._keeper.done():
             await asyncio.sleep(0)
         await asyncio.sleep(0)

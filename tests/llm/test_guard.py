@@ -352,7 +352,7 @@ def test_a_connection_that_is_cancelled_while_it_opens_is_an_outage(monkeypatch)
     tools.server, tools.timeout, tools._client, tools._keeper = "nowhere", 1.0, None, None
 
     async def drops():
-        waiting = asyncio.create_task(tools._connected())
+        waiting = asyncio.create_task(tools._connect())
         await asyncio.sleep(0.01)
         tools._keeper.cancel()
         await asyncio.wait_for(waiting, 5)

@@ -244,7 +244,7 @@ class Workers(Environment):
             for number, reply in zip(tasks, replies, strict=True)
         ]
         return Observation(
-            self.grammar.together(shown),
+            self.grammar.join_responses(shown),
             error=failures[0] if failures else None,
             replies=tuple(call for reply in replies for call in reply.replies),
             seconds=time.perf_counter() - started,

@@ -21,7 +21,7 @@ class CallGrammar(Grammar, Protocol):
         """The calls of a turn, in order."""
         ...
 
-    def together(self, texts: Sequence[str]) -> str:
+    def join_responses(self, texts: Sequence[str]) -> str:
         """The replies to the calls of one turn as one observation."""
         ...
 
@@ -105,7 +105,7 @@ class AskGrammar(TagGrammar):
                 calls.append(FunctionCall("ask", arguments))
         return calls
 
-    def together(self, texts: Sequence[str]) -> str:
+    def join_responses(self, texts: Sequence[str]) -> str:
         """The replies to the requests of one turn, each on lines of its own."""
         return "\n".join(texts)
 

@@ -241,7 +241,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
     from agentic_prompting import LLMEnvironment
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
-    from agentic_prompting.trainers.ahead import Ahead
+    from agentic_prompting.trainers.async_rollouts import AsyncSource
     from support.training import trainer_for
 
     folder.mkdir(exist_ok=True)
@@ -259,7 +259,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
             note("paid", rollout.seed, len(rollout.turns))
             return said
 
-    take = Ahead.take
+    take = AsyncSource.take_groups
 
     def noted(self: Any, wanted: int, place: Any) -> Any:
         groups = take(self, wanted, place)
@@ -267,7 +267,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
             note("used", *(rollout.seed for rollout in group.rollouts))
         return groups
 
-    Ahead.take = noted  # type: ignore[method-assign]
+    AsyncSource.take_groups = noted  # type: ignore[method-assign]
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     trainer = trainer_for(
         policy, folder / "run", rows, environment=Paid(Oracle()), max_steps=steps, save_strategy="steps", save_steps=2,
@@ -280,7 +280,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     """Count the losses of runs that are killed at a random moment and resumed to their end."""
     here, rng = multiprocessing.get_context("forkserver"), random.Random(0)
-    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.ahead"])
+    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.async_rollouts"])
 
     def begun(name: str) -> Any:
         process = here.Process(target=live, args=(policy, folder / name, steps))

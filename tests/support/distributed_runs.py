@@ -18,7 +18,7 @@ from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, Promp
 from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers.ahead import Ahead
+from agentic_prompting.trainers.async_rollouts import AsyncSource
 from agentic_prompting.trainers.stopping import PeerFailed
 from support import distributed_backends as backends
 from support.espl_training import EDIT, Reference, arguments as espl_arguments
@@ -183,7 +183,7 @@ class Slow(LLMEnvironment):
 def carried(settings, method):
     """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
     where what was played since is written down."""
-    seen, take = [], Ahead.take
+    seen, take = [], AsyncSource.take_groups
 
     def watched(self, wanted, place):
         groups = take(self, wanted, place)
@@ -191,7 +191,7 @@ def carried(settings, method):
         seen[-1].append(([group.number for group in groups], self.updates, turns))
         return groups
 
-    Ahead.take = watched
+    AsyncSource.take_groups = watched
     options = {
         "async_lead": 1,
         "full_determinism": False,
@@ -208,7 +208,7 @@ def carried(settings, method):
         trainer.train(resume_from_checkpoint=resume and str(Path(trainer.args.output_dir) / resume))
         outcomes.append(outcome(trainer))
         asked.append(len(trainer.policy.asked))
-    Ahead.take = take
+    AsyncSource.take_groups = take
     return {"outcomes": outcomes, "groups": seen, "asked": asked}
 
 

@@ -30,8 +30,7 @@ from ..rollout import (
     as_environment,
 )
 from ..sandbox.policy import world_tokenizer
-from ..trainers.ahead import Ahead
-from ..trainers.in_flight import InFlightFile
+from ..trainers.async_rollouts import AsyncSource, InFlightFile
 from ..trainers.rollouts import BatchPosition, RowPrompts, RowStream
 
 
@@ -220,7 +219,7 @@ class VirtualRun:
 def play_steps(
     folder: Path, pace: Pace, speed: float, has_own_devices: bool, lead: int, steps: int
 ) -> VirtualRun:
-    """Run steps of [`Ahead`] on a virtual clock, with its log in `folder`."""
+    """Run steps of an [`AsyncSource`] on a virtual clock, with its log in `folder`."""
     loop = VirtualLoop()
     chat_format = ChatFormat(world_tokenizer(), TagGrammar())
     decoder = Decoder(pace, has_own_devices, speed, chat_format)
@@ -242,7 +241,7 @@ def play_steps(
     stream = RowStream(questions, seed=0, shuffle=True, groups_per_batch=pace.groups)
     log_file = InFlightFile(folder / "00000.jsonl", {}, 0, resumes=False)
     prompts = RowPrompts(AgentSpec(), pace.rollouts)
-    ahead = Ahead(stream, prompts, player, log_file, lead, 2 * lead)
+    source = AsyncSource(stream, prompts, player, log_file, lead, 2 * lead)
 
     # Keep a reference to the task: the event loop does not.
     decoding = loop.create_task(decoder.run())
@@ -251,8 +250,8 @@ def play_steps(
     for step in range(steps):
         decoder.trainer_waits = True
         position = BatchPosition(0, "train", step, batch_index=step, batch_count=10**6)
-        groups = ahead.take(pace.groups, position)
-        token_ages.append(ahead.metrics(groups)["async/token_age"])
+        groups = source.take_groups(pace.groups, position)
+        token_ages.append(source.metrics(groups)["async/token_age"])
 
         decoder.trainer_waits = False
         loop.run_until_complete(asyncio.sleep(pace.update / speed))

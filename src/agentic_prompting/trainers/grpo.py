@@ -45,7 +45,7 @@ from ..rollout import (
     TextFormat,
     template_for,
 )
-from .ahead import ahead_of
+from .async_rollouts import make_async_source
 from .callbacks import LiveView, LogFile, use_one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import explain_missing_model, published_files
@@ -691,17 +691,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @contextmanager
     def while_training(self, resumes: bool) -> Iterator[None]:
-        """With `async_lead` > 0, let rollouts be played ahead during training; see [`ahead_of`]."""
+        """With `async_lead` > 0, let rollouts be played ahead during training; see [`make_async_source`]."""
         if not self.args.async_lead:
             yield
             return
-        ahead = ahead_of(
+        async_source = make_async_source(
             self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes
         )
-        self.source = ahead
-        self.keepers["ahead"] = ahead
+        self.source = async_source
+        self.keepers["ahead"] = async_source
         try:
-            with ahead.running():
+            with async_source.finish_requests_on_exit():
                 yield
         finally:
             self.source = self.on_policy

@@ -2,8 +2,8 @@
 
 The sampler picks rows ([`EpochSampler`]), [`Prompts`] render them, a [`RolloutPlayer`] plays one
 rollout of each, and a [`Batch`] gives TRL their token ids and masks. A [`BatchSource`] combines
-these steps: [`OnPolicySource`] plays rollouts within the step that trains on them, `ahead.py` plays
-them several steps ahead.
+these steps: [`OnPolicySource`] plays rollouts within the step that trains on them, [`AsyncSource`]
+plays them several steps ahead.
 """
 
 from __future__ import annotations

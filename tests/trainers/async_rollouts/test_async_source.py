@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import ScriptedChat, Usage
 from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
-from agentic_prompting.trainers.ahead import Ahead
+from agentic_prompting.trainers.async_rollouts import AsyncSource
 from benchmarks.speed import async_training
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
@@ -34,13 +34,13 @@ class OnStep(TrainerCallback):
 @pytest.fixture
 def steps(monkeypatch):
     """The groups that each step used."""
-    seen, take = [], Ahead.take
+    seen, take = [], AsyncSource.take_groups
 
     def watched(self, wanted, place):
         seen.append(take(self, wanted, place))
         return seen[-1]
 
-    monkeypatch.setattr(Ahead, "take", watched)
+    monkeypatch.setattr(AsyncSource, "take_groups", watched)
     return seen
 
 
@@ -353,7 +353,7 @@ def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
         steps_per_generation=2,
     )
     trainer.args.per_device_train_batch_size = 1  # as with two processes
-    with pytest.raises(ValueError, match="each process must hold whole groups.* a multiple of 4"):
+    with pytest.raises(ValueError, match="per_device_train_batch_size .* a multiple of 4"):
         trainer.train()
 
 

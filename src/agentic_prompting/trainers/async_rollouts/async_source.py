@@ -1,0 +1,556 @@
+"""Training that does not wait for stragglers: groups of rollouts in flight are carried over to later steps.
+
+Rows come from a [`RowStream`], in the order of TRL's sampler, so that more groups can be started
+than a step uses: `async_lead` steps ahead. Each step starts as many groups as it uses and trains on
+the oldest finished ones; it waits for groups that later steps could not use within `max_staleness`.
+An episode is a coroutine (`play`), so it may last longer than the step in which it was started.
+Nothing that was sampled or paid for is dropped: after a kill it is in the [`InFlightFile`].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...llm import run
+from ...llm.guard import contain
+from ...rollout import (
+    AgentSpec,
+    Engine,
+    Observation,
+    Rollout,
+    Sample,
+    SampleRequest,
+    observe,
+    play,
+    rollout_seed,
+)
+from ...rollout.environment import same_columns
+from ..config import MultiTurnGRPOConfig
+from ..rollouts import Batch, BatchPosition, Prompts, RolloutPlayer, RowStream
+from ..stopping import TrainingStopped
+from .episode_log import EpisodeLog, RecordReply
+from .in_flight_file import InFlightFile, SavedEpisode, SavedGroup
+from .lead_stats import IdleClock, LeadStats, gather_lead_metrics
+from .run_identity import describe_run, fingerprint_prompts, fingerprint_weights
+
+NOT_USED = -1  # the `used_at` of a group that no step has used
+
+
+@dataclass
+class RolloutGroup:
+    """The rollouts of one row.
+
+    Args:
+        number (`int`): Counts the groups of the run over all processes. Its row and its seeds are
+            functions of it.
+        update (`int`): Weight updates before the group was started.
+        rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
+        metadata (`list[dict]`): The metadata of each rollout when the group was started.
+        episodes (`list[EpisodeLog]`): The log of each rollout's episode.
+        prompts (`int`): The fingerprint of the rendered prompts.
+        tasks (`list[asyncio.Task]`): The running episodes.
+        used_at (`int`): Weight updates before the step that used the group.
+    """
+
+    number: int
+    update: int
+    rollouts: list[Rollout]
+    metadata: list[dict[str, Any]]
+    episodes: list[EpisodeLog]
+    prompts: int
+    tasks: list[asyncio.Task[Rollout]] = field(default_factory=list, repr=False)
+    used_at: int = NOT_USED
+
+    @property
+    def is_done(self) -> bool:
+        return all(rollout.done for rollout in self.rollouts)
+
+    def start_record(self) -> dict[str, Any]:
+        """Return the facts about the start of the group, as plain JSON."""
+        return {
+            "group": self.number,
+            "update": self.update,
+            "prompts": self.prompts,
+            "metadata": self.metadata,
+        }
+
+
+@dataclass
+class GroupPlan:
+    """A group about to be started.
+
+    Args:
+        number (`int`): The number of the group.
+        metadata (`list[dict]`): The metadata of each rollout.
+        prompts (`list`): The rendered messages of each rollout.
+        saved ([`SavedGroup`], *optional*): The group as an earlier process started it.
+    """
+
+    number: int
+    metadata: list[dict[str, Any]]
+    prompts: list[Any]
+    saved: SavedGroup | None = None
+
+
+class AsyncSource:
+    """A [`BatchSource`] that plays groups `async_lead` steps ahead of the weights.
+
+    Args:
+        rows ([`RowStream`]): The rows, one for each group.
+        prompts ([`Prompts`]): Renders the rows.
+        player ([`RolloutPlayer`]): Has the policy and the environment of the episodes.
+        file ([`InFlightFile`]): Stores turns and replies.
+        lead (`float`): Steps' worth of groups to play beyond the step's own.
+        max_staleness (`int`): The most updates between a group's start and its use; a step waits
+            for groups that later steps could not use within this limit.
+        updates_per_batch (`int`, *optional*, defaults to `1`): Weight updates that learn from a
+            batch.
+
+    Attributes:
+        updates (`int`): Weight updates before the current batch.
+        groups (`list[RolloutGroup]`): Started and not used yet, by number.
+    """
+
+    def __init__(
+        self,
+        rows: RowStream,
+        prompts: Prompts,
+        player: RolloutPlayer,
+        file: InFlightFile,
+        lead: float,
+        max_staleness: int,
+        updates_per_batch: int = 1,
+    ):
+        self.rows = rows
+        self.prompts = prompts
+        self.player = player
+        self.file = file
+        self.lead = lead
+        self.max_staleness = max_staleness
+        self.updates_per_batch = updates_per_batch
+
+        self.updates = 0
+        self.groups: list[RolloutGroup] = []
+        # Groups that the current step used. A checkpoint in the middle of a step repeats it.
+        self._used: list[RolloutGroup] = []
+        # Groups that this process has started so far; known at the first batch.
+        self._started_count: int | None = None
+        # The checkpoint's groups: their numbers, and the steps that used them.
+        self._saved_numbers: dict[int, int] = {}
+        # The oldest group that the checkpoint before the last one may need.
+        self._oldest_needed = 0
+        # Whether the file's entries belong to this run; decided at the first batch.
+        self._trusts_file: bool | None = None
+        # Rollouts of an earlier process that are played from their beginning.
+        self._restarted = 0
+        # Whether training is over, so that episodes send no further requests.
+        self._is_ending = False
+        self._tasks_awaiting_replies: set[asyncio.Task[Any] | None] = set()
+        self._clock = IdleClock()
+
+    def next_batch(self, rows: Sequence[dict[str, Any]], position: BatchPosition) -> Batch:
+        """Return a batch of finished groups of this process, whenever they were started.
+
+        Only the number of `rows` is used.
+        """
+        groups = self.take_groups(len(rows) // self.prompts.rollouts_per_row, position)
+        rollouts = []
+        metadata = []
+        for group in groups:
+            rollouts += group.rollouts
+            metadata += group.metadata
+        # Groups were started separately, so the environment may have given their rows other columns.
+        played_rows = same_columns([rollout.row for rollout in rollouts])
+        metrics = self.metrics(groups)
+        return Batch(position, played_rows, metadata, rollouts, off_policy=True, metrics=metrics)
+
+    def take_groups(self, count: int, position: BatchPosition) -> list[RolloutGroup]:
+        """Start a step's worth of groups, wait for as many, and return the oldest finished ones."""
+        self.updates = position.step
+        self._used = [group for group in self._used if group.used_at == self.updates]
+        if self._trusts_file is None:
+            self._trusts_file = self.file.trust(None)
+        if self._started_count is None:
+            self._started_count = position.batch_index * count
+
+        # First those of the checkpoint that are not used yet, or are used by this step.
+        numbers = sorted(
+            number
+            for number, used_at in self._saved_numbers.items()
+            if used_at in (NOT_USED, self.updates)
+        )
+        self._saved_numbers = {}
+
+        # Then new ones, up to the lead or the end of the run.
+        max_groups = count + round(self.lead * count)
+        max_started = position.batch_count * count
+        while len(self.groups) + len(numbers) < max_groups and self._started_count < max_started:
+            numbers.append(self._next_number(count))
+        self.groups += self._start_groups(numbers)
+
+        # Play all groups in flight until the step has enough.
+        self._clock.set_trainer_waits(True)
+        self.player.run(self._wait_for_groups(count), position.description)
+        self._clock.set_trainer_waits(False)
+
+        # Use the oldest finished groups; the others stay in flight.
+        finished_groups = [group for group in self.groups if group.is_done]
+        used_groups = finished_groups[:count]
+        self.groups = [group for group in self.groups if group not in used_groups]
+        for group in used_groups:
+            group.used_at = self.updates
+        self._used += used_groups
+        return used_groups
+
+    def metrics(self, used_groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Return the metrics of a batch of groups. Must be called on every process, once a batch."""
+        return gather_lead_metrics(self._collect_stats(used_groups))
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def _next_number(self, count: int) -> int:
+        """Return the number of the next group of this process, in the order of TRL's sampler."""
+        assert self._started_count is not None
+        batch_index, index_in_batch = divmod(self._started_count, count)
+        self._started_count += 1
+        accelerator = self.player.accelerator
+        block = batch_index * accelerator.num_processes + accelerator.process_index
+        return block * count + index_in_batch
+
+    def _start_groups(self, numbers: Sequence[int]) -> list[RolloutGroup]:
+        """Return started groups. The environment starts the episodes of all of them at once."""
+        plans = [self._plan_group(number) for number in numbers]
+
+        # Render all rows, and let the environment start their episodes.
+        rows = []
+        reset_seeds = []
+        for plan in plans:
+            reset_seed = rollout_seed(self.rows.seed, "reset", plan.number)
+            for messages in plan.prompts:
+                reset_seeds.append(reset_seed)
+                prompt = self.player.chat_format.prompt(messages)
+                rows.append({**self.rows[plan.number], "prompt": prompt})
+        rows = self.player.reset_rows(rows, reset_seeds)
+
+        # Split the rows into groups again.
+        groups = []
+        for index, plan in enumerate(plans):
+            start = index * self.prompts.rollouts_per_row
+            group_rows = rows[start : start + self.prompts.rollouts_per_row]
+            groups.append(self._start_group(plan, group_rows))
+        return groups
+
+    def _plan_group(self, number: int) -> GroupPlan:
+        """Return a group as an earlier process started it, if that can be continued, else a new one."""
+        row = self.rows[number]
+        rollouts_per_row = self.prompts.rollouts_per_row
+        saved = self.file.groups.pop(number, None)
+
+        # Some episodes begin again: those of a program, and those whose environment was changed, which
+        # the log does not hold.
+        environment = self.player.environment
+        if saved is not None and environment is not None:
+            is_lost = environment.has_reset and not environment.repeatable_reset
+            if is_lost or environment.play_episode is not None:
+                self._restarted += rollouts_per_row
+            if is_lost:
+                saved = None
+
+        # The saved group is continued if its prompts are still the same.
+        if saved is not None:
+            with suppress(LookupError):
+                prompts = [
+                    self.prompts.render_messages(row, metadata) for metadata in saved.metadata
+                ]
+                is_same = saved.prompts == fingerprint_prompts(prompts)
+                if len(prompts) == rollouts_per_row and is_same:
+                    return GroupPlan(number, saved.metadata, prompts, saved)
+
+        # Otherwise a new group: E-SPL chooses its system prompts now.
+        new_metadata = [
+            self.prompts.choose_metadata(index, training=True) for index in range(rollouts_per_row)
+        ]
+        prompts = [self.prompts.render_messages(row, metadata) for metadata in new_metadata]
+        return GroupPlan(number, new_metadata, prompts)
+
+    def _start_group(self, plan: GroupPlan, rows: Sequence[dict[str, Any]]) -> RolloutGroup:
+        """Return the group of a plan. `rows` are those of its episodes."""
+        # Groups of one batch's worth share replies.
+        sharing_key = f"{self.rows.seed}.lead.{plan.number // self.rows.groups_per_batch}"
+        saved_episodes = plan.saved.episodes if plan.saved is not None else {}
+        rollouts = []
+        episodes = []
+        for index, row in enumerate(rows):
+            chat_format = self.player.chat_format.of(row)
+            rollout = Rollout(
+                chat_format.prompt_ids(row["prompt"]),
+                row=row,
+                seed=rollout_seed(self.rows.seed, "group", plan.number, index),
+                batch=sharing_key,
+                group=plan.number,
+            )
+            rollouts.append(rollout)
+            saved_episode = saved_episodes.get(index, SavedEpisode())
+            episodes.append(self._make_episode_log(plan.number, index, saved_episode))
+
+        # A group counts as old as its first start.
+        update = self.updates
+        if plan.saved is not None:
+            update = min(plan.saved.update, self.updates)
+        fingerprint = fingerprint_prompts(plan.prompts)
+        group = RolloutGroup(plan.number, update, rollouts, plan.metadata, episodes, fingerprint)
+        if plan.saved is None:
+            self.file.write(group.start_record())
+        return group
+
+    def _make_episode_log(self, number: int, index: int, saved: SavedEpisode) -> EpisodeLog:
+        def write_entry(entry: dict[str, Any]) -> None:
+            self.file.write({"group": number, "rollout": index, **entry})
+
+        environment = self.player.environment
+        return EpisodeLog(
+            self._ask_policy,
+            self._ask_environment,
+            lambda: self.updates,
+            write_entry,
+            saved.turns,
+            saved.replies,
+            play_episode=None if environment is None else environment.play_episode,
+        )
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    async def _wait_for_groups(self, count: int) -> None:
+        """Play the groups in flight until the step may take `count` of them."""
+        player = self.player
+        # Start the episodes of new groups; those of earlier steps are still running.
+        tasks = []
+        for group in self.groups:
+            if not group.tasks:
+                for rollout, log in zip(group.rollouts, group.episodes, strict=True):
+                    episode = play(rollout, log, log, player.chat_format, player.limits)
+                    group.tasks.append(asyncio.create_task(contain(episode)))
+            tasks += group.tasks
+
+        # Check after each finished episode.
+        while True:
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises if the engine has failed, which concerns all episodes
+            if self._has_enough_groups(count):
+                return
+            unfinished = [task for task in tasks if not task.done()]
+            await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
+
+    def _has_enough_groups(self, count: int) -> bool:
+        """Return whether `count` groups are done, and as many old ones as their staleness demands.
+
+        Later steps must be able to use the others within `max_staleness`.
+        """
+        done_count = 0
+        oldest_first = sorted(self.groups, key=lambda group: group.update)
+        for group_count, group in enumerate(oldest_first, 1):
+            if group.is_done:
+                done_count += 1
+            updates_left = max(self.max_staleness - (self.updates - group.update), 0)
+            batches_left = updates_left // self.updates_per_batch
+            # Groups up to this one that no later batch has a place for.
+            due_count = group_count - batches_left * count
+            if done_count < min(count, due_count):
+                return False
+        return done_count >= count
+
+    async def _ask_policy(self, request: SampleRequest) -> Sample:
+        if self._is_ending:
+            raise asyncio.CancelledError
+        policy = self.player.policy
+        self._clock.needs_trainer_thread = isinstance(policy, Engine) and policy.on_callers_thread
+        self._clock.add_turns(1)
+        try:
+            return await policy(request)
+        finally:
+            self._clock.add_turns(-1)
+
+    async def _ask_environment(self, rollout: Rollout, record: RecordReply) -> Observation | None:
+        if self._is_ending:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        self._tasks_awaiting_replies.add(task)
+        try:
+            limits = self.player.limits.of(rollout.row)
+            return await observe(self.player.environment, rollout, limits.step_timeout, record)
+        finally:
+            self._tasks_awaiting_replies.discard(task)
+
+    def _collect_stats(self, used_groups: Sequence[RolloutGroup]) -> LeadStats:
+        """Return this process's facts about the batch, and reset those that are read once."""
+        # The age of every token that the step trains on.
+        token_ages: Counter[int] = Counter()
+        for group in used_groups:
+            for log in group.episodes:
+                for turn in log.requested_turns():
+                    token_ages.update(max(self.updates - update, 0) for update in turn["updates"])
+
+        # Turns that ended since the last batch, of groups in flight too.
+        turn_ages = []
+        for group in (*used_groups, *self.groups):
+            for log in group.episodes:
+                turn_ages += log.updates_during_turns
+                log.updates_during_turns.clear()
+
+        trainer_idle, policy_idle = self._clock.read_idle_shares()
+        restarted = self._restarted
+        self._restarted = 0
+        return LeadStats(
+            token_ages, turn_ages, len(self.groups), trainer_idle, policy_idle, restarted
+        )
+
+    # --- checkpoints, and the end of training --------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the groups in flight as plain data, without turns and replies still to arrive.
+
+        Includes the groups that the latest step used, because a checkpoint in the middle of a step
+        repeats it.
+        """
+        groups = [*self._used, *self.groups]
+        # The checkpoint before this one is whole and may be resumed from: delete only entries that
+        # it does not need.
+        self.file.forget_before(self._oldest_needed)
+        self._oldest_needed = min((group.number for group in groups), default=self._oldest_needed)
+
+        group_states = []
+        for group in groups:
+            episodes = [
+                {"turns": list(log.turns), "replies": list(log.replies)} for log in group.episodes
+            ]
+            group_states.append(
+                {**group.start_record(), "used_at": group.used_at, "episodes": episodes}
+            )
+        return {
+            "run": self.file.run,
+            "identity": dict(self.file.identity),
+            "started": self._started_count,
+            "groups": group_states,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a [`AsyncSource.state_dict`], and from entries that were written after it."""
+        self._trusts_file = self.file.trust(state)
+        if not self._trusts_file:
+            return
+        self._started_count = state["started"]
+        for group_state in state["groups"]:
+            number = group_state["group"]
+            episodes = {}
+            for index, episode_state in enumerate(group_state["episodes"]):
+                episodes[index] = SavedEpisode(**episode_state)
+
+            # The file's log of an episode is used if it is the longer one.
+            logged_group = self.file.groups.get(number)
+            if logged_group is not None and logged_group.prompts == group_state["prompts"]:
+                for index, episode in logged_group.episodes.items():
+                    if index in episodes and len(episode) > len(episodes[index]):
+                        episodes[index] = episode
+
+            self.file.groups[number] = SavedGroup(
+                number,
+                group_state["update"],
+                group_state["prompts"],
+                group_state["metadata"],
+                episodes,
+            )
+            self._saved_numbers[number] = group_state.get("used_at", NOT_USED)
+
+    @contextmanager
+    def finish_requests_on_exit(self) -> Iterator[None]:
+        """The context around training.
+
+        At its end the replies that were requested are awaited and logged, unless training raised
+        an error.
+        """
+        awaits_replies = False
+        try:
+            yield
+            awaits_replies = True
+        except TrainingStopped:
+            awaits_replies = True
+            raise
+        finally:
+            run(self._end_episodes(awaits_replies))
+
+    async def _end_episodes(self, awaits_replies: bool) -> None:
+        self._is_ending = True
+        tasks = []
+        for group in self.groups:
+            tasks += group.tasks
+
+        # Episodes that wait for the policy are cancelled: their turns cost nothing. The others end at
+        # their next request.
+        for task in tasks:
+            if not (awaits_replies and task in self._tasks_awaiting_replies):
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def make_async_source(
+    args: MultiTurnGRPOConfig,
+    rows: Any,
+    prompts: Prompts,
+    player: RolloutPlayer,
+    spec: AgentSpec,
+    model: torch.nn.Module,
+    resumes: bool,
+) -> AsyncSource:
+    """Return an [`AsyncSource`] with the settings of a run.
+
+    A resumed run continues with the groups in flight, including entries that were written to
+    `output_dir/in_flight` after the checkpoint.
+
+    Args:
+        args ([`MultiTurnGRPOConfig`]): The settings.
+        rows (`Dataset`): The training rows.
+        prompts ([`Prompts`]): Renders the rows.
+        player ([`RolloutPlayer`]): Has the policy and the environment.
+        spec ([`AgentSpec`]): The form of the agent.
+        model (`torch.nn.Module`): The model in training.
+        resumes (`bool`): Whether the run continues an earlier one.
+
+    Raises:
+        `ValueError`: If a process cannot hold whole groups, or the rows cannot be counted.
+    """
+    rollouts_per_row = prompts.rollouts_per_row
+    rollouts_per_process = args.per_device_train_batch_size * args.steps_per_generation
+    if rollouts_per_process % rollouts_per_row:
+        raise ValueError(
+            f"async_lead > 0 needs whole groups on each process: make per_device_train_batch_size x "
+            f"steps_per_generation (now {rollouts_per_process}) a multiple of {rollouts_per_row}"
+        )
+    if not hasattr(rows, "__len__"):
+        raise ValueError(
+            "async_lead > 0 needs a train_dataset with a length: do not stream it, or set async_lead=0"
+        )
+
+    path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
+    identity = describe_run(spec, player.limits, player.environment, rollouts_per_row, args)
+    file = InFlightFile(path, identity, fingerprint_weights(model), resumes)
+    groups_per_batch = args.generation_batch_size // rollouts_per_row
+    stream = RowStream(rows, args.seed, args.shuffle_dataset, groups_per_batch)
+    assert args.max_staleness is not None  # set by the config, since `async_lead` is
+    return AsyncSource(
+        stream,
+        prompts,
+        player,
+        file,
+        args.async_lead,
+        args.max_staleness,
+        args.steps_per_batch,
+    )

@@ -1,0 +1,293 @@
+"""The groups in flight of one process, on disk, so that a killed run samples and pays for nothing twice.
+
+Entries are valid only for the run that wrote them. The file's first line identifies that run: the
+settings that decide what a group is, and the weights at its beginning. Entries of another run, and
+damaged lines, are counted in one warning and not used; they never block a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...records import RecordFile, atomic_write
+from .episode_log import observation_from_json, sample_from_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """The first line of an [`InFlightFile`].
+
+    Args:
+        run (`str`): The id of the run.
+        identity (`dict`): The settings of [`describe_run`].
+        policy (`int`): The fingerprint of the weights that the run began with.
+    """
+
+    run: str
+    identity: dict[str, Any]
+    policy: int
+
+
+@dataclass
+class SavedEpisode:
+    """The logged turns and replies of one rollout, as [`EpisodeLog`] has them."""
+
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[dict[str, Any]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.turns) + len(self.replies)
+
+
+@dataclass
+class SavedGroup:
+    """A group that an earlier process started.
+
+    Args:
+        number (`int`): The number of the group.
+        update (`int`): Weight updates before the group was started.
+        prompts (`int`): The fingerprint of its rendered prompts.
+        metadata (`list[dict]`): The metadata of each rollout.
+        episodes (`dict[int, SavedEpisode]`): The log of each rollout that has one.
+    """
+
+    number: int
+    update: int
+    prompts: int
+    metadata: list[dict[str, Any]]
+    episodes: dict[int, SavedEpisode] = field(default_factory=dict)
+
+
+class InFlightFile:
+    """The log of a process's groups in flight.
+
+    Must be constructed while the run's folder is locked: it may delete or replace the file.
+
+    Args:
+        path (`Path`): The file.
+        identity (`dict`): Plain settings that decide what a group is; see [`describe_run`].
+        policy (`int`): Fingerprint of the weights that this process starts with; see
+            [`fingerprint_weights`].
+        resumes (`bool`): Whether the entries of an earlier process may be used. Otherwise they are
+            deleted.
+
+    Attributes:
+        run (`str`): The id of the run. A checkpoint stores it, to recognise the run's log.
+        groups (`dict[int, SavedGroup]`): The entries of the file, by the number of the group.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
+        self.record_file = RecordFile(path)
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self.policy = policy
+        self.run = uuid.uuid4().hex
+        self.groups: dict[int, SavedGroup] = {}
+        self._lock = threading.Lock()
+        self._has_failed = False  # whether a failure to write was logged
+        self._header: RunHeader | None = None  # of the run that wrote the file
+        if resumes:
+            self._read()
+        else:
+            path.unlink(missing_ok=True)
+        self._has_header = self._header is not None
+
+    def trust(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
+        """Decide whether the entries belong to this run.
+
+        Entries of another run are moved to another file, with one warning.
+
+        Args:
+            checkpoint_state (`dict`, *optional*): `run` and `identity` of the checkpoint that is
+                resumed. `None`: there is no checkpoint, and the model must still have the weights
+                that the run began with.
+
+        Returns:
+            `bool`: Whether the groups in flight of the checkpoint itself may be used.
+        """
+        changes: set[str] = set()
+        if checkpoint_state is not None:
+            changes |= self._changed_settings(checkpoint_state["identity"])
+        if self._header is not None:
+            changes |= self._changed_settings(self._header.identity)
+            if checkpoint_state is None:
+                if self._header.policy != self.policy:
+                    changes.add("the weights that the run began with")
+            elif self._header.run != checkpoint_state["run"]:
+                changes.add("the run")
+        if changes:
+            self._put_aside(sorted(changes))
+            return False
+
+        # Continue the run under its old id.
+        if self._header is not None:
+            self.run = self._header.run
+        elif checkpoint_state is not None:
+            self.run = checkpoint_state["run"]
+        return True
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append an entry. If the disk is full, training continues without the log."""
+        with self._lock:
+            records = [record]
+            if not self._has_header:
+                records = [asdict(RunHeader(self.run, self.identity, self.policy)), record]
+            try:
+                self.record_file.append(records)
+                self._has_header = True
+            except OSError as error:
+                if not self._has_failed:
+                    logger.warning(
+                        "%s cannot be written, training continues without it: %s",
+                        self.record_file.path,
+                        error,
+                    )
+                self._has_failed = True
+
+    def forget_before(self, number: int) -> None:
+        """Delete the entries of groups that no checkpoint needs any more."""
+        # A full disk must not fail the checkpoint: the next one tries again.
+        with self._lock, suppress(OSError):
+            self.record_file.keep(lambda record: record.get("group", number) >= number)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read every whole line; count the others, and rewrite the file without them."""
+        path = self.record_file.path
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            logger.warning("%s cannot be read, groups in flight are played again: %s", path, error)
+            return
+
+        lines = content.split(b"\n")
+        usable_lines = []
+        damaged_line_numbers = []
+        for line_number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if self._read_line(line):
+                usable_lines.append(line)
+            elif line_number < len(lines):
+                damaged_line_numbers.append(line_number)
+            # Otherwise it is the last line, which has no end: the kill cut it off.
+
+        if damaged_line_numbers:
+            logger.warning(
+                "%s: %d damaged lines are not used, the first is line %d; their turns and replies are sampled and "
+                "paid again",
+                path,
+                len(damaged_line_numbers),
+                damaged_line_numbers[0],
+            )
+
+        # Without its header nothing in the file can be attributed to a run.
+        if self._header is None:
+            usable_lines = []
+            self.groups = {}
+        usable_content = b"".join(line + b"\n" for line in usable_lines)
+        if usable_content != content:
+            atomic_write(path, usable_content)
+
+    def _read_line(self, line: bytes) -> bool:
+        """Read a line, and return whether it could be used."""
+        try:
+            record = json.loads(line)
+            if "identity" in record:
+                self._header = RunHeader(
+                    str(record["run"]), dict(record["identity"]), record["policy"]
+                )
+                return True
+            number = _check_whole_number(record["group"])
+            if "prompts" in record:
+                self.groups[number] = SavedGroup(
+                    number,
+                    update=_check_whole_number(record["update"]),
+                    prompts=_check_whole_number(record["prompts"]),
+                    metadata=[dict(metadata) for metadata in record["metadata"]],
+                )
+                return True
+            return number in self.groups and _add_entry(self.groups[number].episodes, record)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+
+    def _changed_settings(self, identity: Mapping[str, Any]) -> set[str]:
+        return {name for name in self.identity if identity.get(name) != self.identity[name]}
+
+    def _put_aside(self, changes: Sequence[str]) -> None:
+        """Move the entries to a file beside this one, and begin without any."""
+        path = self.record_file.path
+        unused_path = path.with_name(f"{path.stem}.unused{path.suffix}")
+        logger.warning(
+            "%s: %d groups in flight are not used, because this run differs in %s; they are played again, and the "
+            "file is kept as %s",
+            path,
+            len(self.groups),
+            ", ".join(changes),
+            unused_path.name,
+        )
+        self._header = None
+        self._has_header = False
+        self.groups = {}
+        if path.exists():
+            os.replace(path, unused_path)
+
+
+def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> bool:
+    """Append a turn or reply to its episode, and return whether it was whole and in order.
+
+    It replaces entries that an earlier process wrote at its index and after it.
+    """
+    entry_type: Literal["turn", "reply"] = "turn" if "turn" in record else "reply"
+    entry = record[entry_type]
+    rollout_index = _check_whole_number(record["rollout"])
+    index = _check_whole_number(record["at"])
+    is_usable = _is_usable_turn(entry) if entry_type == "turn" else _is_usable_reply(entry)
+    if not is_usable:
+        return False
+
+    episode = episodes.setdefault(rollout_index, SavedEpisode())
+    entries = episode.turns if entry_type == "turn" else episode.replies
+    if index > len(entries):
+        return False
+    entries[index:] = [entry]
+
+    # A turn has its reply after it, and a reply the next turn: these belonged to the old entry.
+    if entry_type == "turn":
+        del episode.replies[index:]
+    else:
+        del episode.turns[index + 1 :]
+    return True
+
+
+def _is_usable_turn(turn: Mapping[str, Any]) -> bool:
+    _check_whole_number(turn["seed"])
+    sample = sample_from_json(turn)
+    logprobs = sample.logprobs or ()
+    if not len(sample.ids) == len(logprobs) == len(sample.updates) > 0:
+        return False
+    for number in (*sample.ids, *sample.updates):
+        _check_whole_number(number)
+    return all(isinstance(logprob, float | int) for logprob in logprobs)
+
+
+def _is_usable_reply(reply: Mapping[str, Any]) -> bool:
+    observation = observation_from_json(reply)
+    return observation is None or isinstance(observation.text, str)
+
+
+def _check_whole_number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value

@@ -37,8 +37,9 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_seed,
 )
+from agentic_prompting.trainers.checkpointing.failure_watch import FailureWatch
+from agentic_prompting.trainers.checkpointing.stop_training import TrainingStopped
 from agentic_prompting.trainers.scoring import render_completion
-from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
 
 
 @dataclass(eq=False)
@@ -159,7 +160,7 @@ class RolloutWorker:
         self.metrics_queue.put(
             {name: float(value) for name, value in rollout_metrics(facts).items()}
         )
-        if why := self._failures.why_stop(facts):
+        if why := self._failures.check_batch(facts):
             raise TrainingStopped(why)
         columns = self._reward_columns(rollouts)
         scores = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]

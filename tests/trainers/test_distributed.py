@@ -183,7 +183,10 @@ def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backe
     settings |= {"planted": {"async_lead": lead, "full_determinism": not lead}}
     if backend == "ddp":
         codes, said = launch("distributed_runs.py", 2, settings, check=False, timeout=240)
-        assert "[rank0]: agentic_prompting.trainers.stopping.PeerFailed: process 1 of 2 " in said
+        assert (
+            "[rank0]: agentic_prompting.trainers.checkpointing.rank_barrier.PeerFailed: process 1 of 2 "
+            in said
+        )
     else:  # under ZeRO-3 the launcher may end the other before it has heard
         codes, said = launch_under_torchrun("distributed_runs.py", 2, settings, timeout=240)
     assert all(code > 0 for code in codes), "each ended by itself"

@@ -727,7 +727,7 @@ def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows,
         return trainer
 
     stopped, reasons = build(), iter(["", "down"])
-    stopped.monitor.failures.why_stop = lambda *facts, **options: next(reasons)
+    stopped.monitor.failures.check_batch = lambda *facts, **options: next(reasons)
     with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
         stopped.train()
     assert stopped.generation.batches == 1

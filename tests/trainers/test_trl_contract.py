@@ -330,7 +330,7 @@ def test_calculate_rewards(trained):
 
 
 def test_a_row_without_any_reward_is_warned_of_in_these_words():
-    """Silenced where the rollout failed (`quiet_about_missing_rewards`): by these words, from this module's logger."""
+    """Silenced where the rollout failed (`mute_missing_reward_warning`): by these words, from this module's logger."""
     source = inspect.getsource(GRPOTrainer._calculate_rewards)
     assert source.count("logger.warning(") == 1 and 'f"All reward functions returned None' in source
     assert "logger = get_logger(__name__)" in inspect.getsource(inspect.getmodule(GRPOTrainer))

@@ -44,7 +44,8 @@ def test_without_the_guard_decay_and_momentum_would_move_weights(
 ):
     """That the test above can fail: zero gradients are not enough."""
     monkeypatch.setattr(
-        "agentic_prompting.trainers.resumable.ResumableGRPOTrainer._is_empty", lambda *_: False
+        "agentic_prompting.trainers.checkpointing.resumable_trainer.ResumableGRPOTrainer._is_empty",
+        lambda *_: False,
     )
     _, watch = watched_run(tiny_policy, tmp_path, rows, {1}, **{**HEAVY, "max_steps": 2})
     assert not same(*watch.weights)

@@ -29,13 +29,13 @@ from ..trainers import (
     TrainingStopped,
 )
 from ..trainers.callbacks import hide_library_bars
-from ..trainers.checkpoints import (
-    alone_in,
-    asked_to_resume,
-    from_first,
-    holds_run,
-    move_aside,
-    occupied,
+from ..trainers.checkpointing.find_checkpoint import read_resume_option
+from ..trainers.checkpointing.run_folder import (
+    contains_run,
+    decide_on_main_process,
+    lock_run_folder,
+    move_run_aside,
+    second_run_message,
 )
 from .extras import check_extras
 from .loader import register_selection, register_selections
@@ -103,11 +103,13 @@ def main(method: str, arguments: Sequence[str]) -> None:
     state = PartialState()
     with ExitStack() as stack:
         # The lock is held to the end, because files are written before and after training, too.
-        stack.enter_context(alone_in(folder, state))
-        if not asked_to_resume(args) and from_first(state, lambda: holds_run(folder)):
+        stack.enter_context(lock_run_folder(folder, state))
+        if not read_resume_option(args) and decide_on_main_process(
+            state, lambda: contains_run(folder)
+        ):
             if not args.overwrite:
-                raise ValueError(occupied(folder, as_options=True))
-            from_first(state, lambda: move_aside(folder, model.model_name_or_path))
+                raise ValueError(second_run_message(folder, as_options=True))
+            decide_on_main_process(state, lambda: move_run_aside(folder, model.model_name_or_path))
         trainer, report = script.build_trainer(args, model, stack)
         trainer.locks_folder = False
         run_training(trainer)

@@ -37,7 +37,7 @@ from ..local.slab import Slab, attention_with_masks, can_slab, masks_of
 from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
 from ..sandbox.policy import world_tokenizer
-from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, resumable
+from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from ..trainers.loss import ScoredTokens
 from ..trainers.rollouts import Batch, BatchPosition
 from .fake_gpu import (
@@ -335,7 +335,8 @@ def measure_training(job: TrainingJob) -> MeasuredStep:
 
         # Whether a process was interrupted is a sum over processes, which is not 0 for fake
         # numbers.
-        with memory.counting(), patched(resumable, "checkpoint_on_interrupt", nullcontext):
+        trainer.handles_interrupts = False
+        with memory.counting():
             trainer.train()
 
     # The first step has no optimizer states before its last moment, where they are created. From

@@ -47,6 +47,9 @@ from ..rollout import (
 )
 from .async_rollouts import make_async_source
 from .callbacks import LiveView, LogFile, use_one_line_progress
+from .checkpointing.failure_watch import FailureWatch
+from .checkpointing.resumable_trainer import ResumableGRPOTrainer
+from .checkpointing.stop_training import check_budget, gather_first_reason, stop_training
 from .config import MultiTurnGRPOConfig
 from .hub import explain_missing_model, published_files
 from .loading import (
@@ -66,9 +69,8 @@ from .loss import (
     prepare_loss_inputs,
 )
 from .model_card import TAGS, TrainedAgent, write_card
-from .patches import publish_only
+from .patches import mute_missing_reward_warning, publish_only
 from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
-from .resumable import ResumableGRPOTrainer
 from .rollouts import (
     Batch,
     BatchPosition,
@@ -102,7 +104,6 @@ from .setup import (
     prompt_format_of,
     resolve_spec,
 )
-from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop, why_spent
 from .tracing import StepSpans, job_span
 
 
@@ -233,7 +234,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         check_policy(model, args, kwargs.get("peft_config"), self._trains_weights(args))
 
         # Reserve the output folder and the budget.
-        self._take_folder(args, model)
+        self._claim_folder(args, model)
         self.spending = create_budget(self.roles(environment, self._reward_functions), args)
 
         # Create TRL's trainer, which loads the model.
@@ -475,7 +476,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # failed; the monitor reports failures.
         some_failed = any(rollout.status == "failed" for rollout in batch.rollouts)
         completions = render_completions(batch.rollouts, completions, self.chat_format)
-        with quiet_about_missing_rewards(some_failed):
+        with mute_missing_reward_warning(some_failed):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
         # Measure and record the batch.
@@ -490,7 +491,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._stop(summary.stop_reason)
         is_unscored = rewards.isnan().all(1) & ~summary.failed
         if is_unscored.any():  # the same on every process
-            budget_reason = first_reason(why_spent(self.spending))
+            budget_reason = gather_first_reason(check_budget(self.spending))
             if budget_reason:
                 self._stop(budget_reason)
 
@@ -671,7 +672,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         save_checkpoint = None
         if self.is_in_train:
             save_checkpoint = partial(self._save_checkpoint, self.model, trial=None)
-        stop(reason, self.spending, self.args, self.state.global_step, save_checkpoint)
+        stop_training(reason, self.spending, self.args, self.state.global_step, save_checkpoint)
 
     # --- training and evaluation ---------------------------------------------------------------
 
@@ -684,7 +685,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         with self._step_spans:
             output = super().train(*args, **kwargs)
-        failure_reason = self.monitor.failures.why_failed()
+        failure_reason = self.monitor.failures.failure_reason()
         if failure_reason:
             self._stop(failure_reason)
         return output

@@ -1,19 +1,23 @@
 """The places where TRL, transformers, DeepSpeed and PyTorch have no seam, and are patched.
 
-Each function here is a context manager that replaces one thing and restores it. Its docstring says
+Each function here replaces one thing, and restores it if it is a context manager. Its docstring says
 why no argument and no override does the same. No other file of this room patches anything.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from huggingface_hub import HfApi
 from torch.distributed.fsdp import FSDPModule
 from transformers import trainer as transformers_trainer
+from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
@@ -33,6 +37,28 @@ def replace_vllm_generation(factory: Callable[..., VLLMGeneration]) -> Iterator[
         yield
     finally:
         grpo_trainer.VLLMGeneration = original
+
+
+@contextmanager
+def mute_missing_reward_warning(is_muted: bool) -> Iterator[None]:
+    """Within this context, TRL does not warn that "All reward functions returned None", if `is_muted`.
+
+    If rollouts failed, the warning would mislead, and print the row; [`FailureWatch`] reports the
+    failure.
+
+    Why: it is logged in the middle of `GRPOTrainer._calculate_rewards`.
+    """
+    logger = logging.getLogger(GRPOTrainer.__module__)
+
+    def filter_record(record: logging.LogRecord) -> bool:
+        is_warning = "All reward functions returned None" in record.getMessage()
+        return not (is_muted and is_warning)
+
+    logger.addFilter(filter_record)
+    try:
+        yield
+    finally:
+        logger.removeFilter(filter_record)
 
 
 # --- transformers ------------------------------------------------------------------------------
@@ -71,6 +97,27 @@ class _SelectiveApi:
         if Path(folder_path) == self._folder:
             options["allow_patterns"] = list(self._patterns)
         return self._api.upload_folder(folder_path=folder_path, **options)
+
+
+# --- accelerate --------------------------------------------------------------------------------
+
+
+def skip_backward_of_constants(accelerator: Accelerator) -> None:
+    """Make `accelerator.backward` do nothing for a loss without a gradient.
+
+    A batch with nothing to learn from has a constant loss, for which torch would raise, and on which
+    DeepSpeed's engine would step.
+
+    Why: the call is in the middle of `Trainer.training_step`, which would have to be copied to leave
+    it out.
+    """
+    run_backward = accelerator.backward
+
+    def run_backward_if_needed(loss: torch.Tensor, **kwargs: Any) -> None:
+        if loss.requires_grad:
+            run_backward(loss, **kwargs)
+
+    accelerator.backward = run_backward_if_needed
 
 
 # --- DeepSpeed and FSDP2 -----------------------------------------------------------------------

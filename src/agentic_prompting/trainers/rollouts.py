@@ -33,8 +33,9 @@ from ..rollout import (
     run_with_engine,
 )
 from ..rollout.progress import progress
+from .checkpointing.rank_barrier import rank_barrier
+from .checkpointing.stop_training import gather_first_reason
 from .policies import Backend, PolicyUnreachable
-from .stopping import first_reason, rank_barrier
 
 T = TypeVar("T")
 
@@ -369,7 +370,7 @@ class RolloutPlayer:
 
 def raise_on_all_processes(error_message: str | None) -> None:
     """Raise [`PolicyUnreachable`] on every process if one of them passes a message."""
-    first_message = first_reason(error_message)
+    first_message = gather_first_reason(error_message)
     if first_message:
         raise PolicyUnreachable(first_message)
 

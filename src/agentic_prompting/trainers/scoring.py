@@ -39,10 +39,10 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
 )
+from .checkpointing.failure_watch import FailureWatch
 from .config import MultiTurnGRPOConfig
 from .loss import LOGP_BOUND
 from .rollouts import Batch
-from .stopping import FailureWatch
 from .tracing import trace_batch, trace_rewards
 
 logger = logging.getLogger(__name__)
@@ -484,7 +484,7 @@ class BatchMonitor:
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
             if batch.position.step == 0 and self.process_index == 0:
-                self.failures.warn_of_form(facts, self.limits)
+                self.failures.warn_about_format(facts, self.limits)
 
         # Record the rollouts of this process.
         first_index = self.process_index * len(batch.rollouts)
@@ -493,8 +493,11 @@ class BatchMonitor:
 
         # Decide whether training may go on.
         hint = f"; its traceback is in {self._traceback_file}" if self._traceback_frames else ""
-        stop_reason = self.failures.why_stop(
-            facts, speaks=self.process_index == 0, more=hint, trains=batch.position.is_training
+        stop_reason = self.failures.check_batch(
+            facts,
+            is_main_process=self.process_index == 0,
+            hint=hint,
+            is_training=batch.position.is_training,
         )
 
         # Compute the metrics.

@@ -153,9 +153,7 @@ def observation_from_json(entry: Mapping[str, Any]) -> Observation | None:
         return None
     replies = tuple(reply_from_json(reply) for reply in entry["replies"])
     parts = tuple(str(part) for part in entry.get("parts", ()))
-    return Observation(
-        entry["text"], replies=replies, seconds=float(entry["seconds"]), parts=parts
-    )
+    return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]), parts=parts)
 
 
 def reply_to_json(reply: Reply) -> dict[str, Any]:

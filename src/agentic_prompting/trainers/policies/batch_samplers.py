@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 
 from ...llm.guard import describe
 from ...rollout import BatchEngine, Sample, Sampler, SampleRequest
-from ..stopping import PeerFailed
+from ..checkpointing.rank_barrier import PeerFailed
 
 
 class CollectivePolicy(BatchEngine):

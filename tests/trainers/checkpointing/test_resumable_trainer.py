@@ -16,7 +16,7 @@ from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation, read_rollouts
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.trainers.checkpoints import damaged
+from agentic_prompting.trainers.checkpointing.find_checkpoint import find_damage
 from support.distributed_runs import uneven
 from support.training import trainer_for
 
@@ -370,7 +370,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(
     assert [entry["step"] for entry in log_of(again, 2)] == [3] and same_weights(
         weights_of(whole), weights_of(again)
     )
-    assert not damaged(tmp_path / "checkpoint-3"), "and is replaced by a whole one"
+    assert not find_damage(tmp_path / "checkpoint-3"), "and is replaced by a whole one"
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_an_error_that_names_the_file(

@@ -1,0 +1,1 @@
+"""Whole checkpoints, an exact resume, and early ends of training that always leave a checkpoint."""

@@ -1,0 +1,450 @@
+"""A `GRPOTrainer` whose resumed run equals the uninterrupted one, bit for bit, and that skips steps without
+a token in the loss.
+
+transformers' checkpoint holds weights, optimizer, schedule and random states. GRPO needs more, and it is
+saved here, in one file per process beside the rest: the position in a block of reused rollouts and the
+rest of that block, means and losses not yet logged, and the states of the trainer's parts. The order of
+the rows is a function of seed and epoch.
+
+If the environment is down for a whole step, every rollout of it fails. With gradients of zero AdamW would
+still decay the weights and move them by the momentum of earlier steps. So there is no backward pass, and
+optimizers skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside
+`backward`, is not called). The schedule continues. A gradient scaler (fp16) requires a backward pass: there
+the gradients, all zero, are removed before the optimizer steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, send_to_device
+from datasets import Dataset
+from torch.utils.data import Sampler
+from transformers import TrainerCallback, TrainingArguments
+from trl import GRPOTrainer
+
+from ..contract import check_trl
+from ..patches import skip_backward_of_constants
+from ..rollouts import EpochSampler
+from .find_checkpoint import STATE_FILE, find_checkpoint, read_resume_option
+from .interrupts import checkpoint_on_interrupt
+from .run_folder import (
+    contains_run,
+    decide_on_main_process,
+    lock_run_folder,
+    move_run_aside,
+    second_run_message,
+)
+from .save_checkpoint import CheckpointStaging, stage_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """A part of a trainer whose state belongs in a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return plain data and tensors; `None` if there is nothing to keep."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The state of TRL's training loop that transformers does not save.
+
+    Args:
+        micro_batches (`int`): Micro-batches so far.
+        metrics (`dict`): The values of each metric that are not logged yet, by mode.
+        loss (`torch.Tensor`): The sum of losses that are not logged yet.
+    """
+
+    micro_batches: int
+    metrics: dict[str, dict[str, list[float]]]
+    loss: torch.Tensor
+
+
+class ResumableGRPOTrainer(GRPOTrainer):
+    """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume, under DDP, DeepSpeed and FSDP2 alike, that skips
+    micro-batches without a token in the loss.
+
+    A run resumed on another number of processes continues with weights, optimizer, schedule and
+    population; a warning names what starts afresh. DeepSpeed, whose checkpoints are partitioned for a
+    number of processes, cannot be resumed so.
+
+    Attributes:
+        keepers (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per
+            process. A part is registered here before `train` begins.
+        staging ([`CheckpointStaging`]): Where a checkpoint is being saved.
+        locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the lock for
+            longer sets it to `False`.
+        handles_interrupts (`bool`): Whether the first Ctrl-C ends `train` with a checkpoint.
+    """
+
+    locks_folder = True
+    handles_interrupts = True
+
+    # Whether this trainer has trained or evaluated, which writes to the output folder.
+    _has_trained = False
+    _has_evaluated = False
+    # Whether gradients of an earlier micro-batch wait for the optimizer's next step.
+    _gradients_waiting = False
+    # Whether a token has a part in the gradients of the optimizer's next step.
+    _has_token_in_step = True
+    # The checkpoint that training is resumed from.
+    _checkpoint: str | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        check_trl()
+        self.keepers: dict[str, Stateful] = {}
+        self.staging = CheckpointStaging()
+        super().__init__(*args, **kwargs)
+        skip_backward_of_constants(self.accelerator)
+        self._step_start = StepStartCallback(self)
+        self.add_callback(self._step_start)
+
+    # --- for subclasses ------------------------------------------------------------------------
+
+    def rollouts_per_row(self) -> int:
+        """Return how often the sampler repeats a row: `num_generations`, or a multiple of it."""
+        return self.num_generations
+
+    def may_be_empty(self) -> bool:
+        """Return whether a micro-batch may have no token in the loss, because rollouts failed.
+
+        Must be the same on every process. If `False`, micro-batches are not checked, which saves a tiny
+        all-reduce for each.
+        """
+        return True
+
+    def updates_weights(self) -> bool:
+        """Return whether the current step has a loss. A step without one is played and counted."""
+        return True
+
+    def _load_beside(self, checkpoint: Path | None) -> None:
+        """Read the files that this trainer saves beside the weights, before the first step of `train`.
+
+        Args:
+            checkpoint (`Path`, *optional*): The checkpoint that is resumed. `None`: training starts at
+                the beginning.
+        """
+
+    @contextmanager
+    def while_training(self, resumes: bool) -> Iterator[None]:
+        """The context around training, while no other run can use the output folder.
+
+        Args:
+            resumes (`bool`): Whether an earlier run in the folder is resumed. It may not have a
+                checkpoint yet.
+        """
+        yield
+
+    # --- the run's folder ----------------------------------------------------------------------
+
+    def _claim_folder(self, args: TrainingArguments, model: Any) -> None:
+        """Note whether the output folder holds another run, before this one writes anything there.
+
+        With `args.overwrite` that run is moved aside.
+        """
+        folder = Path(args.output_dir)
+        processes = PartialState()
+
+        def must_move_aside() -> bool:
+            return args.overwrite and not read_resume_option(args) and contains_run(folder)
+
+        if decide_on_main_process(processes, must_move_aside):
+            with lock_run_folder(folder, processes):
+                decide_on_main_process(processes, lambda: move_run_aside(folder, model))
+        self._had_other_run = decide_on_main_process(processes, lambda: contains_run(folder))
+
+    def _is_second_run(self, folder: Path) -> bool:
+        """Return whether training from the beginning would mix with another run in the folder."""
+        # Rollouts that this trainer's own evaluation has written are no other run.
+        may_be_other_run = self._had_other_run or self._has_trained or not self._has_evaluated
+        return decide_on_main_process(
+            self.accelerator, lambda: may_be_other_run and contains_run(folder)
+        )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s."""
+        self._has_evaluated = True
+        return super().evaluate(*args, **kwargs)
+
+    # --- checks before training ----------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        rollouts_per_row = self.rollouts_per_row()
+        return EpochSampler(
+            len(self.train_dataset if dataset is None else dataset),
+            rows_per_batch=self.args.generation_batch_size // rollouts_per_row,
+            rollouts_per_row=rollouts_per_row,
+            batch_repeats=self.args.num_iterations * self.args.steps_per_generation,
+            seed=self.args.seed if self.args.shuffle_dataset else None,
+            get_epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
+        )
+
+    def _check_row_count(self) -> None:
+        """Raise if there are too few rows for a single step, which would make a run of no steps."""
+        if not hasattr(self.train_dataset, "__len__"):
+            return
+        batch_size = self.args.generation_batch_size
+        rollouts_per_row = self.rollouts_per_row()
+        rows_per_batch = batch_size // rollouts_per_row
+        if len(self.train_dataset) < rows_per_batch:
+            raise ValueError(
+                f"train_dataset has {len(self.train_dataset)} rows, and a batch of {batch_size} rollouts takes "
+                f"{rows_per_batch} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the "
+                "batch smaller (per_device_train_batch_size x processes x steps_per_generation)"
+            )
+
+    def _check_states(self) -> None:
+        """Raise if the state of a part is no plain data: no checkpoint could be read again."""
+        for name, keeper in self.keepers.items():
+            file = io.BytesIO()
+            try:
+                torch.save(keeper.state_dict(), file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:  # its type depends on what is in the state
+                raise ValueError(
+                    f"state_dict() of {name} must be plain data (numbers, texts, lists, dicts, tensors): no checkpoint "
+                    "with it could be read again"
+                ) from error
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self.staging.folder is not None:
+            return str(self.staging.folder)
+        return super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run_folder = Path(self._get_output_dir(trial))
+        with stage_checkpoint(self, self.staging, run_folder) as staged_checkpoint:
+            super()._save_checkpoint(model, trial)
+            if not self.args.save_only_model:
+                # It does not exist yet on a node with its own disk.
+                staged_checkpoint.mkdir(parents=True, exist_ok=True)
+                state_file = STATE_FILE.format(self.accelerator.process_index)
+                torch.save(self._exact_state(), staged_checkpoint / state_file)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(run_folder / staged_checkpoint.name))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # transformers uploads the folder that it saved to, on another thread. So it is uploaded only
+        # after it was moved to its final place.
+        if self.staging.folder is None:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _exact_state(self) -> dict[str, Any]:
+        loop_state = self._step_start.loop_state()
+        micro_batches_per_block = self.args.steps_per_generation * self.args.num_iterations
+        is_within_block = loop_state.micro_batches % micro_batches_per_block != 0
+        return {
+            "world": self.accelerator.num_processes,
+            "step": loop_state.micro_batches,
+            # At the end of a block the next one is generated anyway.
+            "buffered": self._buffered_inputs if is_within_block else None,
+            "metrics": loop_state.metrics,
+            "loss": float(loop_state.loss),
+            "last_logged": self._globalstep_last_logged,
+            "own": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
+        }
+
+    # --- resuming ------------------------------------------------------------------------------
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As [`~trl.GRPOTrainer`]'s.
+
+        With `resume_from_checkpoint=True` the newest whole checkpoint is resumed; damaged ones are
+        skipped with a warning. Without a checkpoint training starts at the beginning, so that the same
+        command begins a run and resumes it whenever it was killed. A run that has done its last step
+        trains no more. Defaults to the option of that name in `args`, which transformers does not read.
+
+        Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
+
+        Raises:
+            `ValueError`: If there are too few rows for a single step; if the state of a part, such as the
+                environment, is no plain data; if another run trains in `output_dir`, or has trained there
+                and is not resumed; if the requested checkpoint is damaged; if a DeepSpeed checkpoint is of
+                another number of processes. The message says what to do.
+        """
+        self._check_row_count()
+        self._check_states()
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = read_resume_option(self.args)
+        folder = Path(self.args.output_dir)
+
+        lock: AbstractContextManager[None] = nullcontext()
+        if self.locks_folder:
+            lock = lock_run_folder(folder, self.accelerator)
+        interrupts: AbstractContextManager[None] = nullcontext()
+        if self.handles_interrupts:
+            interrupts = checkpoint_on_interrupt(self)
+
+        with lock, interrupts:
+            if not resume_from_checkpoint and self._is_second_run(folder):
+                raise ValueError(second_run_message(folder))
+            checkpoint = decide_on_main_process(
+                self.accelerator, lambda: find_checkpoint(resume_from_checkpoint, folder)
+            )
+            self._check_process_count(checkpoint)
+            self._has_trained = True
+            self._checkpoint = checkpoint
+            with self.while_training(bool(resume_from_checkpoint)):
+                return super().train(checkpoint, *args, **kwargs)
+
+    def _check_process_count(self, checkpoint: str | None) -> None:
+        """Raise if a DeepSpeed checkpoint is of another number of processes."""
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
+            return
+        state = self._read_exact_state(checkpoint)
+        process_count = self.accelerator.num_processes
+        if state is not None and state["world"] != process_count:
+            raise ValueError(
+                f"{checkpoint} is partitioned by DeepSpeed for {state['world']} processes, this job has "
+                f"{process_count}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in "
+                "its config, or train on from its weights alone (they are whole) with this folder as the model"
+            )
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # transformers checks only after a step whether it was the last: each resume would take one
+        # more step.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _resume(self) -> None:
+        """Load what transformers does not load itself."""
+        self._load_exact_state()
+        self._load_beside(None if self._checkpoint is None else Path(self._checkpoint))
+
+    def _load_exact_state(self) -> None:
+        state = self._read_exact_state(self._checkpoint)
+        if state is None:
+            return
+        self._step = state["step"]
+        if state["world"] != self.accelerator.num_processes:
+            logger.warning(
+                "the checkpoint is of %d processes, this job has %d: weights, optimizer, schedule and population "
+                "continue, but random states, the rest of a generated batch and means not yet logged start afresh, and "
+                "where the global batch has another size some rows of this epoch come twice or not at all",
+                state["world"],
+                self.accelerator.num_processes,
+            )
+            return
+
+        self._buffered_inputs = send_to_device(state["buffered"], self.accelerator.device)
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].update(metrics)
+        # The loss of steps that are not logged yet; transformers has set it to zero.
+        self._tr_loss += state["loss"]
+        self._globalstep_last_logged = state["last_logged"]
+        for name, keeper in self.keepers.items():
+            keeper_state = state["own"].get(name)
+            if keeper_state is not None:
+                keeper.load_state_dict(keeper_state)
+
+    def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
+        """Return the state of this process, or of the first one if there is none for this one."""
+        if checkpoint is None:
+            return None
+        for process_index in (self.accelerator.process_index, 0):
+            path = Path(checkpoint, STATE_FILE.format(process_index))
+            if path.exists():
+                try:
+                    return torch.load(path, map_location="cpu", weights_only=True)
+                except Exception as error:  # each type of damage raises another error
+                    raise ValueError(
+                        f"{path} cannot be read: resume from an earlier checkpoint"
+                    ) from error
+        logger.warning(
+            "%s has no %s: the resumed run is not exactly the uninterrupted one",
+            checkpoint,
+            STATE_FILE,
+        )
+        return None
+
+    # --- batches with nothing to learn from ----------------------------------------------------
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+
+        def remove_empty_gradients(optimizer: torch.optim.Optimizer, *args: Any) -> None:
+            if not self._has_token_in_step:
+                optimizer.zero_grad(set_to_none=True)
+
+        if self.accelerator.scaler is not None:
+            optimizer.register_step_pre_hook(remove_empty_gradients)
+        return optimizer
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As [`~trl.GRPOTrainer`]'s; in training a constant where there is nothing to learn from."""
+        if self.model.training and self._skips_backward(inputs):
+            return torch.zeros((), device=self.accelerator.device)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _skips_backward(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        if not self.updates_weights():
+            return True
+        is_empty = self._is_empty(batch)
+        # Where gradients of an earlier micro-batch wait to be exchanged, the backward pass is what
+        # exchanges them.
+        if is_empty and not self._gradients_waiting and self.accelerator.scaler is None:
+            return True
+        had_token = self._gradients_waiting and self._has_token_in_step
+        self._has_token_in_step = not is_empty or had_token
+        self._gradients_waiting = not self.accelerator.sync_gradients
+        return False
+
+    def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether no process has a token in the loss. The same on every process."""
+        if not self.may_be_empty():
+            return False
+        token_count = (batch["tool_mask"] * batch["completion_mask"]).sum()
+        return self.accelerator.reduce(token_count).item() == 0
+
+
+class StepStartCallback(TrainerCallback):
+    """Keeps the loop's state at the start of a step, because a checkpoint may be saved in the middle of one
+    (when training has to stop), and resumes the run after transformers has reset its own state.
+
+    Args:
+        trainer ([`ResumableGRPOTrainer`]): The trainer.
+    """
+
+    def __init__(self, trainer: ResumableGRPOTrainer):
+        self.trainer = trainer
+        self._start_state: LoopState | None = None  # within a step
+
+    def loop_state(self) -> LoopState:
+        """Return the loop's state; within a step, that at its start."""
+        if self._start_state is not None:
+            return self._start_state
+        trainer = self.trainer
+        metrics = {mode: dict(values) for mode, values in trainer._metrics.items()}
+        return LoopState(trainer._step, copy.deepcopy(metrics), trainer._tr_loss.clone())
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._resume()
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._start_state = None
+        self._start_state = self.loop_state()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._start_state = None

@@ -375,7 +375,7 @@ async def _reset(environment: Environment, row: dict[str, Any], limits: Limits) 
             environment = environment.of(row)
         if not environment.has_reset:
             return row
-        begun = await call_environment(
+        begun: Any = await call_environment(
             environment, environment.reset, row, limits.of(row).step_timeout
         )
         if not isinstance(begun, Mapping):

@@ -134,7 +134,7 @@ def test_no_damage_blocks_a_resume(tmp_path_factory, data):
     file, _ = resumed(path)
     for group in file.groups.values():
         for episode in group.episodes.values():
-            assert all(len(turn["ids"]) == len(turn["logprobs"]) for turn in episode["turns"])
+            assert all(len(turn["ids"]) == len(turn["logprobs"]) for turn in episode.turns)
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})
     file.forget_before(0)
 

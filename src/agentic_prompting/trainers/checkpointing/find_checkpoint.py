@@ -62,7 +62,7 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
         return str(requested)
 
     # The newest whole one.
-    damages = []
+    damages: list[str] = []
     for checkpoint in reversed(sort_checkpoints(str(folder))):
         damage = find_damage(Path(checkpoint))
         if not damage:

@@ -22,7 +22,10 @@ from agentic_prompting.llm import (
 )
 from agentic_prompting.rewards import CostReward
 from agentic_prompting.rollout import AskGrammar, Observation, Rollout, Sample, rollout_record
-from agentic_prompting.trainers.in_flight import _observation, _plain
+from agentic_prompting.trainers.async_rollouts.episode_log import (
+    observation_from_json,
+    observation_to_json,
+)
 from support.all_at_once import AllAtOnce
 
 ECHO = lambda messages: f"echo {messages[-1]['content']}"  # noqa: E731
@@ -326,7 +329,7 @@ def test_who_was_in_the_pool_is_recorded():
 @given(st.lists(st.text(max_size=5), max_size=4))
 def test_the_log_of_episodes_in_flight_keeps_parts(parts):
     observation = Observation("shown", parts=tuple(parts))
-    assert _observation(_plain(observation)) == observation
+    assert observation_from_json(observation_to_json(observation)) == observation
 
 
 # --- pools ---------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class FailureWatch:
             return
         self._warned_about_format = True
         logger.warning(
-            "%d of %d rollouts of the first step gave no answer in the requested form (%d cut off, %d fit no "
+            "%d of %d rollouts of the first step gave no answer in the form that the prompt asks for (%d cut off, %d fit no "
             "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
             "how to write, and max_turn_tokens=%d and max_completion_length=%d have to allow it. The prompt is %s",
             truncated + malformed,

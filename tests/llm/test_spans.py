@@ -464,5 +464,5 @@ def test_no_secret_is_in_the_warning(monkeypatch, caplog):
         record = logging.makeLogRecord(
             {"levelno": logging.ERROR, "levelname": "ERROR", "msg": f"no: {KEY}"}
         )
-        spans._Once().emit(record)
+        spans._ExportWarning().emit(record)
     assert "said once: no: [key]" in caplog.text and KEY not in caplog.text

@@ -93,7 +93,7 @@ def test_a_step_that_breaks_off_has_ended(tiny_policy, tmp_path, rows):
         trainer.policy = BatchEngine(lambda requests: 1 / 0, on_callers_thread=True)
         with pytest.raises(ZeroDivisionError):
             trainer.train()
-        assert not spans._traces.api.get_current_span().get_span_context().is_valid
+        assert not spans._traces.trace_api.get_current_span().get_span_context().is_valid
     (step,) = found.named("training_step")
     assert (
         step.attributes["error.type"] == "ZeroDivisionError"

@@ -1,4 +1,7 @@
-"""Large LLMs: clients, budgets, replay cache, and the event loop they run on. Imports no torch, transformers or trl."""
+"""Large LLMs: clients, budgets, replay cache, and the event loop that they run on.
+
+Imports no torch, transformers or trl.
+"""
 
 from .budget import Budget, charge
 from .cache import ReplayCache

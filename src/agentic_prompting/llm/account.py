@@ -99,11 +99,14 @@ class SpendingAccount:
         self, request: Mapping[str, Any], completion: ParsedCompletion, counts: TokenCounts
     ) -> Usage:
         """Return the usage of a completion, its missing counts estimated."""
+        # Estimate the prompt from the messages that were sent.
         estimated_tokens = 0
         prompt_tokens = counts.prompt
         if prompt_tokens is None:
             prompt_tokens = estimate_prompt_tokens(request["messages"])
             estimated_tokens += prompt_tokens
+
+        # Estimate the completion from its text, which may lack thoughts that are billed.
         completion_tokens = counts.completion
         if completion_tokens is None:
             lower_bound = UNREPORTED_COMPLETION

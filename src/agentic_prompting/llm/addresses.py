@@ -53,6 +53,7 @@ def find_url_secrets(url: str) -> list[str]:
         parts = urlsplit(url)
     except ValueError:
         return []
+    # A server may quote a whole query field or its value alone.
     query_fields = parts.query.split("&")
     query_values = [field.partition("=")[2] for field in query_fields]
     hidden_parts = [

@@ -167,6 +167,7 @@ class _Gate:
         """Wait until the limit has room for a request, or no other request is in flight."""
         async with self._turn:
             while True:
+                # Count the requests in flight at their expected cost.
                 await stop_when_spent()
                 total = spent() + expected
                 has_room = limit.has_room_for(

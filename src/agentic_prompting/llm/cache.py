@@ -1,11 +1,12 @@
-"""Record and replay of replies: a run can be repeated without paying twice, or without a server at all.
+"""Record and replay of replies: repeats a run without paying twice, or without a server at all.
 
-The recording is one SQLite file. Each reply is committed as it arrives, so a killed run loses none, and several
-processes may write at once. The file holds a hash of each request, the reply and its token counts. It holds no request,
-no address (a recording is replayed without the server) and no key.
+The recording is one SQLite file. Each reply is committed as it arrives, so a killed run loses none,
+and several processes may write at once. The file contains a hash of each request, the reply and its
+token counts. It contains no request, no address (a recording is replayed without the server) and no
+key.
 
-Failures are never recorded: the next run asks again. Each reply has a checksum, because SQLite does not notice every
-damage to a file; a reply whose checksum does not match is requested again.
+Failures are never recorded: the next run asks again. Each reply has a checksum, because SQLite does
+not notice every damage to a file; a reply whose checksum does not match is requested again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..records import FILE_ERRORS, SharedFile
 from .types import Message, Misconfigured, Reply, Usage
@@ -29,17 +30,22 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["record", "replay", "off"]
 
-# The key comes first in one clustered tree: a look-up is one descent, whatever the number of entries.
+SampleKey: TypeAlias = tuple[bytes, int]
+"""The digest of a request and the number of the sample."""
+
+# The key comes first in one clustered tree: a look-up is one descent, whatever the number of
+# entries.
 _TABLE = """
 CREATE TABLE IF NOT EXISTS replies (
     key BLOB NOT NULL, repeat INTEGER NOT NULL, model TEXT NOT NULL,
     text TEXT NOT NULL, finish_reason TEXT NOT NULL,
-    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, recorded_at REAL NOT NULL, checksum INTEGER,
+    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    recorded_at REAL NOT NULL, checksum INTEGER,
     PRIMARY KEY (key, repeat)
 ) WITHOUT ROWID
 """
 _INSERT = "INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_BUSY_SECONDS = 10.0  # to wait while another process has locked the file
+_BUSY_SECONDS = 10.0  # wait while another process has locked the file
 
 
 class CacheKey(NamedTuple):
@@ -58,18 +64,41 @@ class CacheKey(NamedTuple):
     label: str
 
 
+class _RecordedReply(NamedTuple):
+    """A row of the file."""
+
+    key: bytes
+    repeat: int
+    model: str
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    recorded_at: float
+    checksum: int | None
+
+    @property
+    def is_intact(self) -> bool:
+        # In a damaged file a column may have another type.
+        return isinstance(self.text, str) and self.checksum == _checksum(
+            self.key, self.repeat, self.text, self.finish_reason
+        )
+
+
 class ReplayCache(SharedFile):
     """Replies on disk, one per request and repeat.
 
     Args:
-        path (`str` or `Path`): The file; created, with its folders, if it is missing and `mode` is `"record"`. It must
-            be on a local disk: SQLite's write-ahead log does not work over network file systems such as NFS.
+        path (`str` or `Path`): The file; created, with its folders, if it is missing and `mode` is
+            `"record"`. It must be on a local disk: SQLite's write-ahead log does not work over
+            network file systems such as NFS.
         mode (`str`, *optional*, defaults to `"record"`):
-            `"record"`: recorded replies are used, others are requested and added. `"replay"`: a reply that was not
-            recorded is an error, and no request is sent. `"off"`: as if there were no cache.
+            `"record"`: recorded replies are used, others are requested and added. `"replay"`: a
+            reply that was not recorded is an error, and no request is sent. `"off"`: as if there
+            were no cache.
 
     Raises:
-        `ValueError`: `mode` is none of these, or the file is no recording.
+        `ValueError`: `mode` is none of these, or the file is not a recording.
         `FileNotFoundError`: There is nothing to replay at `path`.
     """
 
@@ -81,8 +110,8 @@ class ReplayCache(SharedFile):
         super().__init__(Path(path), _TABLE, _BUSY_SECONDS)
         self.mode = mode
         self._lock = threading.Lock()
-        self._asked: dict[bytes, int] = {}
-        self._unwritten: dict[tuple[bytes, int], tuple[Any, ...]] = {}
+        self._sample_counts: dict[bytes, int] = {}  # by digest, for calls without `repeat`
+        self._unwritten: dict[SampleKey, _RecordedReply] = {}
         if mode != "off":
             with self._file_lock:
                 self._connected()  # a wrong path fails now, not hours into the run
@@ -91,10 +120,12 @@ class ReplayCache(SharedFile):
         self,
         model: str,
         messages: Sequence[Message],
-        sampling: Mapping[str, Any],
+        sampling: Mapping[str, object],
         repeat: int | None = None,
     ) -> CacheKey:
-        """The key of one request. With `repeat=None` each call counts: the n-th one returns the key of sample n - 1.
+        """Return the key of one request.
+
+        With `repeat=None` each call counts: the n-th one returns the key of sample n - 1.
 
         Args:
             model (`str`): The model's name.
@@ -103,64 +134,82 @@ class ReplayCache(SharedFile):
             repeat (`int`, *optional*): The number of the sample.
 
         Raises:
-            `TypeError`, `ValueError`: Something in the request is not JSON.
+            `TypeError`, `ValueError`: Something in the request cannot be written as JSON.
         """
-        request = {"model": model, "messages": list(messages), "sampling": _plain(sampling)}
+        # Equal requests have one canonical text, whatever the order of their parameters.
+        request = {
+            "model": model,
+            "messages": list(messages),
+            "sampling": _normalize_floats(sampling),
+        }
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(canonical.encode()).digest()
+
+        # Without a number, each call is the next sample of its request.
         if repeat is None:
             with self._lock:
-                repeat = self._asked.get(digest, 0)
-                self._asked[digest] = repeat + 1
-        return CacheKey(
-            digest, repeat, model, str(messages[-1]["content"])[:60] if messages else ""
-        )
+                repeat = self._sample_counts.get(digest, 0)
+                self._sample_counts[digest] = repeat + 1
+        label = str(messages[-1]["content"])[:60] if messages else ""
+        return CacheKey(digest, repeat, model, label)
 
     def get(self, key: CacheKey) -> Reply | None:
-        """The recorded reply. If there is none, or it is damaged: `None`, in replay mode a [`Misconfigured`] reply."""
+        """Return the recorded reply.
+
+        If there is none, or it is damaged: `None`, in replay mode a [`Misconfigured`] reply.
+        """
         if self.mode == "off":
             return None
-        what = "no recorded reply"
+        problem = "no recorded reply"
         try:
             with self._file_lock:
-                row = self._unwritten.get(key[:2]) or self._read(key)
-            if row is not None and isinstance(row[3], str) and row[8] == _checksum(key, *row[3:5]):
-                saved = Usage(row[5], row[6])  # the client knows the price
+                recorded = self._unwritten.get(key[:2]) or self._read(key)
+            if recorded is not None and recorded.is_intact:
                 return Reply(
-                    text=row[3], finish_reason=row[4], cached=True, saved=saved, attempts=0
+                    text=recorded.text,
+                    finish_reason=recorded.finish_reason,
+                    cached=True,
+                    # Without its cost: the client knows the price.
+                    saved=Usage(recorded.prompt_tokens, recorded.completion_tokens),
+                    attempts=0,
                 )
-            if row is not None:
-                what = self._damaged(key, "the checksum does not match")
+            if recorded is not None:
+                problem = self._report_damage(key, "the checksum does not match")
         except FILE_ERRORS as error:
-            what = self._damaged(key, str(error))
+            problem = self._report_damage(key, str(error))
         if self.mode == "record":
             return None
-        what = (
-            f"replay: {what} for sample {key.repeat} of {key.label!r}, recorded file {self.path}: "
-            'record it first (mode="record"), with the same model, prompts and sampling'
+        missing = Misconfigured(
+            f"replay: {problem} for sample {key.repeat} of {key.label!r}, recorded file {self.path}: "
+            'record it first (mode="record"), with the same model, prompts and sampling',
+            key.model,
+            attempts=0,
         )
-        return Reply(error=Misconfigured(what, key.model, attempts=0), attempts=0)
+        return Reply(error=missing, attempts=0)
 
     def put(self, key: CacheKey, reply: Reply) -> None:
-        """Record `reply`; it is on disk when this returns. Errors and empty texts are not recorded, and a second reply
-        under the same key is ignored.
+        """Record `reply`; it is on disk when this returns.
 
-        Never raises an error of the file: a reply that cannot be written (file locked, no space) stays in memory, where
-        `get` finds it, and is written with a later one.
+        Errors and empty texts are not recorded, and a second reply under the same key is ignored.
+
+        Never raises an error of the file: a reply that cannot be written (file locked, disk full)
+        stays in memory, where `get` finds it, and is written with a later one.
         """
         if self.mode != "record" or reply.error is not None or not reply.text:
             return
-        used = reply.usage
-        counts = (used.prompt_tokens, used.completion_tokens, time.time())
-        row = (
-            *key[:3],
-            reply.text,
-            reply.finish_reason,
-            *counts,
-            _checksum(key, reply.text, reply.finish_reason),
+        recorded = _RecordedReply(
+            key=key.digest,
+            repeat=key.repeat,
+            model=key.model,
+            text=reply.text,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.usage.prompt_tokens,
+            completion_tokens=reply.usage.completion_tokens,
+            recorded_at=time.time(),
+            checksum=_checksum(key.digest, key.repeat, reply.text, reply.finish_reason),
         )
         with self._file_lock:
-            self._unwritten.setdefault(key[:2], row)
+            self._unwritten.setdefault(key[:2], recorded)
         self.settle()
 
     def __len__(self) -> int:
@@ -181,47 +230,51 @@ class ReplayCache(SharedFile):
     def __repr__(self) -> str:
         return f"ReplayCache({str(self.path)!r}, mode={self.mode!r})"
 
-    def __reduce__(
-        self,
-    ) -> tuple[Any, ...]:  # a copy in another process starts with its own connection
+    def __reduce__(self) -> tuple[type[ReplayCache], tuple[Path, Mode]]:
+        # A copy in another process opens its own connection.
         return type(self), (self.path, self.mode)
 
     def _write(self) -> None:
-        damage: sqlite3.Error | None = None
-        for place, row in list(self._unwritten.items()):
+        row_error: sqlite3.Error | None = None
+        for sample, recorded in list(self._unwritten.items()):
             try:
-                self._connected().execute(_INSERT, row)
-                del self._unwritten[place]
+                self._connected().execute(_INSERT, recorded)
+                del self._unwritten[sample]
             except sqlite3.OperationalError:
                 raise  # locked, or no space: the other rows would fail too
             except sqlite3.Error as error:
-                damage = error
-        if damage is not None:
-            raise damage
+                row_error = error
+        if row_error is not None:
+            raise row_error
 
-    def _read(self, key: CacheKey) -> tuple[Any, ...] | None:
+    def _read(self, key: CacheKey) -> _RecordedReply | None:
         query = "SELECT * FROM replies WHERE key = ? AND repeat = ?"
-        return self._connected().execute(query, key[:2]).fetchone()
+        row = self._connected().execute(query, key[:2]).fetchone()
+        return None if row is None else _RecordedReply(*row)
 
-    def _damaged(self, key: CacheKey, how: str) -> str:
+    def _report_damage(self, key: CacheKey, reason: str) -> str:
+        """Log that a reply is damaged, and remove it if it can be recorded again.
+
+        Returns a description of the problem.
+        """
         logger.warning(
-            "%s is damaged (%s): sample %d of %r is not there",
+            "%s is damaged (%s): sample %d of %r cannot be read",
             self.path,
-            how,
+            reason,
             key.repeat,
             key.label,
         )
+        # Make room for the reply that is requested again.
         if self.mode == "record":
-            try:  # make room for the reply that is requested again
+            query = "DELETE FROM replies WHERE key = ? AND repeat = ?"
+            try:
                 with self._file_lock:
-                    self._connected().execute(
-                        "DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2]
-                    )
+                    self._connected().execute(query, key[:2])
             except FILE_ERRORS:
                 logger.debug(
                     "a damaged entry could not be removed from %s", self.path, exc_info=True
                 )
-        return f"the recording is damaged ({how}), no reply"
+        return f"the recording is damaged ({reason}), no reply"
 
     def _open(self) -> sqlite3.Connection:
         if self.mode == "replay" and not self.path.is_file():
@@ -229,34 +282,36 @@ class ReplayCache(SharedFile):
                 f'nothing to replay: {self.path} does not exist, record it first (mode="record")'
             )
         try:
-            if self.mode == "record":
-                connection = super()._open()
-            else:
-                # In a read-only folder SQLite cannot create the files of a write-ahead log; no other process can change
-                # the recording there either.
-                how = "mode=ro" if os.access(self.path.parent, os.W_OK) else "immutable=1"
-                uri = f"{self.path.resolve().as_uri()}?{how}"
-                connection = sqlite3.connect(
-                    uri, uri=True, isolation_level=None, check_same_thread=False
-                )
-            connection.execute(
-                "EXPLAIN SELECT checksum FROM replies"
-            )  # reads the schema, and no page that may be damaged
+            connection = self._open_for_replay() if self.mode == "replay" else super()._open()
+            # Reads the schema, and no page that may be damaged.
+            connection.execute("EXPLAIN SELECT checksum FROM replies")
             return connection
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{self.path} cannot be used as a replay cache: {error}") from error
 
+    def _open_for_replay(self) -> sqlite3.Connection:
+        # In a read-only folder SQLite cannot create the files of a write-ahead log; but no other
+        # process can change the recording there either.
+        access = "mode=ro" if os.access(self.path.parent, os.W_OK) else "immutable=1"
+        return sqlite3.connect(
+            f"{self.path.resolve().as_uri()}?{access}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
 
-def _checksum(key: CacheKey, text: str, finish_reason: str) -> int:
-    return zlib.crc32(
-        f"{key.digest.hex()} {key.repeat} {finish_reason} {text}".encode("utf-8", "replace")
-    )
+
+def _checksum(digest: bytes, repeat: int, text: str, finish_reason: str) -> int:
+    content = f"{digest.hex()} {repeat} {finish_reason} {text}"
+    return zlib.crc32(content.encode("utf-8", "replace"))
 
 
-def _plain(value: Any) -> Any:
-    """`value` with 1.0 as 1: a temperature of 0 and of 0.0 is the same request."""
+def _normalize_floats(value: object) -> object:
+    """Replace 1.0 by 1: a temperature of 0 and of 0.0 is the same request."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _normalize_floats(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return [_normalize_floats(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,5 +1,7 @@
-"""The messages of a call and the call itself ([`complete`]); and chat models without HTTP: a function ([`as_chat`],
-[`FunctionChat`]), a script ([`ScriptedChat`]), and a router over several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
+"""Chat messages, the call of a chat model ([`complete`]), and chat models without HTTP.
+
+These are a function ([`as_chat`], [`FunctionChat`]), a script ([`ScriptedChat`]), and a router over
+several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
@@ -30,24 +32,30 @@ Script = (
 Rule = Callable[..., str] | Mapping[str, float]
 
 _PACKAGE = __name__.partition(".")[0] + "."
-_SESSIONS_KEPT = 100_000
+_MAX_SESSIONS = 100_000
 
 
-def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
-    """Send one conversation, wait, and return the reply. May be called from any thread, also in a notebook.
+def complete(model: object, messages: Sequence[Message] | str, **options: Any) -> Reply:
+    """Send one conversation, wait, and return the reply.
+
+    May be called from any thread, also in a notebook.
 
     Args:
         model ([`ChatModel`] or `Callable`): The model; see [`as_chat`].
-        messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
-        **kwargs: Further arguments of [`ChatModel`].
+        messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user
+            message.
+        **options: Further arguments of [`ChatModel`].
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return run(as_chat(model)(messages, **kwargs))
+    return run(as_chat(model)(messages, **options))
 
 
 def fill(template: str, **values: object) -> str:
-    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
+    """Put values into a template, all at once.
+
+    Braces in the values, and other braces in the template, stay.
+    """
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
 
@@ -55,56 +63,64 @@ def fill(template: str, **values: object) -> str:
 def with_system(
     system_prompt: str | None, messages: Sequence[Message], join: bool = False
 ) -> list[Message]:
-    """The conversation with `system_prompt` as its first message.
+    """Return the conversation with `system_prompt` as its first message.
 
-    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
-    message.
+    If the conversation already begins with a system message, the prompt is not added; with `join`
+    both are joined in one message, the prompt first.
     """
     if not system_prompt:
         return list(messages)
-    if messages and messages[0]["role"] == "system":
-        if not join:
-            return list(messages)
-        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
+    has_system_message = bool(messages) and messages[0]["role"] == "system"
+    if has_system_message and not join:
+        return list(messages)
+    if has_system_message:
+        system_prompt = f"{system_prompt}\n\n{messages[0]['content']}"
+        messages = messages[1:]
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def as_chat(model: Any) -> ChatModel:
-    """A [`ChatModel`] made of `model`: a chat model, or a function (or object with a `__call__`) of the messages that
-    returns a text or a [`Reply`].
+def as_chat(model: object) -> ChatModel:
+    """Return `model` as a [`ChatModel`].
 
-    A plain function runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling arguments are
-    passed if its signature has parameters for them. An exception that it raises becomes the reply's error.
+    It may be a chat model, or a function (or an object with a `__call__`) of the messages that
+    returns a text or a [`Reply`]. A plain function runs in a thread, an `async` one on the event
+    loop. `repeat`, `session` and sampling arguments are passed if its signature has parameters for
+    them. An exception that it raises becomes the reply's error.
 
     Raises:
         `TypeError`: It cannot be called, or takes no argument.
     """
-    if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
-        return model  # the models of this package never raise
+    # The models of this package never raise.
+    if isinstance(model, _AdaptedModel) or type(model).__module__.startswith(_PACKAGE):
+        return cast(ChatModel, model)
     if not callable(model):
         raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
-    return _Adapted(model)
+    return _AdaptedModel(model)
 
 
-class _Adapted:
-    """A user's model as a [`ChatModel`] that never raises. Its other attributes are those of the model."""
+class _AdaptedModel:
+    """A user's model as a [`ChatModel`] that never raises. Its other attributes are the model's."""
 
-    def __init__(self, model: Any):
-        self._model, self._called = model, getattr(model, "__name__", type(model).__name__)
+    def __init__(self, model: Callable[..., Any]):
+        self._model = model
+        self._model_name = getattr(model, "__name__", type(model).__name__)
+        # The names of the keyword arguments that the model takes; `None`: any.
+        self._parameter_names: set[str] | None = set()
         try:
             parameters = list(inspect.signature(model).parameters.values())
         except (TypeError, ValueError):  # a built-in function
-            self._names: set[str] | None = set()
             return
         if not parameters or parameters[0].kind in (
             inspect.Parameter.KEYWORD_ONLY,
             inspect.Parameter.VAR_KEYWORD,
         ):
             raise TypeError(
-                f"{self._called} takes no messages: a chat model is a function of the messages"
+                f"{self._model_name} takes no messages: a chat model is a function of the messages"
             )
-        open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._names = None if open_ended else {one.name for one in parameters[1:]}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            self._parameter_names = None
+        else:
+            self._parameter_names = {parameter.name for parameter in parameters[1:]}
 
     @traced_chat
     async def __call__(
@@ -115,48 +131,51 @@ class _Adapted:
         session: str | None = None,
         **sampling: Any,
     ) -> Reply:
-        started = time.perf_counter()
+        start = time.perf_counter()
         keywords = {"repeat": repeat, "session": session, **sampling}
-        if self._names is not None:
-            keywords = {name: value for name, value in keywords.items() if name in self._names}
+        if self._parameter_names is not None:
+            keywords = {
+                name: value for name, value in keywords.items() if name in self._parameter_names
+            }
         error: LLMError
         try:
-            returned = await call_guarded(self._model, messages, **keywords)
-            if isinstance(returned, Reply):
-                if returned.error is not None or returned.text.strip():
-                    return returned
-                return replace(
-                    returned,
-                    text="",
-                    error=BadReply(f"the model {self._called} returned an empty text"),
-                )
-            if isinstance(returned, str) and returned.strip():
-                return Reply(text=returned, seconds=time.perf_counter() - started)
+            result = await call_guarded(self._model, messages, **keywords)
+            if isinstance(result, Reply):
+                if result.error is not None or result.text.strip():
+                    return result
+                error = BadReply(f"the model {self._model_name} returned an empty text")
+                return replace(result, text="", error=error)
+            if isinstance(result, str) and result.strip():
+                return Reply(text=result, seconds=time.perf_counter() - start)
             error = BadReply(
-                f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}"
+                f"the model {self._model_name} returned neither a text nor a Reply, but "
+                f"{text_of(result, 80, repr)}"
             )
-        except LLMError as raised:
-            error = raised.with_traceback(None)
-        except Exception as raised:  # a bug in the model fails this call, as a broken server would
-            error = failure_of(ServerFailed, f"the model {self._called}", raised)
-        return Reply(error=error, seconds=time.perf_counter() - started)
+        except LLMError as llm_error:
+            error = llm_error.with_traceback(None)
+        except Exception as exception:  # a bug in the model fails this call, like a broken server
+            error = failure_of(ServerFailed, f"the model {self._model_name}", exception)
+        return Reply(error=error, seconds=time.perf_counter() - start)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_model" not in vars(self):  # while a copy is being made
+        # `_model` is missing while a copy is being made.
+        if name.startswith("__") or "_model" not in vars(self):
             raise AttributeError(name)
         return getattr(self._model, name)
 
 
-class FunctionChat(_Adapted):
+class FunctionChat(_AdaptedModel):
     """A function as a chat model with a limit on concurrent calls.
 
     Args:
-        function (`Callable`): As in [`as_chat`]: of the messages, plain or `async`, that returns a text or a [`Reply`].
-        max_concurrency (`int`, *optional*): At most this many calls in flight. Defaults to no limit.
+        function (`Callable`): A function of the messages, plain or `async`, that returns a text or
+            a [`Reply`], as in [`as_chat`].
+        max_concurrency (`int`, *optional*): At most this many calls in flight. Defaults to no
+            limit.
 
     Raises:
-        `TypeError`: It is no function.
-        `ValueError`: If `max_concurrency` is below 1.
+        `TypeError`: `function` is not a function.
+        `ValueError`: `max_concurrency` is below 1.
     """
 
     def __init__(self, function: Callable[..., Any], max_concurrency: int | None = None):
@@ -166,31 +185,35 @@ class FunctionChat(_Adapted):
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         super().__init__(function)
         self.max_concurrency = max_concurrency
-        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = (
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
-        )  # by event loop
+        )
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
         if self.max_concurrency is None:
             return await super().__call__(messages, **options)
-        places = self._places.setdefault(
+        slots = self._slots.setdefault(
             asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency)
         )
-        async with places:
+        async with slots:
             return await super().__call__(messages, **options)
 
 
 class ScriptedChat:
-    """A scripted large LLM for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
+    """A scripted large LLM for tests, notebooks and dry runs.
+
+    Its replies cost nothing and come in the order of the calls.
 
     Args:
-        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`] and
-            does not block (use [`as_chat`] for one that does); or a list of texts, replies and errors, returned in the
-            order of the calls (the last one repeats); or a dict from a part of the last message to the reply (the first
-            part that occurs wins; if none occurs, the call fails).
-        latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
-        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); if it returns
-            `True`, the call fails with [`ServerFailed`].
+        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text
+            or a [`Reply`] and does not block (use [`as_chat`] for one that does); or a list of
+            texts, replies and errors, returned in the order of the calls (the last one repeats); or
+            a dict from a part of the last message to the reply (the first part that occurs wins; if
+            none occurs, the call fails).
+        latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the
+            reply arrives.
+        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0);
+            if it returns `True`, the call fails with [`ServerFailed`].
 
     Attributes:
         calls (`list[list[Message]]`): Every conversation that was sent, in order.
@@ -203,7 +226,9 @@ class ScriptedChat:
         latency: float | Callable[[], float] = 0.0,
         fail_on: Callable[[int], bool] | None = None,
     ):
-        self.script, self.latency, self.fail_on = script, latency, fail_on
+        self.script = script
+        self.latency = latency
+        self.fail_on = fail_on
         self.calls: list[list[Message]] = []
         self.sampling: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -222,73 +247,83 @@ class ScriptedChat:
             number = len(self.calls)
             self.calls.append(list(messages))
             self.sampling.append(sampling)
-        started = time.perf_counter()
+
+        # Wait as long as the endpoint would take.
+        start = time.perf_counter()
         seconds = self.latency() if callable(self.latency) else self.latency
         if seconds > 0:
             await asyncio.sleep(seconds)
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - start
         if self.fail_on is not None and self.fail_on(number):
-            return Reply(
-                error=ServerFailed("scripted failure", "script", status=500), seconds=seconds
-            )
+            error = ServerFailed("scripted failure", "script", status=500)
+            return Reply(error=error, seconds=seconds)
+
         try:
             scripted = call_guarded_now(self._look_up, number, messages)
-        except Exception as error:  # a bug in the script fails this call, as a broken server would
-            scripted = ServerFailed(f"the script raised {describe(error)}", "script")
+        except Exception as exception:  # a bug in the script fails this call, like a broken server
+            scripted = ServerFailed(f"the script raised {describe(exception)}", "script")
         if isinstance(scripted, LLMError):
             return Reply(error=scripted, seconds=seconds)
         if isinstance(scripted, Reply):
             return scripted
-        words_read = sum(len(message["content"].split()) for message in messages)
-        return Reply(text=scripted, usage=Usage(words_read, len(scripted.split())), seconds=seconds)
+        # A word counts as a token.
+        prompt_words = sum(len(message["content"].split()) for message in messages)
+        usage = Usage(prompt_words, len(scripted.split()))
+        return Reply(text=scripted, usage=usage, seconds=seconds)
 
     def _look_up(self, number: int, messages: Sequence[Message]) -> str | Reply | LLMError:
         if callable(self.script):
             return self.script(messages)
         if isinstance(self.script, Mapping):
-            last = messages[-1]["content"]
-            for piece, reply in self.script.items():
-                if piece in last:
+            last_message = messages[-1]["content"]
+            for part, reply in self.script.items():
+                if part in last_message:
                     return reply
-            raise KeyError(f"no entry of the script occurs in {last!r}")
+            raise KeyError(f"no entry of the script occurs in {last_message!r}")
         return self.script[min(number, len(self.script) - 1)]
 
 
 class RoutedChat:
-    """A [`ChatModel`] that sends each session to one of several models, so that no conversation is split between two.
+    """A [`ChatModel`] that sends each session to one of several models.
 
-    A call without a session is a session of its own, identified by its question. The router remembers the 100,000
-    sessions that were used last; a weighted draw gives the same model again for a session that it has forgotten.
+    So no conversation is split between two models. A call without a session is a session of its
+    own, identified by its question. The router remembers the 100,000 most recent sessions; a
+    weighted draw returns the same model again for a session that it has forgotten.
 
     Args:
-        models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
-        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name; if it
-            has an argument `request`, it gets the agent's first request too. Or a weight for each name, at least one
-            above 0; a name is then drawn with a generator seeded by `seed` and the session, so that a replayed run
-            draws the same. The question is the row's if the call comes from [`LLMEnvironment`], else the first user
+        models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions:
+            [`as_chat`].
+        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that
+            returns a name; if it has an argument `request`, it also receives the agent's first
+            request. Or a weight for each name, at least one above 0; a name is then drawn with a
+            generator seeded by `seed` and the session, so that a replayed run draws the same. The
+            question is the row's if the call comes from [`LLMEnvironment`], else the first user
             message.
         seed (`int`, *optional*, defaults to `0`): For the weighted draw.
 
     Raises:
-        `ValueError`: No models, a weight for an unknown name, a negative weight, or no weight above 0.
+        `ValueError`: No models, a weight for an unknown name, a negative weight, or no weight above
+            0.
     """
 
     def __init__(self, models: Mapping[str, ChatModel], rule: Rule, seed: int = 0):
         if not models:
             raise ValueError("RoutedChat needs at least one model")
-        self.models, self.rule, self.seed = dict(models), rule, seed
+        self.models = dict(models)
+        self.rule = rule
+        self.seed = seed
         if isinstance(rule, Mapping):
-            unknown = [name for name in rule if name not in self.models]
-            if unknown:
+            unknown_names = [name for name in rule if name not in self.models]
+            if unknown_names:
                 raise ValueError(
-                    f"weights for unknown models {unknown}: there are {list(self.models)}"
+                    f"weights for unknown models {unknown_names}: there are {list(self.models)}"
                 )
             if any(weight < 0 for weight in rule.values()) or not sum(rule.values()) > 0:
                 raise ValueError(
                     f"weights must not be negative and at least one must be above 0: {dict(rule)}"
                 )
-        self._wants_request = callable(rule) and "request" in inspect.signature(rule).parameters
-        self._chosen: OrderedDict[str, str] = OrderedDict()
+        self._needs_request = callable(rule) and "request" in inspect.signature(rule).parameters
+        self._model_names: OrderedDict[str, str] = OrderedDict()  # by session
         self._lock = threading.Lock()
 
     async def __call__(
@@ -299,7 +334,10 @@ class RoutedChat:
         session: str | None = None,
         **sampling: Any,
     ) -> Reply:
-        """See [`ChatModel`]. A rule that fails or names an unknown model gives a [`Misconfigured`] reply."""
+        """See [`ChatModel`].
+
+        If the rule fails or names an unknown model, the reply is [`Misconfigured`].
+        """
         try:
             model = as_chat(self.models[self.choose(messages, session)])
         except Misconfigured as error:
@@ -309,65 +347,77 @@ class RoutedChat:
     def choose(
         self, messages: Sequence[Message], session: str | None = None, question: str | None = None
     ) -> str:
-        """The name of the model for all calls of `session`.
+        """Return the name of the model for all calls of `session`.
 
         Args:
             messages (`Sequence[Message]`): The conversation.
             session (`str`, *optional*): The session's name.
-            question (`str`, *optional*): The question of the session (q of ρ(m | q)); defaults to the first user
-                message.
+            question (`str`, *optional*): The question of the session (q of ρ(m | q)); defaults to
+                the first user message.
 
         Raises:
             [`Misconfigured`]: The rule failed or named a model that does not exist.
         """
-        request = next(
-            (message["content"] for message in messages if message["role"] == "user"), ""
-        )
-        question = request if question is None else question
+        user_messages = (message["content"] for message in messages if message["role"] == "user")
+        request = next(user_messages, "")
+        if question is None:
+            question = request
         if session is None:
             return self._draw(question, request, question)
+
+        # A session keeps its model.
         with self._lock:
-            if session in self._chosen:
-                self._chosen.move_to_end(session)
-                return self._chosen[session]
+            if session in self._model_names:
+                self._model_names.move_to_end(session)
+                return self._model_names[session]
         name = self._draw(question, request, session)
         with self._lock:
-            name = self._chosen.setdefault(session, name)  # another thread may have been first
-            if len(self._chosen) > _SESSIONS_KEPT:
-                self._chosen.popitem(last=False)
+            name = self._model_names.setdefault(session, name)  # another thread may have been first
+            if len(self._model_names) > _MAX_SESSIONS:
+                self._model_names.popitem(last=False)
         return name
 
     def check(self) -> None:
         """Check every model that has a `check`; raises the [`LLMError`] of the first that fails."""
         for model in self.models.values():
-            if (check := getattr(model, "check", None)) is not None:
-                check()
+            if hasattr(model, "check"):
+                model.check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what each model spends under `account/name`, if it has a `charge_to`."""
+        """Book the spending of each model under `account/name`, if it has a `charge_to`."""
         charge(budget, **{f"{account}/{name}": model for name, model in self.models.items()})
 
     def close(self) -> None:
         """Close every model that has a `close`."""
         for model in self.models.values():
-            if (close := getattr(model, "close", None)) is not None:
-                close()
+            if hasattr(model, "close"):
+                model.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:  # locks are not pickled
-        return type(self), (self.models, self.rule, self.seed)
+    def __reduce__(self) -> tuple[type[RoutedChat], tuple[Mapping[str, ChatModel], Rule, int]]:
+        return type(self), (self.models, self.rule, self.seed)  # locks are not pickled
 
     def _draw(self, question: str, request: str, session: str) -> str:
+        """Return the name that the rule chooses for a session."""
         if isinstance(self.rule, Mapping):
+            # The draw depends on the seed and the session alone, so that a replayed run repeats it.
             generator = random.Random(f"{self.seed}:{session}")
             return generator.choices(list(self.rule), weights=list(self.rule.values()))[0]
+
+        # The rule is user code: it may raise, or name a model that does not exist.
+        names = list(self.models)
         try:
-            wanted = {"request": request} if self._wants_request else {}
-            name = call_guarded_now(self.rule, question, list(self.models), **wanted)
+            if self._needs_request:
+                name = call_guarded_now(self.rule, question, names, request=request)
+            else:
+                name = call_guarded_now(self.rule, question, names)
         except Exception as error:
             raise Misconfigured(
                 f"the routing rule raised {describe(error)}", "router", attempts=0
             ) from None
         if not isinstance(name, str) or name not in self.models:
-            what = f"the routing rule chose {name!r}, which is not one of {list(self.models)}"
-            raise Misconfigured(what, "router", attempts=0)
+            raise Misconfigured(
+                f"the routing rule chose {name!r}, which is not one of {names}",
+                "router",
+                attempts=0,
+            )
         return name

@@ -101,6 +101,7 @@ def _find_error(
     choice: Mapping[str, Any], finish_reason: str, text: str, refusal: object, model: str
 ) -> LLMError | None:
     """Return why a choice is not a usable reply; `None` if it is one."""
+    # A refusal is an answer: no retry changes it.
     if refusal:
         return Refused(f"the model declined: {refusal}")
     if is_filtered(finish_reason):
@@ -108,6 +109,8 @@ def _find_error(
     error = error_from_choice(choice, finish_reason, model)
     if error is not None:
         return error
+
+    # No text: a reasoning model may have used up its tokens for its thought.
     if text.strip():
         return None
     if finish_reason == "length":

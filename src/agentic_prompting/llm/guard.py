@@ -1,10 +1,11 @@
-"""The one place where code of the user's is called: environments, tools, rewards, judges, chat functions, rules.
+"""Calls user code: environments, tools, rewards, judges, chat functions, rules. Nothing else does.
 
-Such code may raise anything. `exit()` raises `SystemExit`, which asyncio does not keep in the task that raised it: it
-ends the event loop, and everything that waits on that loop waits for ever. `CancelledError` looks like a cancellation
-of ours, `GeneratorExit` like the end of our coroutine, and a future cannot hold `StopIteration`. So each of these is
-replaced by an [`Escaped`], an ordinary exception, before it leaves the call. Ordinary exceptions are raised as they
-are. Two things pass: Ctrl-C on the main thread, and the cancellation of the task that makes the call.
+Such code may raise anything. `exit()` raises `SystemExit`, which asyncio does not keep in the task
+that raised it: it ends the event loop, and everything that waits on that loop waits forever.
+`CancelledError` looks like a cancellation of ours, `GeneratorExit` like the end of our coroutine,
+and a future cannot hold `StopIteration`. So each of these is replaced by an [`Escaped`], an
+ordinary exception, before it leaves the call. Ordinary exceptions are raised unchanged. Two things
+pass through: Ctrl-C on the main thread, and the cancellation of the task that makes the call.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import os
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .masking import mask_secrets
 from .threads import DaemonThreads
@@ -28,10 +29,15 @@ from .waiting import watching
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
-_OURS = str(Path(__file__).parents[1])
-_THREADS = 256  # for plain functions (environments above all); started as they are needed
-_depth = contextvars.ContextVar("depth", default=0)
-_INSTALLED = tuple(
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAX_THREADS = 256  # for plain functions (environments above all); started as they are needed
+_MAX_LENGTH = 200  # of an exception's text
+_call_depth = contextvars.ContextVar("depth", default=0)
+
+# Where the code of this package and of installed libraries lies.
+_PACKAGE_FOLDER = str(Path(__file__).parents[1])
+_LIBRARY_FOLDERS = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 
@@ -40,8 +46,9 @@ class Escaped(RuntimeError):
     """An exception of user code that would have ended more than its call.
 
     Args:
-        original (`BaseException`): `SystemExit`, `KeyboardInterrupt`, `GeneratorExit`, `asyncio.CancelledError`,
-            `StopIteration` or another exception that is no ordinary one.
+        original (`BaseException`): `SystemExit`, `KeyboardInterrupt`, `GeneratorExit`,
+            `asyncio.CancelledError`, `StopIteration` or another exception that is not an ordinary
+            one.
     """
 
     def __init__(self, original: BaseException):
@@ -53,51 +60,67 @@ class Escaped(RuntimeError):
 
 
 def contained(error: BaseException) -> Exception:
-    """An ordinary exception: `error` itself where it is one, else an [`Escaped`] around it."""
+    """Return `error` if it is an ordinary exception, else an [`Escaped`] around it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return Escaped(error)
 
 
-def describe(error: BaseException, most: int = 200) -> str:
-    """`ValueError: its text`, or the class name alone where there is no text. Never raises.
+def describe(error: BaseException, max_length: int = _MAX_LENGTH) -> str:
+    """Return `ValueError: its text`, or the class name alone if there is no text. Never raises.
 
     Args:
         error (`BaseException`): An exception of user code. Its `__str__` may raise.
-        most (`int`, *optional*, defaults to `200`): A longer text is cut to this many characters.
+        max_length (`int`, *optional*, defaults to `200`): A longer text is cut to this many
+            characters.
     """
     if isinstance(error, Escaped):
         error = error.original
-    name, text = type(error).__name__, text_of(error, most)
+    name = type(error).__name__
+    text = text_of(error, max_length)
     return f"{name}: {text}" if text else name
 
 
-def text_of(value: object, most: int = 200, to_text: Callable[[Any], str] = str) -> str:
-    """The text of a value that came from user code, with secrets masked, cut to `most` characters. Never raises: a
-    `__str__` that does is named in place of the text."""
+def text_of(
+    value: object, max_length: int = _MAX_LENGTH, to_text: Callable[[Any], str] = str
+) -> str:
+    """Return the text of a value that came from user code, with secrets masked. Never raises.
+
+    If the value's `__str__` raises, its exception is named in place of the text.
+
+    Args:
+        value (`object`): The value.
+        max_length (`int`, *optional*, defaults to `200`): A longer text is cut to this many
+            characters.
+        to_text (`Callable`, *optional*, defaults to `str`): Converts the value.
+    """
     try:
-        return mask_secrets(str(to_text(value)))[:most]
+        return mask_secrets(str(to_text(value)))[:max_length]
     except BaseException as error:
         _raise_interrupt(error)
         return f"(its text cannot be shown: {type(error).__name__})"
 
 
-def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
-    """An error of ours about an exception of user code: `WHAT raised KeyError: 'x' (shop.py:7 in price)`, where the
-    place is the last frame of the user's own code. The whole traceback is its note ([`traceback_of`]).
+def failure_of(error_class: Callable[[str], E], name: str, error: BaseException) -> E:
+    """Create an error of ours about an exception of user code.
+
+    Its message is `NAME raised KeyError: 'x' (shop.py:7 in price)`, with the last frame of the
+    user's own code. The whole traceback is its note ([`traceback_of`]).
 
     Args:
-        kind (`Callable`): Makes the error of a text, for example [`ServerFailed`].
-        what (`str`): A name for the user's code, such as `the environment`.
+        error_class (`Callable`): Creates the error from a message, for example [`ServerFailed`].
+        name (`str`): A name for the user's code, such as `the environment`.
         error (`BaseException`): The exception.
     """
     original = error.original if isinstance(error, Escaped) else error
+    failure = error_class(f"{name} raised {describe(error)}{raised_in(original)}")
+
+    # The traceback without the frames of this package.
     frames = [
-        one
-        for one in traceback.extract_tb(original.__traceback__)
-        if not one.filename.startswith(_OURS)
+        frame
+        for frame in traceback.extract_tb(original.__traceback__)
+        if not frame.filename.startswith(_PACKAGE_FOLDER)
     ]
-    failure = kind(f"{what} raised {describe(error)}{raised_in(original)}")
     lines = [
         "Traceback (most recent call last):\n",
         *traceback.format_list(frames),
@@ -108,103 +131,102 @@ def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
 
 
 def raised_in(error: BaseException) -> str:
-    """` (shop.py:7 in price)` where an exception comes from the user's code, or from a library that this code called;
-    an empty text where it comes from ours."""
+    """Return ` (shop.py:7 in price)`: where in the user's code an exception comes from.
+
+    An exception of a library that this code called counts too. Empty if it comes from this package.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    last = next(
-        (one for one in reversed(frames) if not one.filename.startswith((*_INSTALLED, "<frozen"))),
-        None,
-    )
-    if last is None or last.filename.startswith(_OURS):
-        return ""
-    return f" ({last.filename}:{last.lineno} in {last.name})"
+    for frame in reversed(frames):
+        if frame.filename.startswith((*_LIBRARY_FOLDERS, "<frozen")):
+            continue
+        if frame.filename.startswith(_PACKAGE_FOLDER):
+            return ""
+        return f" ({frame.filename}:{frame.lineno} in {frame.name})"
+    return ""
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """The traceback that [`failure_of`] has noted, or an empty text."""
-    return next(iter(getattr(error, "__notes__", ())), "")
+    """Return the traceback that [`failure_of`] has noted, or an empty text."""
+    notes = getattr(error, "__notes__", None)
+    return notes[0] if notes else ""
 
 
-def place_of(function: Any) -> str:
-    """The name and the place of a function of the user's: `Shop.step (shop.py:12)`."""
-    called = inspect.unwrap(getattr(function, "func", function))  # of a partial the function in it
-    name = getattr(called, "__qualname__", type(called).__name__)
-    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
+def place_of(function: object) -> str:
+    """Return the name of a user's function and where it is defined: `Shop.step (shop.py:12)`."""
+    # The function inside a partial or a wrapper.
+    inner = inspect.unwrap(cast(Callable[..., Any], getattr(function, "func", function)))
+    name = getattr(inner, "__qualname__", type(inner).__name__)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    if code is None:
+        return name
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call code of the user's and return what it returns.
+async def call_guarded(function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    """Call user code and return its result.
 
     Args:
-        function (`Callable`): An `async` function is awaited. A plain one runs in a thread, so that it may block; an
-            awaitable that it returns is awaited.
+        function (`Callable`): An `async` function is awaited. A plain one runs in a thread, so that
+            it may block; an awaitable that it returns is awaited.
         *args, **kwargs: Its arguments.
 
     Raises:
-        `Exception`: Whatever the function raises; an [`Escaped`] for what is no ordinary exception.
+        `Exception`: Whatever the function raises; an [`Escaped`] in place of an exception that is
+            not an ordinary one.
         `asyncio.CancelledError`: The task that made this call was cancelled.
     """
     return await call_guarded_on(None, function, *args, **kwargs)
 
 
 async def call_guarded_on(
-    executor: Executor | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    executor: Executor | None, function: Callable[..., Any], /, *args: object, **kwargs: object
 ) -> Any:
-    """As [`call_guarded`]; a plain function runs on a thread of `executor` (`None`: on one for plain functions)."""
-    # `_awaited` and `_outcome` return what was raised instead of raising it: neither a thread's future nor a coroutine
-    # then holds an exception that asyncio treats in a way of its own. When this coroutine is closed in the middle,
-    # `GeneratorExit` is raised at the caller's `await` all the same.
+    """Like [`call_guarded`], but a plain function runs on a thread of `executor`.
+
+    `None` is the pool of threads for plain functions.
+    """
+    # The outcome is returned instead of raised, so that neither a thread's future nor a coroutine
+    # holds an exception that asyncio treats specially. If this coroutine is closed in the middle,
+    # `GeneratorExit` is still raised at the caller's `await`.
     call = functools.partial(function, *args, **kwargs)
     if is_async(function):
-        value, error = await _awaited(call)
-    else:
-        context, depth = contextvars.copy_context(), _depth.get()
-        context.run(_depth.set, depth + 1)
-        work = functools.partial(context.run, _outcome, call)
-        value, error = await asyncio.get_running_loop().run_in_executor(
-            executor or _threads(os.getpid(), depth), work
-        )
-        if error is None and inspect.isawaitable(value):
-            value, error = await _awaited(functools.partial(_itself, value))
+        return _unwrap(*await _await_outcome(call))
+    value, error = await _call_in_thread(executor, call)
+    if error is None and inspect.isawaitable(value):
+        awaitable = value
+        return _unwrap(*await _await_outcome(lambda: awaitable))
     try:
-        if error is not None:
-            raise contained(error)
-        return value
+        return _unwrap(value, error)
     finally:
-        del error  # whose traceback holds this frame
+        del error  # its traceback holds this frame
 
 
-def call_guarded_now(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call a plain function of the user's on this thread. Raises as [`call_guarded`] does."""
-    value, error = _outcome(functools.partial(function, *args, **kwargs))
-    try:
-        if error is not None:
-            raise contained(error)
-        return value
-    finally:
-        del error
+def call_guarded_now(function: Callable[..., T], /, *args: object, **kwargs: object) -> T:
+    """Call a plain user function on this thread. Raises like [`call_guarded`]."""
+    result: T = _unwrap(*_call_outcome(functools.partial(function, *args, **kwargs)))
+    return result
 
 
 def guarded(
-    function: Callable[..., Any],
+    function: F,
     on_failure: Callable[..., Any] | None = None,
     on_return: Callable[..., Any] | None = None,
     kind: str = "function",
-) -> Callable[..., Any]:
-    """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none. Where it takes long, a
-    warning names it.
+) -> F:
+    """Wrap a user function, plain or `async`, so that it raises ordinary exceptions only, or none.
 
-    The result is `async` exactly if `function` is, and has its name and attributes.
+    If it takes long, a warning names it. The result is `async` exactly if `function` is, and has
+    its name and attributes.
 
     Args:
         function (`Callable`): For example a reward function.
-        on_failure (`Callable`, *optional*): Called with the exception and the arguments of the failed call; what it
-            returns is returned in the function's place. Without it the exception is raised: an [`Escaped`] for what is
-            no ordinary exception.
-        on_return (`Callable`, *optional*): Called with what the function returned and the arguments of the call; what
-            it returns is returned, and what it raises is raised.
-        kind (`str`, *optional*, defaults to `"function"`): What it is, for the warning.
+        on_failure (`Callable`, *optional*): Called with the exception and the arguments of the
+            failed call; its result is returned in the function's place. By default the exception is
+            raised: an [`Escaped`] if it is not an ordinary one.
+        on_return (`Callable`, *optional*): Called with the function's result and the arguments of
+            the call; its result is returned, and its exceptions are raised.
+        kind (`str`, *optional*, defaults to `"function"`): What the warning calls it: `reward
+            function`.
 
     Example:
 
@@ -220,43 +242,52 @@ def guarded(
     name = f"the {kind} {place_of(function)}"
     advice = f"a {kind} has no time limit, give one to what it waits for"
 
-    def ended(error: Exception, *args: Any, **kwargs: Any) -> Any:
+    def handle_failure(error: Exception, *args: object, **kwargs: object) -> Any:
         if on_failure is None:
             raise error
         return on_failure(error, *args, **kwargs)
 
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
+    def handle_return(result: object, *args: object, **kwargs: object) -> Any:
+        if on_return is None:
+            return result
+        return on_return(result, *args, **kwargs)
+
+    async def call_async(*args: object, **kwargs: object) -> Any:
         try:
             with watching(name, advice):
-                value = await call_guarded(function, *args, **kwargs)
+                result = await call_guarded(function, *args, **kwargs)
         except Exception as error:
-            return ended(error, *args, **kwargs)
-        return value if on_return is None else on_return(value, *args, **kwargs)
+            return handle_failure(error, *args, **kwargs)
+        return handle_return(result, *args, **kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             with watching(name, advice):
-                value = call_guarded_now(function, *args, **kwargs)
+                result = call_guarded_now(function, *args, **kwargs)
         except Exception as error:
-            return ended(error, *args, **kwargs)
-        return value if on_return is None else on_return(value, *args, **kwargs)
+            return handle_failure(error, *args, **kwargs)
+        return handle_return(result, *args, **kwargs)
 
-    wrapper: Any = functools.update_wrapper(call_async if is_async(function) else call, function)
+    wrapper = functools.update_wrapper(call_async if is_async(function) else call, function)
     wrapper.__name__ = getattr(function, "__name__", type(function).__name__)
-    return wrapper
+    return cast(F, wrapper)
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine: an `async def`, or an object with such a `__call__`."""
+def is_async(function: object) -> bool:
+    """Whether calling `function` returns a coroutine.
+
+    It is an `async def`, or an object with such a `__call__`.
+    """
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
 
 
 async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine of our own. An exception that would end the event loop is raised as an [`Escaped`].
+    """Await a coroutine, and raise an [`Escaped`] for an exception that would end the event loop.
 
-    The second line of defence, around every task on the background loop: for user code that no guard was put around.
+    The second line of defence, around every task on the background loop: for user code without a
+    guard.
     """
     try:
         return await coroutine
@@ -265,31 +296,22 @@ async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
         raise Escaped(error) from None
 
 
-@functools.cache
-def _threads(process: int, depth: int) -> DaemonThreads:
-    """The threads of plain functions: not the event loop's, which its calls need for disks and names, and for each
-    depth others: a function may wait for a call that runs one of the user's functions again."""
-    return DaemonThreads(_THREADS, f"agentic-prompting-{depth}")
+_Outcome = tuple[Any, BaseException | None]
+"""The result of a call of user code, or the exception that it raised."""
 
 
-def _itself(value: T) -> T:
-    return value
-
-
-async def _awaited(begin: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _unwrap(value: object, error: BaseException | None) -> Any:
+    """Return the result of a call, or raise its exception as an ordinary one."""
+    if error is None:
+        return value
     try:
-        return await begin(), None
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-            error = error.__cause__  # what a coroutine raised before Python replaced it
-        return None, error
+        raise contained(error)
+    finally:
+        del error  # its traceback holds this frame
 
 
-def _outcome(function: Callable[[], T]) -> tuple[Any, BaseException | None]:
+def _call_outcome(function: Callable[[], Any]) -> _Outcome:
+    """Call a plain function on this thread."""
     try:
         return function(), None
     except BaseException as error:
@@ -297,10 +319,44 @@ def _outcome(function: Callable[[], T]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
+async def _call_in_thread(executor: Executor | None, function: Callable[[], Any]) -> _Outcome:
+    """Call a plain function on a thread, in a copy of this task's context."""
+    context = contextvars.copy_context()
+    depth = _call_depth.get()
+    context.run(_call_depth.set, depth + 1)
+    work = functools.partial(context.run, _call_outcome, function)
+    threads = executor or _threads(os.getpid(), depth)
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+async def _await_outcome(begin: Callable[[], Awaitable[Any]]) -> _Outcome:
+    """Await the result of `begin()`."""
+    try:
+        return await begin(), None
+    except BaseException as error:
+        # A cancellation of this task passes through.
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        # Python replaces a `StopIteration` that a coroutine raises: take the original.
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            return None, error.__cause__
+        return None, error
+
+
+@functools.cache
+def _threads(process: int, depth: int) -> DaemonThreads:
+    """Return the threads of plain functions.
+
+    They are not the event loop's, whose threads its calls need for disks and host names. Each depth
+    has its own: a function may wait for a call that runs another user function.
+    """
+    return DaemonThreads(_MAX_THREADS, f"agentic-prompting-{depth}")
+
+
 def _raise_interrupt(error: BaseException) -> None:
-    """Raise a Ctrl-C: Python delivers it on the main thread and on no other."""
-    if (
-        isinstance(error, KeyboardInterrupt)
-        and threading.current_thread() is threading.main_thread()
-    ):
+    """Raise a Ctrl-C: Python delivers it on the main thread only."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and is_main_thread:
         raise error

@@ -1,11 +1,13 @@
-"""One asyncio event loop on one daemon thread of this process, and the functions that run coroutines.
+"""The background event loop of this process, on a daemon thread, and functions that use it.
 
-One loop for all, because an HTTP client of asyncio works only on the loop that first used it. A loop per batch
-(`asyncio.run`) fails with "Event loop is closed" at the second batch, and the caller's own loop (a notebook's) must not
-be blocked. The loop is created at the first call, so importing costs nothing and every process of a launch has its own.
+There is one loop for everything, because an asyncio HTTP client works only on the loop that first
+used it. A loop per batch (`asyncio.run`) fails with "Event loop is closed" at the second batch, and
+the caller's own loop (a notebook's) must not be blocked. The loop is created at the first call, so
+importing costs nothing and every process of a launch has its own.
 
-If the loop ends while something waits on it, every waiting future gets a [`LoopEnded`] with the cause, and so does
-every later call: no coroutine that was running on it can finish any more.
+If the loop ends while something waits on it, every waiting future fails with a [`LoopEnded`] that
+names the cause, and so does every later call: no coroutine that was running on the loop can finish
+any more.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Coroutine, Generator, Iterable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from .guard import contain, describe
@@ -29,63 +31,81 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
-_THREADS = 256  # for disks and names of hosts; started as they are needed
+_MAX_THREADS = 256  # for disks and host names; started as they are needed
+
+
+class Closable(Protocol):
+    """An object that is closed before the background loop stops."""
+
+    def close(self) -> None: ...
 
 
 class LoopEnded(RuntimeError):
-    """The background event loop of this process has ended; the message names the cause. Start the process again."""
+    """The background event loop of this process has ended; the message names the cause.
+
+    Restart the process.
+    """
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run `coroutine` on the background loop, wait, and return its result or raise its exception.
 
-    May be called from any thread, also from one whose own event loop is running (a notebook's), which is blocked
-    meanwhile. Ctrl-C cancels the coroutine.
+    May be called from any thread, also from one whose own event loop is running (a notebook's),
+    which is blocked meanwhile. Ctrl-C cancels the coroutine.
 
     Raises:
         [`LoopEnded`]: The background loop has ended, before or during the call.
-        `RuntimeError`: The caller is on the background loop's own thread, which would wait for itself: use `await`
-            there. Or the interpreter is shutting down.
+        `RuntimeError`: The caller is on the background loop's own thread, which would wait for
+            itself: use `await` there. Or the interpreter is shutting down.
     """
     if on_background_thread():
         coroutine.close()
         raise RuntimeError(
             "this waits for the event loop on the event loop's own thread: use `await` there"
         )
-    tasks: list[asyncio.Task[Any] | None] = []
+    tasks: list[asyncio.Task[Any]] = []
 
-    async def with_task() -> T:
-        tasks.append(asyncio.current_task())
+    async def run_in_task() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
         return await contain(coroutine)
 
+    def cancel_tasks() -> None:
+        for task in tasks:
+            task.cancel()
+
     try:
-        return _started(with_task(), coroutine).result()
-    except (
-        BaseException
-    ):  # Ctrl-C may come at any moment, also before `start` has returned its future
+        return _schedule(run_in_task(), coroutine).result()
+    except BaseException:
+        # Ctrl-C may come at any moment, also before there is a future.
         with suppress(RuntimeError):
-            background_loop().call_soon_threadsafe(
-                lambda: [task.cancel() for task in tasks if task]
-            )
+            background_loop().call_soon_threadsafe(cancel_tasks)
         raise
 
 
 def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run `coroutine` on the background loop and return a future of its result. Cancelling the future cancels it.
+    """Run `coroutine` on the background loop and return a future of its result.
+
+    Cancelling the future cancels the coroutine.
 
     Raises:
-        [`LoopEnded`]: The background loop has ended. If it ends later, the future gets this error.
+        [`LoopEnded`]: The background loop has ended. If it ends later, the future fails with this
+            error.
         `RuntimeError`: The interpreter is shutting down and the loop is closed.
     """
-    return _started(contain(coroutine), coroutine)
+    return _schedule(contain(coroutine), coroutine)
 
 
-def _started(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> Future[T]:
-    """A future of `outer`, which awaits `inner`. Closes both if there is no loop to run them."""
+def _schedule(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> Future[T]:
+    """Return a future of `outer`, which awaits `inner`.
+
+    Closes both if there is no loop to run them.
+    """
     try:
         loop = background_loop()
         assert _current is not None
-        return _current.watched(asyncio.run_coroutine_threadsafe(outer, loop))
+        return _current.watch(asyncio.run_coroutine_threadsafe(outer, loop))
     except RuntimeError:
         outer.close()
         inner.close()
@@ -93,36 +113,38 @@ def _started(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> 
 
 
 def in_parallel(
-    works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int
+    coroutines: Iterable[Coroutine[Any, Any, T]], max_in_flight: int
 ) -> Generator[tuple[int, T], None, None]:
-    """Run many coroutines on the background loop; yields `(position, result)` to a synchronous caller as each finishes.
+    """Run many coroutines on the background loop for a synchronous caller.
 
-    At most `max_in_flight` run at a time. The next one is taken from `works`, on the caller's thread, after the caller
-    has consumed the results that are there. Leaving the iteration early cancels what is running. May be used in a
-    notebook.
+    Yields `(position, result)` as each finishes. At most `max_in_flight` run at a time. The next
+    one is taken from `coroutines`, on the caller's thread, after the caller has consumed the
+    results that are available. Leaving the iteration early cancels the running coroutines. May be
+    used in a notebook.
 
     Raises:
         [`LoopEnded`]: The background loop has ended.
-        `RuntimeError`: The caller is on the background loop's own thread, which would wait for itself: await the
-            coroutines there.
+        `RuntimeError`: The caller is on the background loop's own thread, which would wait for
+            itself: await the coroutines there.
     """
     if on_background_thread():
         raise RuntimeError(
             "this runs on the event loop of the models' calls and would wait for itself: use `await`"
         )
-    waiting, finished = enumerate(works), SimpleQueue[Future[T]]()
-    running: dict[Future[T], int] = {}
+    pending = enumerate(coroutines)
+    finished: SimpleQueue[Future[T]] = SimpleQueue()
+    running: dict[Future[T], int] = {}  # with their positions
     started = 0
     try:
         while True:
-            while (
-                len(running) < max_in_flight
-                and (started < max_in_flight or finished.empty())
-                and (following := next(waiting, None)) is not None
-            ):
+            # Start more; after the first batch only when no result is waiting to be consumed.
+            while len(running) < max_in_flight and (started < max_in_flight or finished.empty()):
+                position, coroutine = next(pending, (-1, None))
+                if coroutine is None:
+                    break
+                future = start(coroutine)
                 started += 1
-                future = start(following[1])
-                running[future] = following[0]
+                running[future] = position
                 future.add_done_callback(finished.put)
             if not running:
                 return
@@ -134,8 +156,10 @@ def in_parallel(
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side and return their results in order. The first that fails cancels the others, and its
-    exception is raised."""
+    """Run coroutines concurrently and return their results in order.
+
+    The first that fails cancels the others, and its exception is raised.
+    """
     tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -146,36 +170,42 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class _Background:
-    """The loop of one process, its thread, the futures that wait on it, and its users, which are closed before it."""
+    """The loop of one process, its thread, and the futures that wait on it.
+
+    Its users are closed before it ends.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.users: WeakSet[Any] = WeakSet()
-        self.ended: LoopEnded | None = None
+        self.users: WeakSet[Closable] = WeakSet()
+        self.error: LoopEnded | None = None  # set when the loop has ended
         self._waiting: set[Future[Any]] = set()
         self._waiting_lock = threading.Lock()
-        self._stopping = False
+        self._is_stopping = False
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "agentic-prompting"))
+        self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "agentic-prompting"))
         self.thread = threading.Thread(target=self._run, name="agentic-prompting-llm", daemon=True)
         self.thread.start()
         atexit.register(self.stop)
 
-    def watched(self, future: Future[T]) -> Future[T]:
-        """The same future, which gets a [`LoopEnded`] if the loop ends before it is done."""
+    def watch(self, future: Future[T]) -> Future[T]:
+        """Return the same future, which now fails with a [`LoopEnded`] if the loop ends first."""
         with self._waiting_lock:
-            if self.ended is None:
+            if self.error is None:
                 self._waiting.add(future)
-        if self.ended is not None:
-            _fail(future, self.ended)
+        if self.error is not None:
+            _fail(future, self.error)
         future.add_done_callback(self._waiting.discard)
         return future
 
     def stop(self) -> None:
-        """At interpreter exit: end every wait, then the loop. Takes two seconds at most, whatever a server does."""
+        """End every wait, then the loop. Called at interpreter exit.
+
+        Takes two seconds at most, whatever a server does.
+        """
         if self.pid != os.getpid() or self.loop.is_closed():
             return
-        self._stopping = True
+        self._is_stopping = True
         for user in list(self.users):
             with suppress(LoopEnded):
                 user.close()
@@ -186,29 +216,32 @@ class _Background:
             self.loop.close()
 
     def _run(self) -> None:
-        """The loop's thread."""
+        """Run the loop on its thread, and fail everything that waits on it when it ends."""
         cause = "it was stopped from outside"
         try:
             self.loop.run_forever()
-        except (
-            BaseException
-        ) as error:  # `exit()` in a task that user code has put on this loop, for example
+        except BaseException as error:
+            # For example `exit()` in a task that user code has put on this loop.
             cause = describe(error)
-        what = f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can finish"
+        message = (
+            f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can "
+            "finish"
+        )
         with self._waiting_lock:
-            self.ended = LoopEnded(what)
+            self.error = LoopEnded(message)
             waiting = list(self._waiting)
-        if not self._stopping:
-            logger.critical(what)
+        if not self._is_stopping:
+            logger.critical(message)
         for future in waiting:
-            _fail(future, self.ended)
+            _fail(future, self.error)
 
     async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        """Cancel every other task of the loop, then stop it."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=_END_SECONDS / 2)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_SECONDS / 2)
         self.loop.stop()
 
 
@@ -219,16 +252,17 @@ def _fail(future: Future[Any], error: LoopEnded) -> None:
 
 _lock = threading.Lock()
 _current: _Background | None = None
-# The loops that this process inherited by forks. They are kept and never used: collecting one would take the parent's
-# sockets out of the epoll set that both processes share.
+# The loops that this process inherited by forks. They are kept and never used: collecting one would
+# remove the parent's sockets from the epoll set that both processes share.
 _left_by_fork: list[_Background] = []
 
 
-def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
-    """The running loop of this process, started on first use.
+def background_loop(user: Closable | None = None) -> asyncio.AbstractEventLoop:
+    """Return the running loop of this process, started on first use.
 
     Args:
-        user (*optional*): Its `close()` is called before the loop stops at interpreter exit; kept by a weak reference.
+        user (*optional*): Its `close()` is called before the loop stops at interpreter exit; kept
+            by a weak reference.
 
     Raises:
         [`LoopEnded`]: The loop has ended.
@@ -236,28 +270,34 @@ def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
     """
     global _current
     with _lock:
+        # A forked process starts a loop of its own: threads do not survive a fork.
         if _current is None or _current.pid != os.getpid():
             if _current is not None:
                 _left_by_fork.append(_current)
             _current = _Background()
         if _current.loop.is_closed():
             raise RuntimeError("the event loop is closed: the interpreter is shutting down")
-        if _current.ended is not None:
-            raise LoopEnded(*_current.ended.args)
+        if _current.error is not None:
+            raise LoopEnded(*_current.error.args)
         if user is not None:
             _current.users.add(user)
         return _current.loop
 
 
 def end() -> None:
-    """End the background loop of this process, as interpreter exit does; only what runs then may call it."""
+    """End the background loop of this process, as interpreter exit does.
+
+    Only for code that runs at interpreter exit.
+    """
     if _current is not None:
         _current.stop()
 
 
 def loop_error() -> LoopEnded | None:
-    """The error with which the background loop of this process has ended; `None` while it runs or has not started."""
-    return None if _current is None or _current.pid != os.getpid() else _current.ended
+    """The background loop's fatal error; `None` while it runs or has not started."""
+    if _current is None or _current.pid != os.getpid():
+        return None
+    return _current.error
 
 
 def on_background_thread() -> bool:
@@ -271,6 +311,5 @@ def _reset_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        after_in_child=_reset_lock
-    )  # a fork may have copied the lock while it was held
+    # A fork may have copied the lock while it was held.
+    os.register_at_fork(after_in_child=_reset_lock)

@@ -165,6 +165,7 @@ def _fraction_text(fraction: Fraction) -> str:
 
     The expansion is finite if the denominator has no prime factors except 2 and 5.
     """
+    # Divide out both primes; the larger exponent is the number of decimal places.
     rest = fraction.denominator
     places = 0
     for prime in (2, 5):

@@ -65,15 +65,15 @@ class _Connections(aiohttp.TCPConnector):
     parent's event loop, and after the end of the loop.
     """
 
-    def __init__(self, **settings: Any):
+    def __init__(self, certificates: ssl.SSLContext):
         self._pid = os.getpid()
-        super().__init__(**settings)
+        super().__init__(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=certificates)
 
     @property
     def closed(self) -> bool:
         return super().closed or self._pid != os.getpid() or not self._loop.is_running()
 
-    def __del__(self, *modules: Any) -> None:
+    def __del__(self, *modules: object) -> None:
         if not self.closed:
             super().__del__(*modules)
 
@@ -123,7 +123,7 @@ class Http:
         self._proxy = _find_proxy(url)
 
         self.client = aiohttp.ClientSession(
-            connector=_Connections(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=_certificates()),
+            connector=_Connections(_certificates()),
             # A host that is up accepts a connection fast.
             timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS),
             # A header of a gateway may be longer than aiohttp's 8 kB.
@@ -189,6 +189,7 @@ class Http:
             return Reply(error=response)
         if not response.is_success:
             return Reply(error=_error_of(response, self.model))
+        # An answer that is too long is paid for, but not read.
         if response.is_cut:
             error = BadReply(f"the endpoint's answer has more than {_MAX_REPLY_BYTES >> 20} MiB")
             completion = ParsedCompletion(Reply(error=error, finish_reason="length"))
@@ -321,6 +322,7 @@ def _find_proxy(url: SplitResult) -> str | None:
     proxy = getproxies().get(url.scheme)
     if not proxy:
         return None
+    # `HTTP_PROXY=host:port` is common, too.
     if "://" not in proxy:
         proxy = f"http://{proxy}"
     if not proxy.startswith(("http://", "https://")):
@@ -429,6 +431,7 @@ def _error_of(response: _HttpResponse, model: str) -> LLMError:
             "set base_url= to it",
             status=response.status,
         )
+    # A gateway may answer with a page instead of JSON.
     try:
         body = json.loads(response.body)
     except (ValueError, RecursionError):

@@ -1,11 +1,12 @@
-"""Spans: a run as OpenTelemetry traces, with the names of its conventions for generative AI (`gen_ai.*`).
+"""Spans: a run as OpenTelemetry traces, with its conventions for generative AI (`gen_ai.*`).
 
-Without [`start_traces`] every function here returns at once and opentelemetry is not imported. The current span is a
-context variable: tasks, [`call_guarded`]'s threads and coroutines that [`start`] sends to the background loop inherit
-it. Other processes get it as `TRACEPARENT` in their environment, other services as the header `traceparent`.
+Without [`start_traces`] every function here returns at once and opentelemetry is not imported. The
+current span is a context variable: tasks, [`call_guarded`]'s threads and coroutines that [`start`]
+sends to the background loop inherit it. Other processes receive it as `TRACEPARENT` in their
+environment, other services as the header `traceparent`.
 
-Texts (prompts, replies, arguments, error messages) are in a trace only with `trace_content`, secrets masked. Without it
-there are names, numbers and the class of an error.
+Texts (prompts, replies, arguments, error messages) are in a trace only with `trace_content`, with
+secrets masked. Without it a trace contains names, numbers and the class of an error.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, ParamSpec, TypeVar, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from .masking import mask_secrets
 from .types import Message, Reply
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import TracerProvider as AnyTracerProvider
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -32,139 +40,165 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 OWN = "agentic_prompting"
-"""The name of the tracer, and the beginning of attributes for which the conventions have no name."""
+"""The name of the tracer, and the prefix of attributes for which the conventions have no name."""
+
+Attributes: TypeAlias = Mapping[str, object]
+"""Attributes of a span by name; those that are `None` are left out."""
 
 _EXIT_SECONDS = 5.0  # for sending the last spans, if a back end does not answer
-_SECRET_NAMES = (
-    "KEY",
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "HEADERS",
-)  # the ends of environment variables' names
+# The ends of the names of environment variables with secrets.
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS")
 
 
-class _Off:
+class _NoSpan:
     """Stands in for a span if traces are off."""
 
     traceparent = ""
 
-    def __enter__(self) -> _Off:
+    def __enter__(self) -> _NoSpan:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def set(self, attributes: Mapping[str, Any]) -> None:
+    def set(self, attributes: Attributes) -> None:
         pass
 
-    def fail(self, kind: str) -> None:
+    def fail(self, error_type: str) -> None:
         pass
 
 
-_OFF = _Off()
+_NO_SPAN = _NoSpan()
 
 
 class _Traces:
-    """Makes spans: OpenTelemetry's interface, imported when traces begin."""
+    """Creates spans through OpenTelemetry's interface, which is imported when traces begin."""
 
-    def __init__(self, provider: Any, content: bool):
+    def __init__(self, provider: AnyTracerProvider, content: bool):
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self.api, self.context, self.content = trace, context, content
-        self.tracer, self.form = provider.get_tracer(OWN), TraceContextTextMapPropagator()
-        self.outer = self.form.extract(
+        self.trace_api = trace
+        self.context_api = context
+        self.content = content
+        self.tracer = provider.get_tracer(OWN)
+        self.propagator = TraceContextTextMapPropagator()
+        self.process_parent = self.propagator.extract(
             {name.lower(): os.environ.get(name, "") for name in ("TRACEPARENT", "TRACESTATE")}
         )
-        secret = (value for name, value in os.environ.items() if name.endswith(_SECRET_NAMES))
-        self.secrets = [
-            part for value in secret for part in re.split(r"[=,\s]", value)
-        ]  # headers: `name=value,...`
+        # Variables with headers have the form `name=value,...`.
+        self.secrets: list[str] = []
+        for name, value in os.environ.items():
+            if name.endswith(_SECRET_NAMES):
+                self.secrets += re.split(r"[=,\s]", value)
 
-    def parent(self, traceparent: str) -> Any:
-        """The context of a new span: below the given span, else the current one, else the process's own parent."""
+    def find_parent(self, traceparent: str) -> Context | None:
+        """Return the context of a new span.
+
+        It is the given span's, else the current span's (`None`), else the process's own parent.
+        """
         if traceparent:
-            return self.form.extract({"traceparent": traceparent})
-        return None if self.api.get_current_span().get_span_context().is_valid else self.outer
+            return self.propagator.extract({"traceparent": traceparent})
+        current_span = self.trace_api.get_current_span()
+        return None if current_span.get_span_context().is_valid else self.process_parent
 
-    def masked(self, value: Any, key: str | None = None) -> str:
-        """A text without secrets, and without halves of surrogate pairs, which cannot be sent."""
-        return mask_secrets(str(value), key, *self.secrets).encode("utf-8", "replace").decode()
+    def mask(self, value: object, key: str | None = None) -> str:
+        """Return a text without secrets and halves of surrogate pairs, which cannot be sent."""
+        masked = mask_secrets(str(value), key, *self.secrets)
+        return masked.encode("utf-8", "replace").decode()
 
 
 _traces: _Traces | None = None
 
 
 class Span:
-    """A span, current within its `with` block. An exception that leaves the block is its `error.type`."""
+    """A span, current within its `with` block.
 
-    def __init__(
-        self, traces: _Traces, name: str, attributes: Mapping[str, Any], parent: str, kind: str
-    ):
+    An exception that leaves the block is its `error.type`.
+    """
+
+    def __init__(self, traces: _Traces, name: str, attributes: Attributes, parent: str, kind: str):
         self._traces = traces
-        kinds, given = (
-            traces.api.SpanKind,
-            {name: value for name, value in attributes.items() if value is not None},
+        self._span = traces.tracer.start_span(
+            name,
+            traces.find_parent(parent),
+            traces.trace_api.SpanKind[kind],
+            _without_none(attributes),
         )
-        self._span = traces.tracer.start_span(name, traces.parent(parent), kinds[kind], given)
 
     @property
     def traceparent(self) -> str:
-        """The span's name for other processes, in the form of W3C's header."""
-        carrier: dict[str, str] = {}
-        self._traces.form.inject(carrier, self._traces.api.set_span_in_context(self._span))
-        return carrier.get("traceparent", "")
+        """The span's identifier for other processes, in the format of W3C's header."""
+        headers: dict[str, str] = {}
+        context = self._traces.trace_api.set_span_in_context(self._span)
+        self._traces.propagator.inject(headers, context)
+        return headers.get("traceparent", "")
 
-    def set(self, attributes: Mapping[str, Any]) -> None:
+    def set(self, attributes: Attributes) -> None:
         """Set attributes; those that are `None` are left out."""
-        self._span.set_attributes(
-            {name: value for name, value in attributes.items() if value is not None}
-        )
+        self._span.set_attributes(_without_none(attributes))
 
-    def fail(self, kind: str) -> None:
+    def fail(self, error_type: str) -> None:
         """Mark the span as failed, with the class of the error."""
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(self._traces.api.StatusCode.ERROR)
+        self._span.set_attribute("error.type", error_type)
+        self._span.set_status(self._traces.trace_api.StatusCode.ERROR)
 
     def __enter__(self) -> Span:
-        self._token = self._traces.context.attach(self._traces.api.set_span_in_context(self._span))
+        context = self._traces.trace_api.set_span_in_context(self._span)
+        self._token = self._traces.context_api.attach(context)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self,
+        error_class: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if error is not None:
-            self.fail(type(getattr(error, "original", error)).__name__.lstrip("_"))
-        if kind is not GeneratorExit:  # a coroutine is collected in another context
-            self._traces.context.detach(self._token)
+            original = getattr(error, "original", error)
+            self.fail(type(original).__name__.lstrip("_"))
+        # A coroutine is garbage-collected in another context.
+        if error_class is not GeneratorExit:
+            self._traces.context_api.detach(self._token)
         self._span.end()
 
 
+def _without_none(attributes: Attributes) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
 def is_on() -> bool:
-    """Whether spans are made."""
+    """Whether spans are created."""
     return _traces is not None
 
 
 def span(
-    name: str, attributes: Mapping[str, Any] = {}, parent: str = "", kind: str = "INTERNAL"
-) -> Span | _Off:
-    """A span, to be entered with `with`.
+    name: str, attributes: Mapping[str, object] = {}, parent: str = "", kind: str = "INTERNAL"
+) -> Span | _NoSpan:
+    """Create a span, to be entered with `with`.
 
     Args:
         name (`str`): Its name, one of a few. It must not contain text of a user or a model.
         attributes (`Mapping`, *optional*): Attributes that are known at its start.
         parent (`str`, *optional*): Another span's `traceparent`. Defaults to the current span.
-        kind (`str`, *optional*, defaults to `"INTERNAL"`): `CLIENT` for a call that leaves the process.
+        kind (`str`, *optional*, defaults to `"INTERNAL"`): `CLIENT` for a call that leaves the
+            process.
     """
-    return _OFF if _traces is None else Span(_traces, name, attributes, parent, kind)
-
-
-def workflow(name: str, **numbers: Any) -> Span | _Off:
-    """A span of several calls that belong together: a refinement, an operator of E-SPL."""
     if _traces is None:
-        return _OFF
-    about = {f"{OWN}.{key}": value for key, value in numbers.items()}
-    given = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": name, **about}
-    return span(f"invoke_workflow {name}", given)
+        return _NO_SPAN
+    return Span(_traces, name, attributes, parent, kind)
+
+
+def workflow(name: str, **numbers: float) -> Span | _NoSpan:
+    """Create a span of several calls that belong together: a refinement, an operator of E-SPL."""
+    if _traces is None:
+        return _NO_SPAN
+    attributes: dict[str, object] = {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": name,
+    }
+    attributes |= {f"{OWN}.{key}": value for key, value in numbers.items()}
+    return span(f"invoke_workflow {name}", attributes)
 
 
 def traced(
@@ -193,150 +227,178 @@ def traced(
 def note(attributes: Mapping[str, Any]) -> None:
     """Set attributes of the current span."""
     if _traces is not None:
-        _traces.api.get_current_span().set_attributes(attributes)
+        _traces.trace_api.get_current_span().set_attributes(attributes)
 
 
 def carrier() -> dict[str, str]:
-    """The current span as headers, for a request to another service; empty if there is none."""
+    """Return the current span as headers for a request to another service, if there is one."""
     headers: dict[str, str] = {}
     if _traces is not None:
-        _traces.form.inject(headers)
+        _traces.propagator.inject(headers)
     return headers
 
 
-class _Under:
-    """The context of a span of another process, within a `with` block."""
+class _RemoteParent:
+    """Makes a span of another process the current one within a `with` block."""
 
-    def __init__(self, traces: _Traces, context: Any):
-        self._attach, self._detach, self._inner = (
-            traces.context.attach,
-            traces.context.detach,
-            context,
-        )
+    def __init__(self, traces: _Traces, context: Context):
+        self._context_api = traces.context_api
+        self._context = context
 
     def __enter__(self) -> None:
-        self._token = self._attach(self._inner)
+        self._token = self._context_api.attach(self._context)
 
     def __exit__(self, *_: object) -> None:
-        self._detach(self._token)
+        self._context_api.detach(self._token)
 
 
-def under(headers: Any, own: str = "") -> _Under | _Off:
+def under(headers: Mapping[str, str], request_span: str = "") -> _RemoteParent | _NoSpan:
     """Within its `with` block spans are below the one that a request's headers name.
 
     Args:
         headers (`Mapping`): With `traceparent` and `tracestate`, if the client traces.
-        own (`str`, *optional*): The `traceparent` of the span that the request belongs to; it replaces a header that is
-            missing or belongs to another trace.
+        request_span (`str`, *optional*): The `traceparent` of the span that the request belongs to;
+            it replaces a header that is missing or belongs to another trace.
     """
     if _traces is None:
-        return _OFF
-    context = _traces.form.extract(headers)
-    found = _traces.api.get_current_span(context).get_span_context()
-    if own:
-        ours = _traces.form.extract({"traceparent": own})
-        if found.trace_id != _traces.api.get_current_span(ours).get_span_context().trace_id:
-            return _Under(_traces, ours)
-    return _Under(_traces, context) if found.is_valid else _OFF
+        return _NO_SPAN
+    # The client's span, unless it belongs to another trace than the request.
+    header_context = _traces.propagator.extract(headers)
+    header_span = _traces.trace_api.get_current_span(header_context).get_span_context()
+    if request_span:
+        request_context = _traces.propagator.extract({"traceparent": request_span})
+        span_context = _traces.trace_api.get_current_span(request_context).get_span_context()
+        if header_span.trace_id != span_context.trace_id:
+            return _RemoteParent(_traces, request_context)
+    if not header_span.is_valid:
+        return _NO_SPAN
+    return _RemoteParent(_traces, header_context)
 
 
-# --- contents ---------------------------------------------------------------------------------------------------------
+# --- contents
+# ---------------------------------------------------------------------------------------
 
 
-def content(name: str, value: Any) -> dict[str, str]:
-    """A text as an attribute; nothing unless contents were asked for."""
-    return {name: _traces.masked(value)} if _traces is not None and _traces.content else {}
+def content(name: str, value: object) -> dict[str, str]:
+    """Return a text as an attribute; empty without `trace_content`."""
+    if _traces is None or not _traces.content:
+        return {}
+    return {name: _traces.mask(value)}
 
 
 def messages(
-    name: str, conversation: Iterable[Message], key: str | None = None, **more: str
+    name: str, conversation: Iterable[Message], key: str | None = None, **fields: str
 ) -> dict[str, str]:
-    """Messages as an attribute, in the conventions' JSON, without the endpoint's `key`; nothing unless contents were
-    asked for."""
+    """Return messages as an attribute, in the conventions' JSON; empty without `trace_content`.
+
+    Args:
+        name (`str`): The name of the attribute.
+        conversation (`Iterable[Message]`): The messages.
+        key (`str`, *optional*): The endpoint's key, which is masked.
+        **fields: Further fields of each message, such as `finish_reason`.
+    """
     if _traces is None or not _traces.content:
         return {}
-    shown = [
+    traced_messages = [
         {
-            "role": one["role"],
-            "parts": [{"type": "text", "content": _traces.masked(one["content"], key)}],
-            **more,
+            "role": message["role"],
+            "parts": [{"type": "text", "content": _traces.mask(message["content"], key)}],
+            **fields,
         }
-        for one in conversation
+        for message in conversation
     ]
-    return {name: json.dumps(shown, ensure_ascii=False)}
+    return {name: json.dumps(traced_messages, ensure_ascii=False)}
 
 
-# --- calls of large LLMs ----------------------------------------------------------------------------------------------
+# --- calls of large LLMs
+# ----------------------------------------------------------------------------
 
 
 def traced_chat(call: C) -> C:
-    """Decorates the `__call__` of a [`ChatModel`]: each call is a span `chat MODEL`."""
+    """Decorate the `__call__` of a [`ChatModel`]: each call is a span `chat MODEL`."""
 
     @functools.wraps(call)
-    async def traced(self: Any, messages: Sequence[Message], **options: Any) -> Reply:
+    async def traced_call(self: object, messages: Sequence[Message], **options: Any) -> Reply:
         if _traces is None:
             return await call(self, messages, **options)
         name = model_name(self)
-        with span(
-            f"chat {name}", {"gen_ai.request.model": name, **_about_chat(self)}, kind="CLIENT"
-        ) as own:
+        attributes = {"gen_ai.request.model": name, **_chat_attributes(self)}
+        with span(f"chat {name}", attributes, kind="CLIENT") as chat_span:
             reply = await call(self, messages, **options)
-            own.set(_about_reply(reply, messages, self))
+            chat_span.set(_reply_attributes(reply, messages, self))
             if reply.error is not None:
-                own.fail(reply.error.kind)
+                chat_span.fail(reply.error.kind)
             return reply
 
-    return cast(C, traced)
+    return cast(C, traced_call)
 
 
-def model_name(model: Any) -> str:
-    """The name of a chat model: its endpoint's, the path of a local model, the function's, or that of its class."""
-    own = vars(model)  # a user's model behind ours may have properties that raise
-    path = getattr(getattr(own.get("model"), "config", None), "name_or_path", None)
-    found = (own.get("model"), path, own.get("_called"))
-    return next((one for one in found if isinstance(one, str) and one), type(model).__name__)
+def model_name(model: object) -> str:
+    """Return the name of a chat model.
+
+    It is its name at the endpoint, the path of a local model, the name of a function, or that of
+    its class.
+    """
+    # Not `getattr`: a user's model behind ours may have properties that raise.
+    attributes = vars(model)
+    local_path = getattr(getattr(attributes.get("model"), "config", None), "name_or_path", None)
+    for name in (attributes.get("model"), local_path, attributes.get("_model_name")):
+        if isinstance(name, str) and name:
+            return name
+    return type(model).__name__
 
 
-def _about_chat(model: Any) -> dict[str, Any]:
-    url = urlsplit(vars(model).get("base_url", ""))
-    return {
+def _chat_attributes(model: object) -> dict[str, object]:
+    attributes: dict[str, object] = {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai"
-        if url.hostname
-        else OWN,  # the protocol; the address says whose server it is
-        "server.address": url.hostname,
-        "server.port": (url.port or {"https": 443}.get(url.scheme, 80)) if url.hostname else None,
-        f"{OWN}.account": vars(model).get("_account"),
+        "gen_ai.provider.name": OWN,
+        f"{OWN}.account": getattr(vars(model).get("_account"), "name", None),
     }
+    url = urlsplit(vars(model).get("base_url", ""))
+    if url.hostname:
+        # The provider is the protocol; the address says whose server it is.
+        attributes["gen_ai.provider.name"] = "openai"
+        attributes["server.address"] = url.hostname
+        attributes["server.port"] = url.port or {"https": 443}.get(url.scheme, 80)
+    return attributes
 
 
-def _about_reply(reply: Reply, asked: Sequence[Message], model: Any) -> dict[str, Any]:
-    said = [Message(role="assistant", content=reply.text)] if reply.error is None else []
-    key = model.find_key() if _traces and _traces.content and "base_url" in vars(model) else None
-    return {
+def _reply_attributes(
+    reply: Reply, conversation: Sequence[Message], model: object
+) -> dict[str, object]:
+    key = None
+    if _traces is not None and _traces.content and "base_url" in vars(model):  # an `OpenAIChat`
+        key = cast(Any, model).find_key()
+    attributes: dict[str, object] = {
         "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
-        "gen_ai.response.finish_reasons": [reply.finish_reason] if reply.error is None else None,
         f"{OWN}.cost_usd": reply.usage.cost_usd,
         f"{OWN}.cached": reply.cached,
         f"{OWN}.attempts": reply.attempts,
-        **messages("gen_ai.input.messages", asked, key),
-        **messages("gen_ai.output.messages", said, key, finish_reason=reply.finish_reason),
+        **messages("gen_ai.input.messages", conversation, key),
     }
+    output: list[Message] = []
+    if reply.error is None:
+        attributes["gen_ai.response.finish_reasons"] = [reply.finish_reason]
+        output = [{"role": "assistant", "content": reply.text}]
+    attributes |= messages("gen_ai.output.messages", output, key, finish_reason=reply.finish_reason)
+    return attributes
 
 
-# --- export -----------------------------------------------------------------------------------------------------------
+# --- export
+# -----------------------------------------------------------------------------------------
 
 
 def start_traces(trace_content: bool = False) -> None:
-    """Make spans from now on, in this process.
+    """Create spans from now on, in this process.
 
-    OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`,
-    `OTEL_TRACES_SAMPLER`, ...) set their destination, by default `http://localhost:4318`. If the program has set a
-    tracer provider of its own, it receives them.
+    OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`,
+    `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, ...) set their destination, by default
+    `http://localhost:4318`. If the program has set a tracer provider, the spans go there.
 
     Args:
-        trace_content (`bool`, *optional*, defaults to `False`): Whether spans contain prompts, replies and arguments.
+        trace_content (`bool`, *optional*, defaults to `False`): Whether spans contain prompts,
+            replies and arguments.
 
     Raises:
         `ImportError`: The extra `otel` is not installed.
@@ -344,76 +406,93 @@ def start_traces(trace_content: bool = False) -> None:
     """
     global _traces
     try:
+        import opentelemetry.sdk.trace  # noqa: F401  # is the extra installed?
         from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
     except ImportError as error:
         raise ImportError(
             "traces need the extra otel: pip install 'agentic-prompting[otel]'"
         ) from error
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):  # no provider is set
-        provider = _own_provider(TracerProvider)
+        provider = _create_provider()
         trace.set_tracer_provider(provider)
     _traces = _Traces(provider, trace_content)
 
 
-def _own_provider(kind: Any) -> Any:
+def _create_provider() -> TracerProvider:
+    """Create the provider that the environment's variables describe."""
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    exporters = list(_exporters())
+    exporters = _create_exporters()
     resource = Resource.create()
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "agentic-prompting"}))
-    provider = kind(resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
+
+    # A back end that is down must not fill the log, nor delay the exit.
     for name in ("opentelemetry.exporter", "opentelemetry.sdk"):
-        logging.getLogger(name).addHandler(_ONCE)
+        logging.getLogger(name).addHandler(_EXPORT_WARNING)
         logging.getLogger(name).propagate = False
     atexit.register(_shut_down, provider)
     return provider
 
 
-def _exporters() -> Iterator[Any]:
-    """The exporters that the environment's variables name, from the entry points of OpenTelemetry's packages."""
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL"
-    )
-    full = {"otlp": "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"}
-    names = (name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(","))
-    for name in [full.get(name, name) for name in names if name != "none"]:
-        found = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
-        if not found:
+def _create_exporters() -> list[SpanExporter]:
+    """Create the exporters that the environment's variables name.
+
+    They come from the entry points of OpenTelemetry's packages.
+    """
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+    protocol = protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    otlp_name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    names = (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+
+    # Each name is an entry point of an installed package.
+    exporters = []
+    for name in map(str.strip, names):
+        if name == "none":
+            continue
+        if name == "otlp":
+            name = otlp_name
+        matches = list(entry_points(group="opentelemetry_traces_exporter", name=name))
+        if not matches:
             package = f"opentelemetry-exporter-{name.replace('_', '-')}"
             raise ValueError(
                 f"the environment asks for the trace exporter {name}: pip install {package}"
             )
-        yield found[0].load()()
+        exporter_class = matches[0].load()
+        exporters.append(exporter_class())
+    return exporters
 
 
-class _Once(logging.Handler):
-    """Logs the first warning of OpenTelemetry's exporters and no others: a back end that is down must not fill the
-    log."""
+class _ExportWarning(logging.Handler):
+    """Logs the first warning of OpenTelemetry's exporters and no others."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.has_logged = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.has_logged:
-            self.has_logged = True
-            why = record.getMessage() if _traces is None else _traces.masked(record.getMessage())
-            logger.warning(
-                "traces do not arrive, and the run goes on without them; said once: %s", why
-            )
+        if self.has_logged:
+            return
+        self.has_logged = True
+        reason = record.getMessage()
+        if _traces is not None:
+            reason = _traces.mask(reason)
+        logger.warning(
+            "traces do not arrive, and the run goes on without them; said once: %s", reason
+        )
 
 
-_ONCE = _Once()
+_EXPORT_WARNING = _ExportWarning()
 
 
-def _shut_down(provider: Any) -> None:
-    """At exit: send the last spans, but do not wait for a back end that is down."""
-    last = threading.Thread(target=provider.shutdown, daemon=True)
-    last.start()
-    last.join(_EXIT_SECONDS)
+def _shut_down(provider: TracerProvider) -> None:
+    """Send the last spans at exit, but do not wait for a back end that is down."""
+    thread = threading.Thread(target=provider.shutdown, daemon=True)
+    thread.start()
+    thread.join(_EXIT_SECONDS)

@@ -122,6 +122,7 @@ def _find_marks(text: str) -> list[_Mark]:
     """Return the marks in a text, in order; those in backticks are left out."""
     marks = []
     for match in _ANY_MARK.finditer(text):
+        # A mark in backticks is a mention.
         preceding = text[match.start() - 1 : match.start()]
         following = text[match.end() : match.end() + 1]
         if preceding == "`" and following == "`":

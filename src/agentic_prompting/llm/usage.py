@@ -81,6 +81,7 @@ def estimate_prompt_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
     tokens = 0
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
+        # The content is a text or a list of parts, some of which may be images.
         content = message.get("content")
         parts = content if isinstance(content, list) else [content]
         for part in parts:

@@ -1,6 +1,7 @@
-"""Waiting for code of the user's (an environment's step, a tool, a reward) and naming who is waited for.
+"""Waits for user code (an environment's step, a tool, a reward), with a warning when it takes long.
 
-A thread of its own watches, because an `async` function that blocks stops the event loop and every timer on it.
+A thread of its own watches, because an `async` function that blocks stops the event loop and every
+timer on it.
 """
 
 from __future__ import annotations
@@ -23,87 +24,105 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WARNING = (
-    30.0  # seconds until it is said who is waited for; then after twice as many, and so on
-)
-_TICK = 1.0  # seconds between two looks at those who are waited for
+_FIRST_WARNING = 30.0  # seconds; the next warning follows after twice as long, and so on
+_TICK = 1.0  # seconds between two looks at the calls
 _BLOCKED = 5.0  # seconds without a sign of life after which an event loop counts as blocked
 _GRACE = 5.0  # seconds that a cancelled step has for its clean-up
 
 
 @dataclass
-class _Wait:
+class _PendingCall:
     """A call that has not returned."""
 
     name: str
     advice: str
-    began: float
-    task: asyncio.Task[Any] | None = None  # where it runs on an event loop
+    start: float
+    task: asyncio.Task[Any] | None = None  # if it runs on an event loop
 
 
-class _Watch:
-    """The calls of this process that have not returned, and the thread that looks at them."""
+class _CallMonitor:
+    """The calls of this process that have not returned, and the thread that watches them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._has_work = threading.Event()
+        self._has_calls = threading.Event()
         self._numbers = itertools.count()
-        self._waits: dict[int, _Wait] = {}
-        self._next_warning: dict[
-            str, float
-        ] = {}  # by name: the seconds after which the next warning is due
+        self._calls: dict[int, _PendingCall] = {}
+        # By name: the seconds after which the next warning is due.
+        self._next_warning: dict[str, float] = {}
         self._signs_of_life: dict[asyncio.AbstractEventLoop, float] = {}
         threading.Thread(target=self._run, name="agentic-prompting-watch", daemon=True).start()
 
     @contextmanager
-    def watching(self, wait: _Wait) -> Iterator[None]:
-        """The context in which a call is waited for."""
+    def watching(self, call: _PendingCall) -> Iterator[None]:
+        """The context in which a call is watched."""
         number = next(self._numbers)
         with self._lock:
-            self._waits[number] = wait
-        self._has_work.set()
+            self._calls[number] = call
+        self._has_calls.set()
         try:
             yield
         finally:
             with self._lock:
-                del self._waits[number]
+                del self._calls[number]
 
     def _run(self) -> None:
         while True:
-            self._has_work.wait()
+            self._has_calls.wait()
             time.sleep(_TICK)
             with self._lock:
-                waits = list(self._waits.values())
-                if not waits:
-                    self._has_work.clear()
+                calls = list(self._calls.values())
+                if not calls:
+                    self._has_calls.clear()
                     self._signs_of_life.clear()
-            self._warn(waits)
+            self._warn(calls)
 
-    def _warn(self, waits: list[_Wait]) -> None:
-        """Warn of those who have been waited for too long, each by name."""
+    def _warn(self, calls: list[_PendingCall]) -> None:
+        """Warn about calls that take too long, once for each name."""
         now = time.monotonic()
-        blocking = self._find_blocking_tasks(waits, now)
-        overdue: dict[str, list[_Wait]] = {}
-        for wait in waits:
-            if now - wait.began >= self._next_warning.get(wait.name, _FIRST_WARNING):
-                overdue.setdefault(wait.name, []).append(wait)
-        is_blocker_known = any(wait.task in blocking for name in overdue for wait in overdue[name])
-        for name, calls in overdue.items():
-            longest = max(now - wait.began for wait in calls)
-            is_blocking = any(wait.task in blocking for wait in calls)
-            if is_blocker_known and not is_blocking:
-                continue  # it cannot go on before the one that blocks the loop does
-            self._next_warning[name] = 2 * longest
-            logger.warning(_warning(name, longest, len(calls), calls[0].advice, is_blocking))
+        blocking_tasks = self._find_blocking_tasks(calls, now)
+        overdue_calls: dict[str, list[_PendingCall]] = {}
+        for call in calls:
+            if now - call.start >= self._next_warning.get(call.name, _FIRST_WARNING):
+                overdue_calls.setdefault(call.name, []).append(call)
+        blocking_names = {
+            name
+            for name, named_calls in overdue_calls.items()
+            if any(call.task in blocking_tasks for call in named_calls)
+        }
 
-    def _find_blocking_tasks(self, waits: list[_Wait], now: float) -> list[asyncio.Task[Any]]:
-        """The tasks that run on event loops that have given no sign of life; asks every loop for the next one."""
+        for name, named_calls in overdue_calls.items():
+            # Others cannot go on before the call that blocks the loop does.
+            if blocking_names and name not in blocking_names:
+                continue
+            longest = max(now - call.start for call in named_calls)
+            self._next_warning[name] = 2 * longest
+
+            text = f"{name} has not returned for {longest:.0f} s"
+            if len(named_calls) > 1:
+                text += f" ({len(named_calls)} calls)"
+            if name in blocking_names:
+                text += (
+                    " and blocks every rollout: an `async` function must not block, make it a plain "
+                    "`def`"
+                )
+            else:
+                text += f"; {named_calls[0].advice}"
+            logger.warning(text)
+
+    def _find_blocking_tasks(
+        self, calls: list[_PendingCall], now: float
+    ) -> list[asyncio.Task[Any]]:
+        """Return the tasks that run on event loops without a sign of life.
+
+        Asks every loop for its next sign of life.
+        """
         tasks = []
-        for loop in {wait.task.get_loop() for wait in waits if wait.task is not None}:
-            last = self._signs_of_life.setdefault(loop, now)
-            running = asyncio.current_task(loop)
-            if now - last >= _BLOCKED and running is not None:
-                tasks.append(running)
+        for loop in {call.task.get_loop() for call in calls if call.task is not None}:
+            last_sign = self._signs_of_life.setdefault(loop, now)
+            running_task = asyncio.current_task(loop)
+            if now - last_sign >= _BLOCKED and running_task is not None:
+                tasks.append(running_task)
             try:
                 loop.call_soon_threadsafe(self._note_sign_of_life, loop)
             except RuntimeError:  # the loop has ended
@@ -114,41 +133,34 @@ class _Watch:
         self._signs_of_life[loop] = time.monotonic()
 
 
-def _warning(name: str, seconds: float, calls: int, advice: str, is_blocking: bool) -> str:
-    text = f"{name} has not returned for {seconds:.0f} s"
-    if calls > 1:
-        text += f" ({calls} calls)"
-    if is_blocking:
-        return f"{text} and blocks every rollout: an `async` function must not block, make it a plain `def`"
-    return f"{text}; {advice}"
-
-
 @functools.cache
-def _watch_of(process: int) -> _Watch:
-    """The watch of a process: a fork has no thread."""
-    return _Watch()
+def _monitor_of(process: int) -> _CallMonitor:
+    """Return the monitor of a process: a fork has no thread."""
+    return _CallMonitor()
 
 
 @contextmanager
 def watching(name: str, advice: str) -> Iterator[None]:
-    """The context of a call that blocks this thread; warns after half a minute that it is waited for.
+    """The context of a call that blocks this thread; warns after half a minute.
 
     Args:
-        name (`str`): Names it in the warning.
-        advice (`str`): The end of the warning: what can be done.
+        name (`str`): Names the call in the warning.
+        advice (`str`): The end of the warning: what the user can do.
     """
-    with _watch_of(os.getpid()).watching(_Wait(name, advice, time.monotonic())):
+    call = _PendingCall(name, advice, start=time.monotonic())
+    with _monitor_of(os.getpid()).watching(call):
         yield
 
 
 async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None = None) -> T:
-    """Await code of the user's, and warn after half a minute that it is waited for.
+    """Await user code, and warn after half a minute that it has not returned.
 
     It runs in a task of its own, so that code which catches its cancellation can be left behind.
 
     Args:
         work (`Coroutine`): The call.
-        name (`str`): Names it in warnings and in the error: `the environment Shop.step (shop.py:12)`.
+        name (`str`): Names it in warnings and in the error: `the environment Shop.step
+            (shop.py:12)`.
         limit (`float`, *optional*): Seconds that it may take.
 
     Raises:
@@ -159,8 +171,10 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
         advice = "it has no time limit, set step_timeout"
     else:
         advice = f"its rollout fails after {limit:g} s (step_timeout)"
-    with _watch_of(os.getpid()).watching(_Wait(name, advice, time.monotonic(), task)):
+    call = _PendingCall(name, advice, start=time.monotonic(), task=task)
+    with _monitor_of(os.getpid()).watching(call):
         try:
+            # Without a cancellation, which the task may catch, so that it would never return.
             await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
             _abandon(task)
@@ -170,12 +184,18 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
         return task.result()
     _abandon(task)
     raise TimedOut(
-        f"{name} did not return within {limit:g} s: give what it waits for a limit, or raise step_timeout"
+        f"{name} did not return within {limit:g} s: set a time limit on what it waits for, or raise "
+        "step_timeout"
     )
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
+    """Cancel a task whose result nobody needs."""
     task.cancel()
-    task.add_done_callback(
-        lambda ended: ended.cancelled() or ended.exception()
-    )  # else asyncio logs its exception
+    task.add_done_callback(_retrieve_exception)
+
+
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging a task's exception as never retrieved."""
+    if not task.cancelled():
+        task.exception()

@@ -178,7 +178,7 @@ def test_a_book_without_estimates_goes_on(tmp_path):
     assert str(budget) == "judge $1.0000 (12 tokens, 2 of them estimated)"
 
 
-def test_what_was_spent_before_comes_along_and_stays_spent(server, tmp_path):
+def test_earlier_spending_moves_to_the_new_budget(server, tmp_path):
     path = tmp_path / "spending.sqlite"
     with chat_at(server) as chat:
         ask(chat)
@@ -200,7 +200,7 @@ def test_replies_from_the_cache_cost_nothing(server, tmp_path):
     assert budget.spent().tokens == 15
 
 
-def test_who_is_behind_an_environment_or_a_router_is_charged(server):
+def test_models_behind_environments_and_routers_are_charged(server):
     with chat_at(server) as chat:
         budget = Budget()
         environment = LLMEnvironment(
@@ -211,7 +211,7 @@ def test_who_is_behind_an_environment_or_a_router_is_charged(server):
         assert budget.by_account() == {"environment/big": Usage(10, 5, 15.0)}
 
 
-def test_of_an_unknown_price_the_tokens_are_counted_and_dollars_alone_are_refused(server, caplog):
+def test_unknown_price_needs_a_token_budget(server, caplog):
     with (
         OpenAIChat("no-such-model", server.base_url) as one,
         OpenAIChat("no-such-model", server.base_url) as two,
@@ -284,7 +284,7 @@ def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limi
         )
 
 
-def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickly, caplog):
+def test_full_disk_loses_no_reply(server, tmp_path, _quickly, caplog):
     path = tmp_path / "spending.sqlite"
     Budget(path=path).add("before", Usage(1, 0, 0.0))
     other = sqlite3.connect(path, isolation_level=None)
@@ -302,7 +302,7 @@ def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickl
 
 
 @pytest.mark.parametrize("when", ["before", "while it runs"])
-def test_a_damaged_book_takes_no_reply_and_no_stop_with_it(server, tmp_path, _quickly, when):
+def test_damaged_book_loses_neither_reply_nor_stop(server, tmp_path, _quickly, when):
     path = tmp_path / "spending.sqlite"
     if when == "before":
         path.write_text("no database at all " * 1000)
@@ -317,7 +317,7 @@ def test_a_damaged_book_takes_no_reply_and_no_stop_with_it(server, tmp_path, _qu
 
 
 @pytest.mark.parametrize("limit", [{"usd": 1000}, {"tokens": 10**6}])
-def test_a_limit_without_a_book_stops_in_one_clear_line(server, tmp_path, _quickly, limit):
+def test_limit_without_a_book_stops_clearly(server, tmp_path, _quickly, limit):
     path = tmp_path / "spending.sqlite"
     server.latency = 0.1
     with chat_at(server) as chat:
@@ -344,7 +344,7 @@ def test_a_clients_own_limit_needs_the_book_too(server, tmp_path, _quickly):
         assert isinstance(ask(chat).error, BudgetUnavailable)
 
 
-def test_a_book_locked_for_long_stops_a_limited_run(server, locked, _quickly, monkeypatch):
+def test_long_locked_book_stops_a_limited_run(server, locked, _quickly, monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.budget._GRACE_SECONDS", 0.0)
     with chat_at(server) as chat:
         charge(Budget(usd=1000, path=locked[0]), environment=chat)
@@ -369,7 +369,7 @@ def test_wrappers_are_looked_through(server):
         assert sorted(budget.by_account()) == ["judge", "reference/a", "reference/b"]
 
 
-def test_one_client_in_several_roles_is_booked_under_all_their_names(server):
+def test_client_with_several_roles_has_joined_account(server):
     with chat_at(server) as chat:
         budget = Budget()
         charge(budget, feedback=chat, optimizer=chat, verifier=ScriptedChat(["x"]))
@@ -416,7 +416,7 @@ def test_a_forked_child_books_what_it_spends(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_what_the_parent_has_not_written_is_not_the_childs_to_write(tmp_path):
+def test_fork_does_not_write_the_parents_entries(tmp_path):
     budget = Budget(path=tmp_path / "budget.sqlite")
     budget.note("environment", Usage(1, 1, 1.0))
     if (child := os.fork()) == 0:

@@ -193,7 +193,7 @@ def test_nothing_is_lost_by_kill_9(path):
     assert get(cache, repeat=-1).text == "more"
 
 
-def test_look_up_in_a_large_file_goes_by_the_key(path):
+def test_look_up_uses_the_index(path):
     cache = ReplayCache(path)
     rows = ((os.urandom(32), 0, "m", "text" * 20, "stop", 1, 1, 0.0) for _ in range(100_000))
     connection = cache._connected()
@@ -277,7 +277,7 @@ def counting():
         yield server
 
 
-def test_n_samples_stay_n_different_replies_and_replay_needs_no_server(path, counting):
+def test_samples_stay_different_and_replay_needs_no_server(path, counting):
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path), price=(1.0, 1.0)) as chat:
         recorded = [complete(chat, "q").text for _ in range(4)]
         named = complete(chat, "q", repeat=9).text
@@ -327,7 +327,7 @@ def test_a_failed_call_is_asked_again(path):
         assert complete(chat, "q", repeat=0).cached
 
 
-def test_the_same_sample_wanted_twice_at_once_is_asked_once(path, counting):
+def test_concurrent_calls_for_a_sample_send_one_request(path, counting):
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
         futures = [start(chat(MESSAGES, repeat=0)) for _ in range(5)] + [
             start(chat(MESSAGES, repeat=1))
@@ -345,7 +345,7 @@ def test_the_same_sample_wanted_twice_at_once_is_asked_once(path, counting):
         ]
 
 
-def test_who_waits_for_a_cancelled_call_asks_for_itself(path, counting):
+def test_call_waiting_for_a_cancelled_one_is_sent(path, counting):
     counting.script = lambda request, n: Answer("ok", delay=0.4)
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
         first, second = start(chat(MESSAGES, repeat=0)), start(chat(MESSAGES, repeat=0))
@@ -356,7 +356,7 @@ def test_who_waits_for_a_cancelled_call_asks_for_itself(path, counting):
         assert not second.result().cached
 
 
-def test_a_cache_that_cannot_be_written_costs_no_reply(path, counting, caplog, monkeypatch):
+def test_unwritable_cache_loses_no_reply(path, counting, caplog, monkeypatch):
     cache = ReplayCache(path)
     monkeypatch.setattr(cache, "put", lambda key, reply: 1 / 0)
     with OpenAIChat("m", counting.base_url, cache=cache) as chat:

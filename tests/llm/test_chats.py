@@ -140,7 +140,7 @@ def test_a_chat_model_is_awaited():
         assert run(model(user("q"))).text == "a"
 
 
-def test_replies_at_once_come_in_the_order_of_the_calls():
+def test_concurrent_replies_keep_the_order_of_calls():
     chat = ScriptedChat([str(i) for i in range(50)])
     done = []
 
@@ -226,14 +226,14 @@ async def broken_later(messages):
         (lambda messages: "", BadReply),
     ],
 )
-def test_what_a_function_does_wrong_is_a_failed_call(model, kind):
+def test_error_of_a_function_is_a_failed_call(model, kind):
     reply = complete(model, "q")
     assert isinstance(reply.error, kind) and reply.text == ""
     if kind is not RateLimited:  # its own words
         assert model.__name__ in str(reply.error), "the error names the function"
 
 
-def test_a_functions_reply_without_a_text_is_a_failure_and_no_answer():
+def test_functions_empty_reply_is_a_failure():
     """As from a server; the agent read an empty answer and learned from it. What it cost stays."""
     reply = complete(lambda messages: Reply("\n", usage=Usage(3, 0, 0.5)), "q")
     assert (
@@ -241,7 +241,7 @@ def test_a_functions_reply_without_a_text_is_a_failure_and_no_answer():
     )
 
 
-def test_a_function_is_a_chat_model_whatever_its_parameter_is_called():
+def test_functions_parameter_may_have_any_name():
     for model in (
         lambda conversation: "x",
         lambda m, temperature=1.0: "x",
@@ -252,7 +252,7 @@ def test_a_function_is_a_chat_model_whatever_its_parameter_is_called():
         assert not isinstance(other, ChatModel)
 
 
-def test_a_function_without_a_parameter_is_refused_by_name():
+def test_function_without_a_parameter_is_refused():
     def forgot():
         return "ok"
 
@@ -284,7 +284,7 @@ def test_an_adapted_model_is_still_itself():
         as_chat("gpt-4o")
 
 
-def test_a_plain_function_may_ask_another_model_and_wait():
+def test_plain_function_may_call_another_model():
     inner = ScriptedChat(["deep"], latency=0.01)
     assert complete(lambda messages: complete(inner, messages).text, "q").text == "deep"
 
@@ -301,7 +301,7 @@ def test_they_work_inside_a_running_loop():
     assert asyncio.run(cell()) == "ok"
 
 
-def test_waiting_for_the_loop_on_the_loop_is_refused():
+def test_waiting_on_the_background_thread_is_refused():
     async def waits_for_itself():
         return complete(ScriptedChat(["ok"]), "q")
 
@@ -338,7 +338,7 @@ def test_ctrl_c_cancels_what_is_waited_for():
     assert ended.wait(10)
 
 
-def test_a_function_as_a_chat_model_so_many_calls_at_a_time():
+def test_function_chat_limits_concurrent_calls():
     from agentic_prompting import FunctionChat
 
     lock, now, most = threading.Lock(), [0], [0]

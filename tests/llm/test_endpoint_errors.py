@@ -91,7 +91,7 @@ def test_a_fault_that_passes_costs_nothing_but_time(name):
         assert server.met == {name: 1, None: 1}
 
 
-def test_connections_that_went_stale_are_not_the_callers_affair():
+def test_stale_connections_fail_no_call():
     """The server closes each connection after its reply, though it promised to keep it."""
     with MisbehavingServer(lambda number, request: "stale connection") as server:
         with OpenAIChat("m", server.base_url, max_concurrency=4) as chat:
@@ -125,7 +125,7 @@ def test_a_password_in_the_address_is_not_logged(caplog):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path):
+def test_random_faults_lose_and_mix_up_nothing(seed, tmp_path):
     cache = ReplayCache(tmp_path / "replies.sqlite")
     # 10 MB on a busy machine can take longer than this timeout, which is then rightly asked for again.
     quick = [name for name in PASSING if name != "10 MB"]
@@ -164,7 +164,7 @@ def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
         assert chat.stats.retries < 64 + 20 and max(server.answered.values()) == 1
 
 
-def test_a_dead_endpoint_is_noticed_after_a_handful_and_asked_ever_less():
+def test_dead_endpoint_gets_fewer_and_fewer_requests():
     with OpenAIChat("m", unused_url(), max_retries=5, patience=0.6, max_concurrency=16) as chat:
         replies = replies_to(chat, [str(i) for i in range(32)])
     assert all(isinstance(reply.error, Unreachable) for reply in replies.values())
@@ -228,7 +228,7 @@ def test_being_refused_is_not_being_dead():
             assert chat._http.breaker.pause == 0
 
 
-def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch):
+def test_breaker_probes_singly_with_growing_pauses(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._MAX_PAUSE", 1.0)
     slept, at_once = [], []
 
@@ -258,14 +258,14 @@ def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch)
     assert slept[:7] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0] and max(at_once) == 1
 
 
-def test_failures_of_those_already_on_their_way_do_not_lengthen_the_pause():
+def test_failures_in_flight_do_not_lengthen_the_pause():
     breaker = CircuitBreaker()
     for _ in range(64):
         breaker.dead(is_probe=False)
     assert (breaker.pause, breaker.pauses) == (0.05, 1)
 
 
-def test_one_dead_model_of_several_holds_up_no_other():
+def test_dead_model_does_not_delay_others():
     with MisbehavingServer() as server:
         dead, living = (
             OpenAIChat("m", unused_url(), max_retries=0),

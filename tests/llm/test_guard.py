@@ -28,7 +28,7 @@ from support.episodes import ASK, END, ScriptedSampler, fresh
 from support.tokenizers_for_tests import tokenizer_for
 
 
-def test_no_exception_of_user_code_hangs_or_passes_unnamed():
+def test_every_exception_of_user_code_is_named():
     """Red before the guard: 30 of these 50 hung, others ended the rollouts beside them."""
     outcomes = in_own_process()
     assert len(outcomes) == 2 * len(KINDS) * len(DOORS) >= 40
@@ -63,7 +63,7 @@ def test_every_exception_has_a_text(error, text):
     assert describe(error) == text
 
 
-def test_an_exception_without_a_text_is_survived_at_every_door():
+def test_exception_without_a_text_is_survived_everywhere():
     def mute(*args, **kwargs):
         raise Mute
 
@@ -91,7 +91,7 @@ def test_names_of_arguments_are_the_functions_own():
     ) == (1, 2)
 
 
-def test_a_cancellation_of_ours_passes_and_one_of_the_users_does_not():
+def test_only_our_own_cancellation_passes_through():
     ended = []
 
     async def waits():
@@ -214,7 +214,7 @@ def never():
         "engine of its own",
     ],
 )
-def test_everybody_who_waits_on_a_loop_that_ends_gets_its_cause(own_loop, wait):
+def test_ended_loop_fails_all_waiters_with_cause(own_loop, wait):
     assert loop_error() is None
     threading.Timer(0.2, end_the_loop).start()
     with pytest.raises(LoopEnded, match="SystemExit: from a stray task"):
@@ -233,7 +233,7 @@ def slow_sampler(requests):
     return [Sample([1])] * len(requests)
 
 
-def test_an_exit_in_our_own_tasks_is_theirs_alone(own_loop):
+def test_exit_in_our_own_task_stays_there(own_loop):
     async def exits():
         raise SystemExit
 
@@ -260,7 +260,7 @@ def test_a_sampler_that_exits_fails_its_requests(own_loop, kind):
             start(engine(SampleRequest([1], 1, 0))).result(10)
 
 
-def test_ctrl_c_ends_a_batch_whose_environment_never_returns():
+def test_ctrl_c_ends_a_batch_that_hangs():
     """In a process of its own: exit status, and no thread that keeps it alive."""
     script = """
         import os, signal, threading, asyncio, sys
@@ -284,7 +284,7 @@ def test_ctrl_c_ends_a_batch_whose_environment_never_returns():
     assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
 
 
-def test_a_program_that_ends_waits_for_the_engines_step():
+def test_exit_waits_for_the_engines_step():
     """A thread in torch's code while the interpreter is torn down aborted the process, after its last line."""
     script = """
         import threading, time
@@ -312,7 +312,7 @@ def test_a_program_that_ends_waits_for_the_engines_step():
     assert (done.returncode, done.stdout, done.stderr) == (0, "the step has ended\n", "")
 
 
-def test_one_exiting_environment_leaves_the_rollouts_beside_it_alone():
+def test_exiting_environment_fails_its_own_rollout_only():
     class ExitsOnce:
         def __init__(self):
             self.kinds = list(KINDS.values())
@@ -331,7 +331,7 @@ def test_one_exiting_environment_leaves_the_rollouts_beside_it_alone():
     }
 
 
-def test_a_connection_that_is_cancelled_while_it_opens_is_an_outage(monkeypatch):
+def test_connection_cancelled_while_opening_is_an_outage(monkeypatch):
     """Red before: calls that waited for an MCP server while its connection was dropped waited for ever."""
     mcp = pytest.importorskip("mcp")
     from agentic_prompting.interop.mcp import MCPTools
@@ -388,7 +388,7 @@ os._exit(heard != [f"heard {i}" for i in range(300)])  # without a join of threa
 
 
 @pytest.mark.parametrize("model", ["endpoint", "function"])
-def test_more_plain_functions_than_threads_may_ask_a_model(model, tmp_path):
+def test_more_functions_than_threads_may_call_models(model, tmp_path):
     """Each held a thread while its call waited for one, to read the recording or to run the model's function: from 256
     functions at once on, all of them waited for ever."""
     command = [sys.executable, "-c", MANY_WAIT, str(tmp_path / "cache.sqlite"), model]

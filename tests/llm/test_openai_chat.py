@@ -143,7 +143,7 @@ def test_sampling_and_system_prompt_are_sent(serve):
     assert second["temperature"] == 0.7
 
 
-def test_unicode_survives_both_ways_and_half_a_surrogate_pair_does_not(serve):
+def test_unicode_survives_and_half_surrogate_pairs_do_not(serve):
     text = 'naïve 東京 🗼 \u202e \x00 "\\'
     server, chat = serve(lambda request, n: request["messages"][0]["content"])
     assert complete(chat, text).text == text
@@ -153,7 +153,7 @@ def test_unicode_survives_both_ways_and_half_a_surrogate_pair_does_not(serve):
     assert complete(chat, "x").text == "cut \ufffd"
 
 
-def test_the_conversation_is_taken_as_it_was_when_the_call_began(serve):
+def test_conversation_is_copied_at_the_call(serve):
     server, chat = serve(always(Answer(delay=0.1)), max_concurrency=1)
     conversation = user("first")
 
@@ -168,7 +168,7 @@ def test_the_conversation_is_taken_as_it_was_when_the_call_began(serve):
     assert [request["messages"] for request in server.requests] == [user("first")] * 2
 
 
-def test_a_reply_cut_by_the_token_limit_is_a_reply(serve):
+def test_reply_cut_by_max_tokens_is_a_reply(serve):
     _, chat = serve(always(Answer("half a sen", finish_reason="length")))
     reply = complete(chat, "x")
     assert (reply.text, reply.finish_reason, reply.error) == ("half a sen", "length", None)
@@ -190,7 +190,7 @@ def test_what_cannot_be_sent_is_a_failed_call(serve):
 # What goes wrong at the other end
 
 
-def test_429_is_retried_after_the_time_the_server_asks_for(serve):
+def test_429_is_retried_after_retry_after(serve):
     busy = Answer("slow down", status=429, headers={"retry-after": "0.4"})
     _server, chat = serve(in_turn(busy, "ok"))
     reply = complete(chat, "x")
@@ -370,7 +370,7 @@ def test_failures_that_no_retry_helps_are_not_retried(serve, answer, kind, part)
     assert reply.error.fatal == (kind is Misconfigured)
 
 
-def test_a_model_that_knows_max_tokens_by_another_name_is_asked_by_that(serve):
+def test_max_tokens_is_renamed_for_reasoning_models(serve):
     """As OpenAI's reasoning models: they refuse a request with `max_tokens`, which costs neither money nor a retry."""
 
     def answer(request, n):
@@ -385,9 +385,7 @@ def test_a_model_that_knows_max_tokens_by_another_name_is_asked_by_that(serve):
 
 
 @pytest.mark.parametrize(("status", "longest", "shortest"), [(429, 80, 50), (500, 16, 11)])
-def test_retries_after_a_429_without_a_time_last_about_a_minute(
-    serve, status, longest, shortest, monkeypatch
-):
+def test_retries_after_a_429_last_a_minute(serve, status, longest, shortest, monkeypatch):
     """Limits of requests and tokens are by the minute: retries that all end within it lose the call."""
     waits: list[float] = []
 
@@ -403,9 +401,7 @@ def test_retries_after_a_429_without_a_time_last_about_a_minute(
 
 
 @pytest.mark.parametrize("asked", ["3600", "1e9", "120.5", "a date"])
-def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(
-    serve, asked, monkeypatch
-):
+def test_long_retry_after_is_capped(serve, asked, monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._MAX_RETRY_AFTER", 0.05, raising=False)
     asked = email.utils.formatdate(time.time() + 7200, usegmt=True) if asked == "a date" else asked
     _server, chat = serve(
@@ -517,7 +513,7 @@ def test_200_calls_are_made_at_once(serve):
     assert server.most_at_once == 200
 
 
-def test_max_concurrency_holds_and_waiting_for_a_place_is_not_waiting_for_the_server(serve):
+def test_waiting_for_a_slot_is_no_timeout(serve):
     server, chat = serve(always(Answer(delay=0.1)), max_concurrency=3, timeout=0.8, max_retries=0)
     replies = [future.result() for future in [start(chat(user(str(i)))) for i in range(36)]]
     assert [reply.error for reply in replies] == [None] * 36
@@ -568,7 +564,7 @@ BAD = [
 ]
 
 
-def test_every_end_of_a_call_gives_its_connection_back(serve, monkeypatch):
+def test_every_call_returns_its_connection(serve, monkeypatch):
     """More failures of each kind, and cancelled calls, than there are places."""
     monkeypatch.setattr("agentic_prompting.llm.openai_http._MAX_REPLY_BYTES", 1000)
     bad = [*BAD, Answer("x" * 5000)]
@@ -604,7 +600,7 @@ def test_a_spent_budget_stops_new_calls(serve):
     assert (len(server.requests), reply.attempts) == (2, 0)
 
 
-def test_calls_on_their_way_end_when_the_budget_is_spent(serve):
+def test_calls_in_flight_end_with_the_budget(serve):
     _, chat = serve(
         always(Answer(delay=0.1, usage=(1_000_000, 0))), price=(1.0, 1.0), budget_usd=0.5
     )
@@ -634,7 +630,7 @@ def test_prices():
 
 
 @pytest.mark.parametrize("price", [0.6, (0.6,), (-1, 2), "0.15,0.6"])
-def test_a_price_that_is_none_is_refused_before_anything_is_paid(price):
+def test_invalid_price_is_refused_before_any_request(price):
     """Each call was sent, paid for, and then failed because its cost could not be computed."""
     with pytest.raises(ValueError, match="price must be two numbers"):
         OpenAIChat("m", unused_url(), price=price)
@@ -686,7 +682,7 @@ def test_secrets_are_cut_out_of_texts():
         ("http://[planted", "an address that cannot be read"),
     ],
 )
-def test_of_an_address_the_host_and_the_known_end_are_shown(url, shown):
+def test_redacted_url_has_host_and_common_path(url, shown):
     assert redact_url(url) == shown
 
 
@@ -705,7 +701,7 @@ def test_a_key_in_the_path_is_not_shown(serve, caplog):
 @pytest.mark.parametrize(
     "address", ["{}?key=planted-key&v=2", "{}?key=planted%2Dkey", "{}/planted%2Dkey/v1"]
 )
-def test_a_key_of_the_address_is_not_shown_as_a_server_quotes_it(serve, address):
+def test_key_in_the_address_is_masked_when_quoted(serve, address):
     """Only the text of the address itself was removed: `key=planted-key`, and `planted%2Dkey`."""
     server, _ = serve(lambda request, n: Answer("API key not valid: planted-key", status=400))
     with OpenAIChat("m", address.format(server.base_url)) as chat:
@@ -755,7 +751,7 @@ def test_no_key_for_openai_itself():
             chat.check()
 
 
-def test_a_key_that_cannot_be_sent_is_not_shown():
+def test_key_that_cannot_be_sent_is_masked():
     with OpenAIChat("m", unused_url(), api_key="secret-part\nSECRET-part", max_retries=0) as chat:
         reply = complete(chat, "x")
     assert isinstance(reply.error, LLMError)
@@ -804,7 +800,7 @@ def test_check(serve):
     assert len(server.requests) == 1
 
 
-def test_a_check_is_paid_for_once_and_not_where_a_call_has_succeeded(serve, monkeypatch):
+def test_check_is_skipped_after_a_success(serve, monkeypatch):
     server, chat = serve()
     chat.check(), chat.check()
     assert len(server.requests) == 1
@@ -904,7 +900,7 @@ def test_importing_is_fast_and_light():
 # Other people's event loops
 
 
-def test_it_is_awaited_in_anybodys_loop_and_again_in_the_next(serve):
+def test_client_works_in_one_loop_after_another(serve):
     server, chat = serve(lambda request, n: request["messages"][0]["content"])
 
     async def ask(text):
@@ -917,7 +913,7 @@ def test_it_is_awaited_in_anybodys_loop_and_again_in_the_next(serve):
     assert len(server.requests) == 24
 
 
-def test_cancelled_in_a_loop_of_ones_own_it_is_cancelled(serve):
+def test_cancellation_in_the_callers_loop_reaches_the_request(serve):
     server, chat = serve(always(Answer(delay=20)), max_concurrency=1)
 
     async def give_up():
@@ -931,7 +927,7 @@ def test_cancelled_in_a_loop_of_ones_own_it_is_cancelled(serve):
     assert complete(chat, "x").text == "ok", "its place is free again"
 
 
-def test_close_ends_what_an_episode_awaits_not_the_episode(serve):
+def test_close_ends_the_call_not_the_episode(serve):
     server, chat = serve(always(Answer(delay=20)))
     heard = []
 

@@ -188,7 +188,7 @@ def test_a_tunnel_shows_the_proxy_no_key(https, certificate, monkeypatch):
     assert f"proxy-authorization: {BASIC}".lower() in heads[0].lower()
 
 
-def test_a_proxy_that_refuses_is_an_error_without_its_password(monkeypatch, caplog):
+def test_error_of_a_proxy_hides_its_password(monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     with proxy("407 Proxy Authentication Required") as (address, heads):
         monkeypatch.setenv("HTTPS_PROXY", address)
@@ -205,7 +205,7 @@ def test_a_proxy_that_refuses_is_an_error_without_its_password(monkeypatch, capl
 # --- what is sent and kept ----------------------------------------------------------------------------------------
 
 
-def test_user_and_password_of_an_address_take_the_place_of_the_key():
+def test_password_of_the_address_replaces_the_key():
     with LoopbackServer() as server:
         with OpenAIChat(
             "m", server.base_url.replace("//", f"//user:{PASSWORD}@"), api_key="the-key"
@@ -298,7 +298,7 @@ gc.collect()
 """
 
 
-def test_connections_of_a_loop_that_has_ended_add_nothing_to_its_error():
+def test_connections_of_an_ended_loop_end_silently():
     with MisbehavingServer() as server:
         ended = run_python(
             ENDED, server.base_url, warnings="ignore:unclosed transport:ResourceWarning"

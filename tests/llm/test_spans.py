@@ -165,13 +165,13 @@ def test_no_key_is_in_a_trace(monkeypatch):
     assert KEY not in found.text and KEY[::-1] not in found.text
 
 
-def test_a_text_that_is_no_unicode_can_be_sent():
+def test_span_text_with_half_surrogate_pair_is_sent():
     with traced(content=True) as found:
         complete(ScriptedChat(["half \ud83d of a pair"]), "q")
     assert found.text.encode() and "half ? of a pair" in found.text
 
 
-def test_a_call_of_an_endpoint_has_its_address_and_sends_its_name():
+def test_chat_span_has_address_and_sends_traceparent():
     with LoopbackServer() as server, traced() as found:
         with OpenAIChat("gpt-x", base_url=server.base_url, price=(1e6, 1e6)) as chat:
             complete(chat, "q")
@@ -326,13 +326,13 @@ def test_a_command_gets_the_rollouts_name(tmp_path):
     assert said == expected and expected.startswith("00-")
 
 
-def test_the_process_that_started_this_one_is_the_parent():
+def test_process_parent_comes_from_the_environment():
     code = "import support.traces as t\nwith t.traced() as f:\n    with t.spans.span('a'): pass\nprint(f.all[0].to_json())"
     done = in_process(code, TRACEPARENT=f"00-{'1' * 32}-{'2' * 16}-01")
     assert f'"parent_id": "0x{"2" * 16}"' in done.stdout, done.stderr
 
 
-def test_a_service_takes_the_clients_name_and_passes_it_on(tiny_policy):
+def test_service_passes_the_clients_traceparent_on(tiny_policy):
     from support.serving import running, scripted_agent, service_of  # needs the extra serve
 
     client = f"00-{'1' * 32}-{'2' * 16}-01"
@@ -404,7 +404,7 @@ print("the work is done")
 """
 
 
-def test_a_back_end_gets_them_by_the_standard_variables():
+def test_standard_variables_set_the_exporter():
     with Collector() as collector:
         variables = {
             "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=me",
@@ -430,7 +430,7 @@ def test_a_back_end_gets_them_over_grpc():
     assert names == ["a"] * 3 and not done.stderr, done.stderr
 
 
-def test_a_back_end_that_is_down_is_one_warning():
+def test_back_end_that_is_down_warns_once():
     down = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": unused_url().removesuffix("/v1"),
         "OTEL_BSP_SCHEDULE_DELAY": "50",
@@ -448,7 +448,7 @@ def test_a_back_end_that_is_down_is_one_warning():
 @pytest.mark.parametrize(
     ("variable", "value"), [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_SDK_DISABLED", "true")]
 )
-def test_they_can_be_switched_off_by_the_standard_variables(variable, value):
+def test_standard_variables_switch_traces_off(variable, value):
     done = in_process(SEND, 2, **{variable: value})
     assert done.stdout == "the work is done\n" and not done.stderr
 

@@ -156,7 +156,7 @@ def test_reported_errors_are_free():
     assert stats.failed == 2 and stats.usage.tokens == 0
 
 
-def test_a_web_page_is_free_and_half_a_completion_is_not():
+def test_half_a_completion_is_billed():
     page, half = Answer(body=b"<html>log in</html>"), Answer(body=b'{"choices": [{"mess')
     assert play(lambda request, n: page, calls=1, max_retries=0)[0].usage.tokens == 0
     assert play(lambda request, n: half, calls=1, max_retries=0)[0].usage.tokens >= 1024

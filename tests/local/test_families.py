@@ -122,7 +122,7 @@ def test_log_probabilities_are_those_of_a_forward_pass(family, model, tokenizer)
     assert FAMILIES[family][2] or policy.stats["reused"] > 0
 
 
-def test_attention_sinks_stay_where_flash_attention_is_asked_for(tokenizer):
+def test_attention_sinks_stay_with_flash_attention(tokenizer):
     """Flash attention takes no masks, and sdpa knows no sinks: the engine computes them eagerly."""
     model, request = model_of("gpt-oss"), SampleRequest(texts(1, 20)[0], 6, 0)
     (expected,) = sample(TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END), [request])
@@ -193,7 +193,7 @@ def test_gradient_checkpointing_changes_no_gradient(trained):
     equal(loss_and_gradients(trained, scored=True), plain)
 
 
-def test_what_the_engine_cannot_run_is_refused_by_name(family, model, tokenizer):
+def test_unsupported_architecture_is_named(family, model, tokenizer):
     refusal = FAMILIES[family][2]
     if refusal is None:
         assert isinstance(local_policy(model, tokenizer, end_of_turn_ids=[END]), TransformersEngine)
@@ -203,9 +203,7 @@ def test_what_the_engine_cannot_run_is_refused_by_name(family, model, tokenizer)
     assert isinstance(local_policy(model, tokenizer, end_of_turn_ids=[END]), BatchEngine)
 
 
-def test_a_turn_of_gpt_oss_ends_at_every_token_that_its_generation_config_names(
-    tmp_path, monkeypatch
-):
+def test_gpt_oss_turn_ends_at_every_configured_token(tmp_path, monkeypatch):
     """`<|return|>` and `<|call|>`, and not at `<|end|>`, behind which the answer follows the thoughts."""
     model, request = copy.deepcopy(model_of("gpt-oss")), SampleRequest(texts(1, 20)[0], 12, 0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None, eos_token_id=None)
@@ -240,7 +238,7 @@ def logged(trainer):
 
 
 @pytest.mark.parametrize("way", ["full", "lora"])
-def test_a_family_trains_and_what_it_saves_is_what_it_was(family, way, tmp_path):
+def test_family_trains_and_saves(family, way, tmp_path):
     """Sampled by the trainer's own policy, whose log-probabilities are the trainer's."""
     trainer = train(family, way, tmp_path)
     assert max(entry["sampling/logp_difference/max"] for entry in logged(trainer)) <= 1e-4
@@ -282,7 +280,7 @@ def pack(model, *names):
     return model
 
 
-def test_packed_weights_that_a_model_multiplies_by_are_refused():
+def test_packed_weights_are_refused():
     says = r"MambaForCausalLM multiplies by the weights of dt_proj .*llm_int8_skip_modules=\['dt_proj', 'lm_head'\]"
     with pytest.raises(ValueError, match=says):
         check_quantization(pack(model_of("Mamba"), "dt_proj", "in_proj"))
@@ -293,7 +291,7 @@ def test_packed_weights_that_a_model_multiplies_by_are_refused():
     check_quantization(pack(model_of("Llama"), "q_proj", "o_proj"))
 
 
-def test_a_family_whose_layers_have_to_stay_whole_is_refused_before_it_trains(tmp_path):
+def test_family_with_indivisible_layers_is_refused(tmp_path):
     pytest.importorskip("bitsandbytes")
     with pytest.raises(ValueError, match="llm_int8_skip_modules="):
         train("Mamba", "qlora", tmp_path, whole={})
@@ -308,7 +306,7 @@ def test_in_bfloat16_sampler_and_trainer_differ_by_rounding(family, tmp_path):
     assert max(means) < 1e-6 if is_eager else max(means) > 1e-5, "in float32 it is less"
 
 
-def test_an_auxiliary_loss_that_cannot_be_had_is_refused(tmp_path):
+def test_unavailable_auxiliary_loss_is_refused(tmp_path):
     with pytest.raises(ValueError, match="set router_aux_loss_coef=0 to train without that loss"):
         train("Granite hybrid", "full", tmp_path, router_aux_loss_coef=0.001)
 

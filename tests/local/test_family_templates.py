@@ -34,7 +34,7 @@ def in_its_template(request):
     return TEMPLATES[request.param]
 
 
-def test_a_conversation_is_what_the_template_makes_of_it(in_its_template):
+def test_conversation_equals_the_rendered_template(in_its_template):
     """Two turns, ended by the agent itself and stopped at their tags; the thought of the first turn stays."""
     name, _, thoughts = in_its_template
     form = format_of(name)
@@ -83,7 +83,7 @@ def test_a_system_message_is_there(in_its_template):
     assert "Which currency?" in text and (between == "\n\n") == (system == INTO_USER)
 
 
-def test_a_template_without_a_place_for_a_system_message_is_refused():
+def test_template_without_system_message_is_refused():
     says = "system messages .System role not supported.: leave the system prompt out"
     with pytest.raises(ValueError, match=says):
         AgentSpec(system_prompt="Be brief.").tokens(tokenizer_for("trl/gemma"))

@@ -445,7 +445,7 @@ def test_only_what_is_sampled_stops():
     assert tokenizer.decode(samples[0].ids) == "> and </answer>"
 
 
-def test_a_token_that_goes_on_behind_the_stop_text():
+def test_token_that_continues_after_the_stop_text():
     """In many vocabularies `>` and a line break are one token."""
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.add_tokens([AddedToken(">\n<", special=False, normalized=False)])

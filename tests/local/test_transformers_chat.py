@@ -173,7 +173,7 @@ def test_a_slow_row_holds_nobody_up(model):
 
 
 @pytest.mark.parametrize("change", ["put in", "left out", "replaced"])
-def test_what_follows_a_change_is_guessed_right_at_once(change):
+def test_tokens_after_a_change_are_guessed(change):
     """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
     expected = list(range(100, 140))
     draft = TokenDraft(
@@ -337,7 +337,7 @@ def test_unchanged_prompt_goes_on_from_the_cache(local_model, tokenizer):
     assert reply.text.startswith(again.text)
 
 
-def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, tokenizer, monkeypatch):
+def test_crowded_cpu_reads_no_drafts(local_model, tokenizer, monkeypatch):
     monkeypatch.setattr(
         transformers_chat, "_MAX_DRAFTING_CALLS_ON_CPU", 0
     )  # so that one conversation is a crowd
@@ -351,7 +351,7 @@ def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, toke
         assert chat.passes - passes == other.usage.completion_tokens
 
 
-def test_drafts_that_save_nothing_are_tried_ever_more_rarely():
+def test_useless_drafts_are_tried_more_rarely():
     session, tried, ids = _DraftSession(0), [], list(range(40))
     for step in range(1, 26):
         tried += [step] if session.replies_to_skip == 0 else []
@@ -413,7 +413,7 @@ def test_calls_that_cannot_work(local_model, tokenizer):
         TransformersChat(local_model, bare)
 
 
-def test_a_query_of_a_megabyte_is_refused_before_the_model_reads_it(local_model, tokenizer):
+def test_query_of_a_megabyte_is_refused(local_model, tokenizer):
     rules = ScriptedChat(["Go on."]), ScriptedChat(["<IMPROVED_PROMPT>word1</IMPROVED_PROMPT>"])
     with TransformersChat(local_model, tokenizer) as chat:
         result = ProRefiner(chat, *rules).refine("word1", "word2 " * (2**20 // 6))

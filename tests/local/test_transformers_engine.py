@@ -72,7 +72,7 @@ def ids(samples):
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("max_mb", [1000, 0.05, 0])
-def test_what_is_sampled_does_not_depend_on_what_is_kept(policy, tokenizer, sampling, max_mb):
+def test_samples_do_not_depend_on_the_cache(policy, tokenizer, sampling, max_mb):
     plain = TransformersSampler(policy, tokenizer, sampling)
     engine = TransformersEngine(
         policy, tokenizer, sampling, max_batch_size=3, prefix_cache_mb=max_mb
@@ -144,7 +144,7 @@ def test_the_oldest_conversation_is_dropped_first(policy, tokenizer):
     assert list(engine.prefix_cache) == [1, 2, 3]
 
 
-def test_a_conversation_that_asks_twice_at_once_is_kept_once(policy, tokenizer):
+def test_concurrent_turns_are_cached_once(policy, tokenizer):
     engine = TransformersEngine(policy, tokenizer, GREEDY)
     request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
     sample(engine, [request, replace(request, max_new_tokens=3)])
@@ -181,7 +181,7 @@ def test_nobody_waits_for_the_longest_turn(policy, tokenizer):
     assert order == [*(("short", number) for number in range(4)), ("long", 0)]
 
 
-def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
+def test_rows_that_do_not_fit_wait(policy, tokenizer):
     """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have sampled."""
     requests = requests_for(tokenizer, 40, most=90)
     roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
@@ -202,7 +202,7 @@ def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
     assert max(most) <= per_token * 32
 
 
-def test_on_a_gpu_the_bound_follows_the_memory_that_is_free_now(policy, tokenizer, monkeypatch):
+def test_gpu_bound_follows_the_free_memory(policy, tokenizer, monkeypatch):
     """The first rollouts of a training run come before the optimizer has its states; a bound of then is too much later.
     What torch holds and does not use counts as free. A stand-in for a GPU: what CUDA says, and whether rows fit."""
     free, reserved, used = [0], [0], [0]
@@ -222,7 +222,7 @@ def test_on_a_gpu_the_bound_follows_the_memory_that_is_free_now(policy, tokenize
     assert fits == [True, False, True], "8 KB for rows of half of 32 KB"
 
 
-def test_weights_may_change_in_the_middle_of_a_turn(tiny_policy, tokenizer):
+def test_weights_may_change_during_a_turn(tiny_policy, tokenizer):
     """Rows at work are read again with the new weights and go on with their own random numbers."""
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
     request = SampleRequest(list(range(10, 30)), 12, 3, conversation=1)
@@ -274,7 +274,7 @@ def test_a_cancelled_request_leaves(policy, tokenizer):
 # --- threads and failures -----------------------------------------------------------------------------------------
 
 
-def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
+def test_engine_thread_ends_when_idle(policy, tokenizer):
     engine = TransformersEngine(policy, tokenizer)
     sample(engine, requests_for(tokenizer, 3))
     worker = next(
@@ -286,7 +286,7 @@ def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
     assert len(sample(engine, requests_for(tokenizer, 3))) == 3, "and another comes when there is"
 
 
-def test_who_gets_the_last_answer_finds_the_model_let_go_of(policy, tokenizer):
+def test_model_is_released_before_the_last_reply(policy, tokenizer):
     """A callback that has asked an agent goes on to train the same model: what the thread sets back comes before."""
 
     class LetsGoSlowly(TransformersEngine):
@@ -303,7 +303,7 @@ def test_who_gets_the_last_answer_finds_the_model_let_go_of(policy, tokenizer):
     assert policy.training
 
 
-def test_an_error_belongs_to_those_who_asked_and_the_next_may_be_fine(policy, tokenizer):
+def test_error_fails_current_requests_only(policy, tokenizer):
     engine = Stepped(policy, tokenizer)
     engine.between = lambda engine: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -357,7 +357,7 @@ def test_together_the_clock_does_not_order_the_rows():
     assert sum(map(len, batches)) == 6 and all(batch == sorted(batch) for batch in batches)
 
 
-def test_a_model_that_cannot_be_had_is_everybodys_error(tokenizer):
+def test_unavailable_model_fails_all_requests(tokenizer):
     """Also of those who asked before the thread had looked: it ends instead of trying for ever."""
 
     @contextmanager
@@ -415,7 +415,7 @@ def test_a_recurrent_model_goes_in_batches(tokenizer):
     )
 
 
-def test_adapters_that_leave_the_context_alone_go_through_the_engine(tiny_policy, tokenizer):
+def test_engine_runs_adapters_without_prompt_learning(tiny_policy, tokenizer):
     """PEFT's wrapper hides the parameters of the model's `forward`; the model in it has them."""
 
     def adapted(config):
@@ -504,7 +504,7 @@ def test_the_head_reads_no_context(model_with, tokenizer, head):
     assert positions == [(4, 1)] * 6
 
 
-def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
+def test_engine_names_what_it_cannot_run(tokenizer):
     model = MambaForCausalLM(
         MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)
     ).eval()
@@ -520,9 +520,7 @@ def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
 # --- in use -------------------------------------------------------------------------------------------------------
 
 
-def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_change(
-    asking_policy, rows, tmp_path
-):
+def test_trainer_forgets_caches_before_weights_change(asking_policy, rows, tmp_path):
     """The same rollouts, step after step, though the weights move in between; nothing is kept outside of them."""
 
     def records(max_mb):

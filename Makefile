@@ -199,7 +199,7 @@ release: $(VENV)/.test
 	@echo "2. git tag v$$($(BIN)/python docs/tools/check_dist.py dist | cut -d' ' -f2 | tr -d :), and push it"
 	@echo "3. upload: .github/workflows/release.yml does it for a tag once the index trusts the repository, or by hand"
 	@echo "   python -m pip install twine && python -m twine upload dist/*"
-	@echo "4. the site: .github/workflows/pages.yml, once Pages is switched on; OWNER in docs/gallery.md for Colab"
+	@echo "4. the site: .github/workflows/pages.yml, once Pages is switched on"
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(FOREIGN) $(RELEASE) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -21,6 +21,7 @@ from typing import Any
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
+from benchmarks import first_screen
 from benchmarks.lab import REPOSITORY, Records, markdown
 from benchmarks.learning import (
     calls,
@@ -46,13 +47,6 @@ INTERVAL = re.compile(
 )
 NUMBER = re.compile(r"\d*\.?\d+")
 Entries = Sequence[Mapping[str, Any]]
-FIVE = (
-    "rollouts: TRL's asynchronous loop / ours",
-    "rollouts: TRL's tool loop / ours",
-    "10 kills at lead 2: replies paid twice",
-    "whole step: ours / plain GRPO",
-    "calls until the agent is good",
-)
 STEP = (
     "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a CPU takes; "
     "{memory_ratio:.2f} × less memory for the loss and its gradients; the largest difference of a gradient "
@@ -70,14 +64,6 @@ def speed(records: Entries) -> str:
 
     latest = {record["script"]: record for record in records}
     return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
-
-
-def five(records: Entries) -> str:
-    """The five rows of that table that a reader decides by."""
-    rows = speed(records).splitlines()
-    return "\n".join(
-        [*rows[:2], *(row for row in rows if row.startswith(tuple(f"| {name}" for name in FIVE)))]
-    )
 
 
 def rollout_grid(records: Entries) -> str:
@@ -126,24 +112,12 @@ def engine(records: Entries) -> str:
     )
 
 
-def demo(records: Entries) -> str:
-    """The latest output of `make demo`, with recomputed intervals."""
-    summary, examples = records[-1]["summary"], records[-1]["trajectories"]
-    n = summary["questions"]
-    lines = [
-        "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)",
-        "",
-    ]
-    for when in ("before", "after"):
-        found = wilson_interval(round(summary[f"exact_match_{when}"] * n), n)
-        interval = f"95 % interval {found.low:.3f} to {found.high:.3f}"
-        lines.append(f"exact match {when:6}  {found.mean:.3f}   {interval}, {n} held-out questions")
-    turns, failed = summary["mean_turns"], summary["failed_rollouts"]
-    time = f"{summary['steps']} steps, {summary['seconds']:.0f} s"
-    lines.append(f"{time}, {turns:.1f} turns a question, {failed} failed rollouts")
-    for when, said in examples.items():
-        lines += ["", f"--- {when} training", *said]
-    return "\n".join(["```", *lines, "```"])
+def dialogue(records: Entries) -> str:
+    """The demo's telling question before and after training."""
+    lines = []
+    for when, turns in records[-1]["trajectories"].items():
+        lines += [f"--- {when} training", *turns, ""]
+    return "\n".join(["```", *lines[:-1], "```"])
 
 
 def broken(records: Entries) -> str:
@@ -234,7 +208,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "simulated": ratings.table,
     "tools": tools_table,
     "broken": broken,
-    "demo": demo,
+    "demo.first_screen": lambda _: first_screen.table(),
+    "demo.dialogue": dialogue,
     "prompt_r1.headline": prompt_r1_tables.headline,
     "prompt_r1.results": prompt_r1_tables.results,
     "prompt_r1.turns": prompt_r1_tables.turns,
@@ -243,7 +218,6 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "programs": program_sandbox.table,
     "programs.verdict": program_sandbox.verdict,
     "speed": speed,
-    "speed.five": five,
     "speed.rollout": rollout_grid,
     "speed.rollout.worst": printed("rollout.py", "{worst_to_limit:.2f}"),
     "speed.rollout.lockstep": printed("rollout.py", "{median_lockstep_over_ours:.2f}"),

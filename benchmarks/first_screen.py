@@ -1,0 +1,94 @@
+"""The table of results on the first screen, from the records: what was learned, on what, in which time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from agentic_prompting.evaluation import wilson_interval
+from benchmarks.lab import RECORDS, Records, markdown, shown
+from benchmarks.learning import harness_world, league
+
+COLUMNS = ("what it learned", "model", "time", "before → after [95 %]", "command")
+TINY = "sandbox, 0.4 M"
+NOT_MEASURED = "not measured"
+
+
+def table(folder: Path = RECORDS) -> str:
+    """A row for each kind of training, those that nobody has measured yet included."""
+    rows = [_library(folder), _demo(folder), _tools(folder), *_harnesses(folder), _espl(folder)]
+    rows.append(
+        ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")
+    )
+    return markdown(COLUMNS, rows)
+
+
+def _read(folder: Path, name: str) -> list[dict[str, Any]]:
+    return Records(folder / f"{name}.jsonl.gz").read()
+
+
+def _library(folder: Path) -> Sequence[str]:
+    """A real model that learns to look facts up."""
+    task, model, command = "to look facts up", "SmolLM2-135M, LoRA", "`make real`"
+    records = _read(folder, "real")
+    if not records:
+        return (task, model, "", NOT_MEASURED, command)
+    summary = records[-1]["summary"]
+    return (task, model, _minutes(summary["seconds"]), _before_and_after(summary), command)
+
+
+def _demo(folder: Path) -> Sequence[str]:
+    """Prompt-R1 against the scripted large model."""
+    summary = _read(folder, "demo")[-1]["summary"]
+    scores = _before_and_after(summary)
+    return ("to ask in two hops", TINY, _minutes(summary["seconds"]), scores, "`make demo`")
+
+
+def _tools(folder: Path) -> Sequence[str]:
+    """Native tool calls; the first seed, as its page lists all of them."""
+    record = _read(folder, "tools")[0]
+    before, after = record["before"], record["after"]
+    scores = f"{before['right'] / before['n']:.3f} → {_share(after['right'], after['n'])}"
+    command = "`benchmarks/reliability/interop.py`"
+    return ("to call tools", TINY, _minutes(record["seconds"]), scores, command)
+
+
+def _harnesses(folder: Path) -> list[Sequence[str]]:
+    """Command-line agents that train unchanged."""
+    records = _read(folder, "harness_world")
+    rows: list[Sequence[str]] = []
+    for harness, summary in harness_world.summarise(records).items():
+        seconds = mean(record["seconds"] for record in records if record["harness"] == harness)
+        scores = (
+            f"{summary['before']['mean']:.3f} → {summary['after']['mean']:.3f}, "
+            f"gain {shown(summary['gain'], '+')}"
+        )
+        task = f"to use a tool inside `{harness}`"
+        command = "`benchmarks/learning/harness_world.py`"
+        rows.append((task, TINY, _minutes(seconds), scores, command))
+    return rows
+
+
+def _espl(folder: Path) -> Sequence[str]:
+    """Weights and system prompts together, sixteen seeds."""
+    summary = league.summarise(_read(folder, "league_two"))["rules, easy"]["joint"]
+    scores = f"{summary['base, first']:.3f} → {shown(summary)}"
+    task = "house rules, by weights and prompts"
+    return (task, TINY, "", scores, "`benchmarks/learning/league.py`")
+
+
+def _before_and_after(summary: Mapping[str, Any]) -> str:
+    low, high = summary["interval_after"]
+    after = summary["exact_match_after"]
+    return f"{summary['exact_match_before']:.3f} → {after:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _share(right: int, count: int) -> str:
+    estimate = wilson_interval(right, count)
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min"

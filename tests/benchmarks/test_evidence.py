@@ -21,7 +21,9 @@ def test_the_pages_say_what_the_records_say():
     )
     wrong = [line for line in done.stdout.splitlines() if "NOT as" in line or "NEITHER" in line]
     assert done.returncode == 0 and not wrong, "\n".join([*wrong, done.stderr])
-    assert "README.md: demo.first_screen: " in done.stdout and "performance.md: speed: " in done.stdout
+    assert (
+        "README.md: demo.first_screen: " in done.stdout and "performance.md: speed: " in done.stdout
+    )
     assert "Not recomputed, since no records are shipped" in done.stdout
 
 

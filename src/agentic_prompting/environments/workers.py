@@ -104,6 +104,9 @@ class Workers(Environment):
     Example:
 
     ```python
+    def calculate(expression: str) -> str:
+        return str(2 + 2)
+
     pool = {
         "coder": Worker(OpenAIChat("qwen-coder"), "writes and repairs Python", usd=0.002),
         "calculator": Worker(calculate, "computes one expression", takes="text"),

@@ -56,6 +56,9 @@ class CommandProgram(AgentProgram):
     Example:
 
     ```python
+    def tests_pass(rollout, folder):
+        return float((folder / "passed").exists())
+
     program = CommandProgram(["my-agent", "--task", "{question}"], reward=tests_pass)
     ```
     """

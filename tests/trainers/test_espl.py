@@ -63,7 +63,7 @@ def test_each_slot_has_its_own_prompt():
         prompts.render_messages(ROW, {"system_prompt": 9})
 
 
-def test_in_evaluation_the_final_prompt_is_in_all_slots():
+def test_evaluation_has_the_final_prompt_in_all_slots():
     prompts = parts(members=3)
     final = prompts.final_prompt()
     assert prompts.choose_metadata(4, training=False) == {"system_prompt": final.id}
@@ -92,7 +92,7 @@ def test_the_best_prompt_alone_takes_no_draw():
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
 @pytest.mark.parametrize("own", [None, "Be brief ."])
-def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
+def test_one_prompt_renders_as_the_saved_agent(place, own):
     """The rows are rendered as GRPO renders them under the spec that is saved."""
     prompts = parts(prompt_place=place)
     spec = AgentSpec(system_prompt=own)
@@ -143,7 +143,7 @@ def reflects(messages):
     return EDIT if "JSON" in messages[-1]["content"] else "It went wrong."
 
 
-def test_the_reference_works_before_it_is_asked_for_outcomes():
+def test_the_reference_works_before_finish_is_called():
     chat = ScriptedChat(reflects)
     reflector = ReferenceReflector(chat, settings(), sends_requests=True)
     reflector.begin(a_job())
@@ -175,7 +175,7 @@ def test_a_job_ends_with_its_time(caplog):
     assert "did not reply to 2 calls within 0.1 s" in caplog.text
 
 
-def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
+def test_the_policy_reflects_in_a_session(monkeypatch):
     opened = []
 
     def session():
@@ -197,7 +197,7 @@ def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
     assert reflector.finish(a_job())[0].child is not None and opened
 
 
-def test_where_sampling_is_a_collective_the_other_processes_take_part_in_it(monkeypatch):
+def test_other_processes_take_part_in_collective_sampling(monkeypatch):
     """They wait for the outcomes afterwards; before, both would wait, each in another collective."""
     done, words = [], [1, 1, 0]
 

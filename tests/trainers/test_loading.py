@@ -62,7 +62,7 @@ def test_an_adapter_loaded_frozen_is_refused(tiny_policy, adapter, tmp_path, row
     refused(model, tmp_path, rows, "is_trainable=True")
 
 
-def test_a_frozen_model_is_refused_without_a_new_adapter(tiny_policy, tmp_path, rows):
+def test_a_frozen_model_without_adapter_is_refused(tiny_policy, tmp_path, rows):
     model = AutoModelForCausalLM.from_pretrained(tiny_policy).requires_grad_(False)
     refused(model, tmp_path, rows, "frozen")
     trainer_for(model, tmp_path / "out", rows, options={"peft_config": LORA})
@@ -167,7 +167,7 @@ def test_a_model_from_gguf_trains_and_saves(tmp_path, rows):
 
 
 @pytest.mark.parametrize("options", [{"peft_config": LORA}, {}], ids=["adapter", "beta"])
-def test_a_model_from_gguf_that_is_loaded_twice_is_refused(tmp_path, rows, options):
+def test_a_gguf_model_loaded_twice_is_refused(tmp_path, rows, options):
     pytest.importorskip("gguf")
     from support.gguf_files import write_gguf
 

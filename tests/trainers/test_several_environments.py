@@ -111,7 +111,7 @@ def test_each_row_is_played_in_its_environment(tiny_policy, both, tmp_path):
     assert [record["environment"] for record in records] == ["oracle", "oracle", "shop", "shop"]
 
 
-def test_the_warning_about_form_names_the_template_of_each(tiny_policy, both, tmp_path, caplog):
+def test_the_warning_about_form_names_each_template(tiny_policy, both, tmp_path, caplog):
     trainer = several_trainer(tiny_policy, tmp_path, both)
     trainer.policy = BatchEngine(
         lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True
@@ -164,7 +164,7 @@ def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
     assert "oracle (LLMEnvironment), shop (Shop)" in card
 
 
-def test_rows_to_evaluate_on_may_be_of_some_environments(tiny_policy, both, tmp_path):
+def test_evaluation_rows_may_name_some_environments(tiny_policy, both, tmp_path):
     """A reward of another environment has no rows among them, and needs no columns."""
     environment = {name: LLMEnvironment(Oracle()) for name in NAMES}
     oracle = both.select(range(0, 8, 2))

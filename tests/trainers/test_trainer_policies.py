@@ -24,7 +24,7 @@ from support.training import LEAD, arguments, trainer_for
 from support.vllm_stand_in import Server
 
 
-def test_trls_vllm_gets_the_widest_limit_and_each_row_its_own(tiny_policy, rows, tmp_path):
+def test_each_row_is_cut_to_its_own_limit(tiny_policy, rows, tmp_path):
     """The batch's limit to vLLM, each row's own afterwards, and log-probabilities cut with the ids."""
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     end, asked = trainer.eos_token_ids[0], []
@@ -62,9 +62,7 @@ def test_continuous_batching(tiny_policy, rows, tmp_path):
     ]
 
 
-def test_continuous_batching_that_loses_a_result_is_an_error(
-    tiny_policy, rows, tmp_path, monkeypatch
-):
+def test_a_lost_result_of_continuous_batching_raises(tiny_policy, rows, tmp_path, monkeypatch):
     trainer = trainer_for(tiny_policy, tmp_path, rows, use_transformers_continuous_batching=True)
     monkeypatch.setattr(trainer.model, "generate_batch", lambda *args, **kwargs: {}, raising=False)
     with pytest.raises(RuntimeError, match="returned 0 of 1 results"):

@@ -104,7 +104,7 @@ def test_an_environments_own_grammar_wins(model, rows, tmp_path):
     assert spec.grammar == FreeText() and spec.prompt_template == "{question}"
 
 
-def test_a_form_that_cannot_be_read_is_named_and_not_used(model, rows, tmp_path, caplog):
+def test_a_damaged_form_is_named_and_not_used(model, rows, tmp_path, caplog):
     file = model / SPEC_FILE
     file.write_text(json.dumps({**json.loads(file.read_text()), "grammar": {"kind": "Mine"}}))
     assert trainer_of(str(model), tmp_path / "out", rows).spec.grammar == TagGrammar()
@@ -115,7 +115,7 @@ def test_a_form_that_cannot_be_read_is_named_and_not_used(model, rows, tmp_path,
 
 
 @pytest.mark.parametrize("given", [{}, {"prompt_template": "Mine : {question}"}])
-def test_the_warning_about_malformed_rollouts_shows_the_template_and_its_origin(
+def test_the_warning_about_malformed_rollouts_shows_the_template(
     model, rows, tmp_path, caplog, given
 ):
     trainer = trainer_for(model, tmp_path / "out", rows, max_turn_tokens=4, max_steps=1,

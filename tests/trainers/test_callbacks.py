@@ -284,7 +284,7 @@ def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
     ("cost", "shown"),
     [(0.0004, "$0.0004"), (0.0123, "$0.012"), (3.456, "$3.456"), (42.1234, "$42.12")],
 )
-def test_a_steps_cost_is_shown_to_a_tenth_of_a_cent_where_that_matters(cost, shown):
+def test_small_costs_are_shown_with_more_digits(cost, shown):
     assert (
         log_line({"reward": 1.0, "environment/cost_usd": cost}, 3)
         == f"step 3: reward 1.000, cost {shown}"

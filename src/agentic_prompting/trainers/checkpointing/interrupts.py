@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class InterruptCallback(TrainerCallback):
         self.interrupted_at: float | None = None
         self.stopped_at: int | None = None
 
-    def handle_signal(self, *signal_and_frame: Any) -> None:
+    def handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
         """Handle SIGINT."""
         now = time.monotonic()
         if self.interrupted_at is None:

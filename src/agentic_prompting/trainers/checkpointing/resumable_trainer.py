@@ -29,7 +29,8 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from ..contract import check_trl
@@ -151,7 +152,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     # --- the run's folder ----------------------------------------------------------------------
 
-    def _claim_folder(self, args: TrainingArguments, model: Any) -> None:
+    def _claim_folder(self, args: TrainingArguments, model: object) -> None:
         """Note whether the output folder holds another run, before this one writes anything there.
 
         With `args.overwrite` that run is moved aside.
@@ -175,10 +176,15 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self.accelerator, lambda: may_be_other_run and contains_run(folder)
         )
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s."""
         self._has_evaluated = True
-        return super().evaluate(*args, **kwargs)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     # --- checks before training ----------------------------------------------------------------
 
@@ -223,12 +229,12 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     # --- saving --------------------------------------------------------------------------------
 
-    def _get_output_dir(self, trial: Any) -> str:
+    def _get_output_dir(self, trial: dict[str, Any] | None) -> str:
         if self.staging.folder is not None:
             return str(self.staging.folder)
         return super()._get_output_dir(trial)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: dict[str, Any] | None) -> None:
         run_folder = Path(self._get_output_dir(trial))
         with stage_checkpoint(self, self.staging, run_folder) as staged_checkpoint:
             super()._save_checkpoint(model, trial)
@@ -264,8 +270,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- resuming ------------------------------------------------------------------------------
 
     def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: dict[str, Any] | None = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """As [`~trl.GRPOTrainer`]'s.
 
         With `resume_from_checkpoint=True` the newest whole checkpoint is resumed; damaged ones are
@@ -304,7 +313,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self._has_trained = True
             self._checkpoint = checkpoint
             with self.while_training(bool(resume_from_checkpoint)):
-                return super().train(checkpoint, *args, **kwargs)
+                return super().train(checkpoint, trial, ignore_keys_for_eval)
 
     def _check_process_count(self, checkpoint: str | None) -> None:
         """Raise if a DeepSpeed checkpoint is of another number of processes."""
@@ -380,7 +389,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     # --- batches with nothing to learn from ----------------------------------------------------
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
         optimizer = super().create_optimizer(*args, **kwargs)
 
@@ -392,11 +401,17 @@ class ResumableGRPOTrainer(GRPOTrainer):
             optimizer.register_step_pre_hook(remove_empty_gradients)
         return optimizer
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
         """As [`~trl.GRPOTrainer`]'s; in training a constant where there is nothing to learn from."""
         if self.model.training and self._skips_backward(inputs):
             return torch.zeros((), device=self.accelerator.device)
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _skips_backward(self, batch: Mapping[str, torch.Tensor]) -> bool:
         if not self.updates_weights():
@@ -439,12 +454,18 @@ class StepStartCallback(TrainerCallback):
         metrics = {mode: dict(values) for mode, values in trainer._metrics.items()}
         return LoopState(trainer._step, copy.deepcopy(metrics), trainer._tr_loss.clone())
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.trainer._resume()
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._start_state = None
         self._start_state = self.loop_state()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._start_state = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from accelerate.utils import gather_object
 
@@ -37,7 +37,7 @@ def stop_training(
     spending: Budget,
     args: MultiTurnGRPOConfig,
     step: int,
-    save_checkpoint: Callable[[], Any] | None,
+    save_checkpoint: Callable[[], None] | None,
 ) -> NoReturn:
     """End training so that it can be resumed later. Must be called on every process.
 

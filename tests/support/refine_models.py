@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentic_prompting.llm import LLMError, Reply, ServerFailed, Usage
+from agentic_prompting.refine import ProRefiner
 
 PROMPT, QUERY = "Think step by step.", "How many drums?"
 
@@ -83,3 +84,39 @@ def models(
     if verifier is not None:
         rules["verifier"] = verifier
     return {role: RuleModel(role, log, rule) for role, rule in rules.items()}
+
+
+QUERIES = [f"Question {i}?" for i in range(20)]
+
+
+def untimed(result):
+    return replace(
+        result, seconds=0.0, steps=tuple(replace(step, seconds=0.0) for step in result.steps)
+    )
+
+
+def refiner(log=None, **options):
+    return ProRefiner(**{**models(log if log is not None else Log()), "max_steps": 4, **options})
+
+
+def refined(log, queries=QUERY, **options):
+    """`ProRefiner.refine` with rule models; those options that are not the models' own are the refiner's."""
+    own = {
+        name: options.pop(name) for name in ("length", "optimizer", "feedback") if name in options
+    }
+    rule = options.get("verifier")
+    if callable(rule) and rule in (says_right, says_wrong, says_nothing):
+        own["verifier"] = options.pop("verifier")
+    return ProRefiner(**models(log, **own), **{"max_steps": 6, **options}).refine(PROMPT, queries)
+
+
+def says_right(system, user):
+    return "It is. <ACCURACY>1</ACCURACY>"
+
+
+def says_wrong(system, user):
+    return "No. <ACCURACY> 0 </ACCURACY>"
+
+
+def says_nothing(system, user):
+    return "Hard to tell."

@@ -195,8 +195,8 @@ class ToolEnvironment(Environment):
             return Observation(f"Error: there is no tool {name[:40]!r}, only: {tool_names}")
         try:
             # Run the tool. Its errors are text for the agent, outages are not.
-            work = call_guarded(self.tools[name].call, call.arguments, rollout)
-            return await run_tool(name, body, work)
+            observation = call_guarded(self.tools[name].call, call.arguments, rollout)
+            return await run_tool(name, body, observation)
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:

@@ -109,7 +109,7 @@ class Workers(Environment):
 
     pool = {
         "coder": Worker(OpenAIChat("qwen-coder"), "writes and repairs Python", usd=0.002),
-        "calculator": Worker(calculate, "computes one expression", takes="text"),
+        "reader": Worker(OpenAIChat("qwen-14b"), "reads texts and knows facts", usd=0.004),
     }
     environment = Workers(pool, names=["A", "B", "C", "D"])
     ```

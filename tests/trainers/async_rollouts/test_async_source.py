@@ -383,15 +383,25 @@ class Killed(BaseException):
     pass
 
 
+class Draws(Counts):
+    """Draws something for each group when an episode begins, as a pool of workers does."""
+
+    repeatable_reset = True
+
+    def reset(self, row):
+        return {**row, "drawn": row["reset_seed"] % 1000}
+
+
+@pytest.mark.parametrize("kind", [Counts, Draws])
 @pytest.mark.parametrize("moment", [1, 5, 9, 14])
 def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
-    tiny_policy, rows, tmp_path, steps, moment
+    tiny_policy, rows, tmp_path, steps, moment, kind
 ):
     """Killed while replies come in, before, at and after checkpoints: what was paid is on the tapes, and is used."""
     paid = Counter()
 
     def run(kill_at=None, resume=False):
-        environment = Counts()
+        environment = kind()
         environment.paid = paid
         trainer = build(
             tiny_policy,
@@ -425,6 +435,12 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
     }
     rollout = steps[-1][-1].rollouts[-1]
     assert rollout.replies[0].usage == Usage(3, 1, 0.5) and rollout.observations[0].seconds == 0.25
+    if kind is Draws:
+        drawn = [
+            {one.row["drawn"] for one in group.rollouts} for groups in steps for group in groups
+        ]
+        assert all(len(values) == 1 for values in drawn), "a group shares its seed"
+        assert len({max(values) for values in drawn}) > 1
 
 
 def test_a_fresh_run_takes_nothing_from_an_earlier_one(tiny_policy, rows, tmp_path):

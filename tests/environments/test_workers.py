@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from agentic_prompting import AgentSpec, Limits
 from agentic_prompting.environments import SearchEnvironment, Worker, Workers
 from agentic_prompting.environments.retrievers import Document
-from agentic_prompting.environments.workers import quote
+from agentic_prompting.environments.workers import costs_by_worker, quote
 from agentic_prompting.interop import ToolGrammar
 from agentic_prompting.llm import (
     BudgetExceeded,
@@ -284,6 +284,8 @@ def test_a_search_engine_and_an_agent_as_workers():
     assert 'about the "Nile"' in observation.parts[0]
     assert observation.parts[1].startswith("agent on Quoted replies:")
     assert len(rollout.replies) == 3 and rollout.replies[-1].usage.cost_usd == 0.5
+    assert environment.chat_models == {}
+    assert Workers({"a": ECHO, "b": Worker(str.upper, takes="text")}).chat_models == {"a": ECHO}
 
 
 def test_prices_of_workers():
@@ -301,7 +303,16 @@ def test_prices_of_workers():
     assert [reply.usage.cost_usd for reply in rollout.replies] == [2.0, 0.25, 0.0]
     rollout.finish("answered")
     assert CostReward(1.0)([rollout]) == [-2.75]
-    assert rollout.counts == {"workers/own": 1.0, "workers/flat": 1.0, "workers/replayed": 1.0}
+    assert rollout.counts == {
+        "workers/own": 1.0, "workers/flat": 1.0, "workers/replayed": 1.0,
+        "workers_usd/own": 2.0, "workers_usd/flat": 0.25, "workers_usd/replayed": 0.5,
+    }  # fmt: skip
+    assert costs_by_worker(rollout) == {
+        "own": {"calls": 1, "cost_usd": 2.0},
+        "flat": {"calls": 1, "cost_usd": 0.25},
+        "replayed": {"calls": 1, "cost_usd": 0.5},
+    }
+    assert costs_by_worker(Rollout([1])) == {}
 
 
 def test_identical_requests_of_a_step_are_shared():

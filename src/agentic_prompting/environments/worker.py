@@ -78,7 +78,7 @@ class Worker:
             raise ValueError(f"usd must be finite and at least 0, got {self.usd}")
         if len(self.description.splitlines()) > 1:
             raise ValueError(f"a worker's description must be one line, got {self.description!r}")
-        if self.takes == "messages" and not self.is_environment and not self.is_agent:
+        if self.is_chat:
             as_chat(self.model)  # raises now, not at the first episode
 
     @property
@@ -88,6 +88,10 @@ class Worker:
     @property
     def is_agent(self) -> bool:
         return hasattr(self.model, "aanswer")
+
+    @property
+    def is_chat(self) -> bool:
+        return self.takes == "messages" and not self.is_environment and not self.is_agent
 
     @property
     def substitutes_references(self) -> bool:

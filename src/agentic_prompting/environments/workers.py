@@ -225,6 +225,7 @@ class Workers(Environment):
         # Every worker of the episode is counted, so that means over rollouts include those that were not called.
         for member in rollout.row["workers"].values():
             rollout.counts.setdefault(f"workers/{member}", 0.0)
+            rollout.counts.setdefault(f"workers_usd/{member}", 0.0)
         earlier_parts = rollout.parts
         tasks: dict[int, asyncio.Task[WorkerReply]] = {}
 
@@ -304,6 +305,8 @@ class Workers(Environment):
             session=f"{rollout.seed}.{member}",
             send_once=self._send_once(member, rollout.batch),
         )
+        usd = sum(call.worth.cost_usd for call in reply.replies)
+        rollout.counts[f"workers_usd/{member}"] += usd
         return reply if reply.error is None else replace(reply, text=_UNAVAILABLE)
 
     def _send_once(self, member: str, batch: str) -> SendOnce | None:
@@ -323,6 +326,12 @@ class Workers(Environment):
         return text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
 
     # --- a run ---------------------------------------------------------------------------------------------------
+
+    @property
+    def chat_models(self) -> dict[str, Any]:
+        """The workers that are chat models, by name: `headroom(rows, pool=environment.chat_models)` measures each alone
+        and the choice of an oracle."""
+        return {name: worker.model for name, worker in self.pool.items() if worker.is_chat}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -359,6 +368,17 @@ class Workers(Environment):
             close = getattr(worker.model, "close", None)
             if close is not None:
                 close()
+
+
+def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
+    """`calls` and `cost_usd` of each worker of an episode, by its name in the pool. Empty for other episodes."""
+    costs = {}
+    for name, calls in rollout.counts.items():
+        kind, _, member = name.partition("/")
+        if kind == "workers":
+            cost_usd = rollout.counts[f"workers_usd/{member}"]
+            costs[member] = {"calls": int(calls), "cost_usd": cost_usd}
+    return costs
 
 
 def quote(references: Mapping[int, str], request: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..environments.workers import costs_by_worker
 from ..evolution import SystemPrompt
 from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
@@ -62,6 +63,7 @@ class ServedAnswer:
         error ([`LLMError`], *optional*): What failed behind the model. Then there is neither text nor reason.
         finish_reason (`str`, *optional*, defaults to `"stop"`): As in OpenAI's format.
         usage ([`Usage`], *optional*): The answering model's tokens; what all calls behind it cost.
+        workers (`dict`, *optional*): `calls` and `cost_usd` of each worker, by name, for an agent that leads some.
         trajectory (`dict`, *optional*): How it came about, as [`rollout_record`] describes it.
     """
 
@@ -70,6 +72,7 @@ class ServedAnswer:
     error: LLMError | None = None
     finish_reason: str = "stop"
     usage: Usage = field(default_factory=Usage)
+    workers: dict[str, dict[str, float]] = field(default_factory=dict)
     trajectory: dict[str, Any] | None = None
 
 
@@ -167,6 +170,7 @@ class AgentAnswers:
             why_none=why_none,
             finish_reason=_FINISH_REASONS[rollout.status],
             usage=usage,
+            workers=costs_by_worker(rollout),
             trajectory=trajectory,
         )
 

@@ -421,6 +421,11 @@ class ErrorBody(BaseModel):
 
 def completion(answer: ServedAnswer, model: str, with_trajectory: bool | None) -> Completion:
     """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
+    extra_fields: dict[str, Any] = {}
+    if answer.workers:
+        extra_fields["workers"] = answer.workers
+    if with_trajectory:
+        extra_fields["trajectory"] = answer.trajectory
     return Completion(
         model=model,
         text=answer.text,
@@ -428,5 +433,5 @@ def completion(answer: ServedAnswer, model: str, with_trajectory: bool | None) -
         prompt_tokens=answer.usage.prompt_tokens,
         completion_tokens=answer.usage.completion_tokens,
         refusal=answer.why_none,
-        extra_fields={"trajectory": answer.trajectory} if with_trajectory else {},
+        extra_fields=extra_fields,
     )

@@ -25,6 +25,7 @@ from benchmarks import first_screen
 from benchmarks.lab import REPOSITORY, Records, markdown
 from benchmarks.learning import (
     calls,
+    conductor,
     espl_sandbox,
     harness_world,
     league,
@@ -228,6 +229,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.training_step": printed("training_step.py", STEP),
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
+    "conductor.table": conductor.table,
+    "conductor.kinds": conductor.kinds_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
     "wordings.table": wordings.table,

@@ -436,7 +436,7 @@ def warm_up(
 
 
 def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """What a saved conductor answers, and what it does for it."""
+    """Scores, costs and calls of a saved conductor."""
     from agentic_prompting import AgentSpec, PromptAgent
 
     agent = PromptAgent.from_pretrained(
@@ -569,6 +569,15 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         ("system", "exact match", "$ per 1,000 questions", "trained conductor minus it"),
         rows,
     )
+
+
+def kinds_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Exact match of each kind of question before and after training, over all seeds."""
+    records = of_variant(records, "references")
+    before = by_kind(records, "before")
+    after = by_kind(records)
+    rows = [[kind, f"{before[kind]:.2f}", f"{after[kind]:.2f}"] for kind in after]
+    return markdown(("kind of question", "untrained", "trained"), rows)
 
 
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class PlanStep:
     """One call of the right plan.
 
     Args:
-        operation (`str`): What is asked for.
+        operation (`str`): The operation to ask for.
         arguments (`tuple[str | int, ...]`): Plain values, or the indices of earlier steps.
         depth (`int`): 1 for a step that needs no other.
     """
@@ -273,7 +273,7 @@ class ScriptedWorker:
     """A worker of one kind, a [`ChatModel`]. It reads quoted replies (`#1 : the answer is 254 .`) as a large model does.
 
     Args:
-        facts ([`Facts`]): What it knows.
+        facts ([`Facts`]): Its knowledge.
         kind (`str`): `facts`, `numbers` or `forms`.
         noise (`float`, *optional*, defaults to `0.0`): The share of requests that it answers with a guess.
         down (`float`, *optional*, defaults to `0.0`): The share of calls that fail.
@@ -349,7 +349,7 @@ def make_environment(
     """The three workers.
 
     Args:
-        facts ([`Facts`]): What they know.
+        facts ([`Facts`]): Their knowledge.
         names (`Iterable[str]`, *optional*): Names to draw from.
         unavailable (`str`, *optional*): As in [`Workers`].
         **changed ([`ScriptedWorker`]): Workers that take the place of the usual ones, by kind.

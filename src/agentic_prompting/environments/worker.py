@@ -180,8 +180,8 @@ async def _call_tool(function: Callable[[str], Any], text: str) -> str:
     except LLMError:
         raise
     except (ConnectionError, TimeoutError) as error:
-        kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-        raise kind(f"the tool raised {describe(error)}") from None
+        outage = TimedOut if isinstance(error, TimeoutError) else Unreachable
+        raise outage(f"the tool raised {describe(error)}") from None
     except Exception as error:
         return f"Error: {describe(error, 500)}"
 

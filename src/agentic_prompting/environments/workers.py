@@ -130,7 +130,7 @@ class Workers(Environment):
     ):
         self.pool = {name: as_worker(worker) for name, worker in pool.items()}
         self.sizes = tuple(sizes) if sizes is not None else (len(self.pool),)
-        self.names = None if names is None else tuple(names)
+        self.names = None if names is None else tuple(dict.fromkeys(names))
         self.unavailable = unavailable
         self.max_calls = max_calls
         self.max_reply_chars = max_reply_chars
@@ -164,7 +164,7 @@ class Workers(Environment):
                     f"a worker's name cannot be {name!r}: no quotes, <, >, # or breaks"
                 )
         if self.names is not None:
-            if len(set(self.names)) < max(self.sizes):
+            if len(self.names) < max(self.sizes):
                 raise ValueError(f"{max(self.sizes)} workers need as many names, got {self.names}")
             undescribed = [name for name, worker in self.pool.items() if not worker.description]
             if undescribed:

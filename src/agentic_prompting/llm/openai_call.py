@@ -30,7 +30,8 @@ class ChatCall:
         max_retries (`int`): Further attempts after a failed one.
         patience (`float`): Seconds that the call may still wait for an endpoint that is down.
         attempts (`int`, *optional*, defaults to `0`): Requests sent so far.
-        usage ([`Usage`], *optional*): Of all attempts: an unusable answer is paid for too.
+        usage ([`Usage`], *optional*): Tokens and cost of all attempts, including
+            unusable answers.
         started (`float`, *optional*): Time of the call, by `time.perf_counter`.
     """
 

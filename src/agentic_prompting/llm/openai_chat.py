@@ -236,7 +236,7 @@ class OpenAIChat:
             previous_budget = self._account.budget
             if budget is previous_budget:
                 return
-            # What was spent in memory so far moves along.
+            # Move the spending that is booked in memory so far.
             spent = Usage()
             if previous_budget.path is None:
                 spent = previous_budget.spent(self._account.name)

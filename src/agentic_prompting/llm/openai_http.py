@@ -41,8 +41,8 @@ from .types import BadReply, BadRequest, LLMError, Misconfigured, Reply, TimedOu
 from .usage import estimate_prompt_tokens
 
 _CONNECT_SECONDS = 10.0
-# Of an idle connection. Shorter than servers', because a request is lost on one that the server
-# closes.
+# How long an idle connection is kept. Shorter than servers keep it: a request is lost if the server
+# closes the connection at the same moment.
 _IDLE_SECONDS = 3.0
 _MAX_REPLY_BYTES = 32 << 20  # decompressed
 _MAX_ERROR_BYTES = 64 << 10  # only the beginning of an error is shown

@@ -59,7 +59,7 @@ class DaemonThreads(Executor):
         return call
 
     def abandon(self, call: _FunctionCall[T]) -> None:
-        """Note that nobody waits for a running call any more."""
+        """Replace the thread of a running call that its caller has given up."""
         with self._changed:
             if call.is_abandoned or call.has_ended:
                 return

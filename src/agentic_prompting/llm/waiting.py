@@ -190,7 +190,7 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task whose result nobody needs."""
+    """Cancel a task and ignore its result."""
     task.cancel()
     task.add_done_callback(_retrieve_exception)
 

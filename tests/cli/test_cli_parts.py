@@ -77,7 +77,7 @@ def test_the_shipped_scores_are_there(name):
     [
         ("exact_mach", "there is no reward 'exact_mach'; did you mean exact_match?"),
         ("own_parts:scor", "own_parts has no scor; did you mean score?"),
-        ("own_parts:number", "own_parts:number is a int, and a reward is called"),
+        ("own_parts:number", "own_parts:number is a int"),
         (
             "nowhere_at_all:score",
             "no module nowhere_at_all: start the command in the folder that holds it",

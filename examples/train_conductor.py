@@ -11,10 +11,12 @@ from __future__ import annotations
 import ast
 import operator
 import os
+import sys
 from collections.abc import Callable
 
 from agentic_prompting import OpenAIChat, Worker, Workers
-from agentic_prompting.cli.programs import main, run_script
+from agentic_prompting.cli.script import run_script
+from agentic_prompting.cli.train_program import main
 
 OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
@@ -69,4 +71,4 @@ def environment() -> Workers:
 
 
 if __name__ == "__main__":
-    run_script(lambda: main("prompt-r1"))
+    run_script(lambda: main("prompt-r1", sys.argv[1:]))

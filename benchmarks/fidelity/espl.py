@@ -115,7 +115,7 @@ def rated(
 def ratings() -> Iterator[Row]:
     fresh = Rating()
     yield Row("Appendix B", "mu_0 = 25, sigma_0 = 25/3", (MU0, SIGMA0), (fresh.mu, fresh.sigma))
-    from agentic_prompting.evolution import ratings as module
+    from agentic_prompting.evolution import population as module
 
     for name, value in (
         ("BETA", BETA),

@@ -43,9 +43,9 @@ from agentic_prompting.llm import gather
 from agentic_prompting.rollout import (
     ChatFormat,
     Engine,
-    Job,
     Limits,
     Observation,
+    PendingRequest,
     Rollout,
     Sample,
     SampleRequest,
@@ -142,7 +142,7 @@ class Clock(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread=True)
         self.workload, self.write = workload, write
         self.rows: list[
-            tuple[Job[SampleRequest, Sample], list[int], int]
+            tuple[PendingRequest[SampleRequest, Sample], list[int], int]
         ] = []  # job, what it says, at which step it ends
         self.steps, self.due = 0, 0.0
 
@@ -150,11 +150,11 @@ class Clock(Engine[SampleRequest, Sample]):
     def at_work(self) -> int:
         return len(self.rows)
 
-    def drop(self) -> list[Job[SampleRequest, Sample]]:
+    def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
         rows, self.rows = self.rows, []
         return [job for job, _, _ in rows]
 
-    def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
+    def step(self, arrived: list[PendingRequest[SampleRequest, Sample]]) -> None:
         now = time.perf_counter()
         if not self.rows:
             self.due = now  # nothing was at work

@@ -230,7 +230,9 @@ def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
 def test_it_stops_when_too_much_fails():
     down = Policy(fail=lambda number: ServerFailed("down", "there") if number > 100 else None)
     result = run(down)
-    assert re.search(r"% of the rollouts have no reward \(max_failed=50%\): down", result.stopped)
+    assert re.search(
+        r"% of the rollouts have no reward \(max_failed_share=50%\): down", result.stopped
+    )
     evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
     before = evolution.state_dict()
     with pytest.raises(EvolutionStopped):
@@ -280,7 +282,12 @@ def test_a_reward_that_gives_none_is_left_out(none):
         return [none if episode.answer == "no" else 1.0 for episode in rollout]
 
     result = evolve(
-        Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0)
+        Policy(),
+        ScriptedChat(reflect),
+        ROWS,
+        reward,
+        ROOT,
+        EvolveConfig(steps=1, max_failed_share=1.0),
     )
     assert result.steps[0].reward == 1.0
     assert 0 < result.steps[0].failed < 1

@@ -7,12 +7,12 @@ import pytest
 from agentic_prompting.evolution import (
     Attempt,
     Generation,
-    Job,
     Outcome,
     Population,
     ProblemResult,
     PromptResult,
     Rating,
+    ReflectionTask,
     SystemPrompt,
 )
 
@@ -154,7 +154,7 @@ def test_a_resumed_evolution_is_the_uninterrupted_one():
 def test_a_job_outlives_json():
     generation = grown(1.0)
     job = generation.record([match(generation, [0.0, None], [1.0, 0.5])])
-    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert ReflectionTask.from_json(json.loads(json.dumps(job.to_json()))) == job
     assert job.ratings[0] == Rating(job.ratings[0].mu, job.ratings[0].sigma)
 
 

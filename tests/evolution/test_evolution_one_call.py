@@ -9,9 +9,9 @@ from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
     EvolveConfig,
-    Job,
     ProblemResult,
     PromptResult,
+    ReflectionTask,
     SystemPrompt,
     evolve,
     parse_edits,
@@ -183,7 +183,7 @@ def test_failed_calls_and_no_evidence():
 
 def test_it_takes_the_place_of_the_mutation_alone():
     chat = ScriptedChat([object_of(NEW)])
-    job = Job(0, MIXED, (MIXED,))
+    job = ReflectionTask(0, MIXED, (MIXED,))
     outcomes = asyncio.run(propose_children(chat, job, ESPLSettings(**ONE_CALL)))
     assert [one.operator for one in outcomes] == ["mutation", "crossover"] and len(chat.calls) == 1
     with pytest.raises(ValueError, match="reflection must be one of paper, one_call"):

@@ -8,9 +8,9 @@ import pytest
 from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
-    Job,
     ProblemResult,
     PromptResult,
+    ReflectionTask,
     SystemPrompt,
     operators,
     propose_children,
@@ -122,8 +122,8 @@ def test_reflect_on():
     assert questions() == ["a", "c"]
     assert questions(reflect_on="imperfect") == ["a", "c", "d"]
     graded = problem("g", 0.4, 0.6)
-    assert graded.instructive()
-    assert not problem("g", 0.5, 0.5).instructive()
+    assert graded.is_instructive()
+    assert not problem("g", 0.5, 0.5).is_instructive()
     assert problem("g", 0.5, 0.5).instructive("imperfect")
     assert not problem("g", None, None).instructive("imperfect")
     assert not problem("g", 1.0, 1.0).instructive("imperfect")
@@ -436,16 +436,16 @@ def test_correction_fails_as_the_others_do():
 
 def test_both_operators_and_all_their_calls_run_side_by_side():
     chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
-    outcomes = asyncio.run(propose_children(chat, Job(0, MIXED, tuple(batch))))
+    outcomes = asyncio.run(propose_children(chat, ReflectionTask(0, MIXED, tuple(batch))))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
     assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, (
         "what waits for nothing goes out at once"
     )
     assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
-    assert [one.operator for one in asyncio.run(propose_children(chat, Job(0, MIXED)))] == [
-        "mutation"
-    ]
+    assert [
+        one.operator for one in asyncio.run(propose_children(chat, ReflectionTask(0, MIXED)))
+    ] == ["mutation"]
 
 
 def test_a_critique_waits_for_its_own_problem_alone():

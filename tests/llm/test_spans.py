@@ -10,7 +10,7 @@ import pytest
 
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import evaluate_agent
-from agentic_prompting.evolution import Job, propose_children
+from agentic_prompting.evolution import ReflectionTask, propose_children
 from agentic_prompting.harnesses.command import run_command
 from agentic_prompting.harnesses.workspace import Workspace
 from agentic_prompting.interop import ToolEnvironment
@@ -381,7 +381,7 @@ def test_an_evaluation():
 
 def test_a_reflection():
     with traced() as found:
-        asyncio.run(propose_children(reference(), Job(0, MIXED, None, {}, {})))
+        asyncio.run(propose_children(reference(), ReflectionTask(0, MIXED, None, {}, {})))
     ((name, calls),) = found.below(None)
     assert (
         name == "invoke_workflow mutation"

@@ -12,10 +12,10 @@ from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
     Generation,
-    Job,
     Population,
     ProblemResult,
     PromptResult,
+    ReflectionTask,
 )
 from agentic_prompting.llm import Reply
 from agentic_prompting.trainers.espl import (
@@ -128,7 +128,7 @@ def test_the_batch_as_matches():
 
 def a_job(batch=0):
     attempts = (Attempt("one", 1.0), Attempt("two", 0.0))
-    return Job(
+    return ReflectionTask(
         batch,
         PromptResult(SystemPrompt("Answer .", (), id=0), (ProblemResult("q", "t", attempts),)),
     )

@@ -1,10 +1,11 @@
-"""System prompts that evolve (E-SPL): prompts and their edits, ratings, selection, mutation, crossover, `evolve`.
+"""System prompts that evolve (E-SPL): edits, ratings, selection, mutation, crossover, `evolve`.
 
-No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
+No torch, no trl: [`ESPLTrainer`] uses this package beside the weight update, [`evolve`] without
+one.
 """
 
 from .evolve import EvolveResult, evolve
-from .generation import Generation, Job, propose_children
+from .generation import Generation, ReflectionTask, propose_children
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -18,8 +19,16 @@ from .lineage import (
 from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
 from .parsing import parse_edits
-from .population import Member, Population, load_state
-from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
+from .population import (
+    Member,
+    Population,
+    Rating,
+    crossover_rating,
+    load_state,
+    mutation_rating,
+    ranks,
+    rate,
+)
 from .results import (
     Attempt,
     ProblemResult,
@@ -48,7 +57,6 @@ __all__ = [
     "EvolveConfig",
     "EvolveResult",
     "Generation",
-    "Job",
     "Lineage",
     "Member",
     "Outcome",
@@ -56,6 +64,7 @@ __all__ = [
     "ProblemResult",
     "PromptResult",
     "Rating",
+    "ReflectionTask",
     "StepLog",
     "SystemPrompt",
     "attempt_records",
@@ -85,4 +94,4 @@ __all__ = [
     "selection_rule",
     "sole_wins",
     "truth_of",
-]  # fmt: skip
+]

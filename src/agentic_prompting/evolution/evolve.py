@@ -1,7 +1,7 @@
-"""`evolve`: E-SPL for a model behind an endpoint, whose weights are not trained. No trainer, no torch.
+"""`evolve`: E-SPL for a model behind an endpoint, whose weights are not trained.
 
-The policy is a [`ChatModel`]. A run is a loop of [`Evolution.step`]; it continues from its checkpoint as if it had not
-been interrupted.
+No trainer, no torch: the policy is a [`ChatModel`]. A run is a loop of [`Evolution.step`]; it
+continues from its checkpoint as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class EvolveResult:
-    """What [`evolve`] returns.
+    """The result of [`evolve`].
 
     Args:
         best ([`SystemPrompt`]): The best prompt by `config.best_rule`.
         population ([`Population`]): All prompts of the run.
         steps (`list[StepLog]`): One per step.
-        usage (`dict[str, Usage]`): Usage of the `policy` and of the `reference`, failed steps included.
-        stopped (`str`, *optional*): Why the run ended early; `None` if it did not. The other fields are then those
-            after the last complete step.
+        usage (`dict[str, Usage]`): Usage of the `policy` and of the `reference`, including failed
+            steps.
+        stopped (`str`, *optional*): Why the run ended early; `None` if it did not. The other fields
+            then describe the last complete step.
     """
 
     best: SystemPrompt
@@ -49,20 +50,25 @@ class EvolveResult:
     @property
     def nothing_learned(self) -> str:
         """Why the run has no new prompt to show, and what to change; empty if it has one."""
-        made = [operator for log in self.steps for operator in log.operators]
-        if any(one["child"] is not None for one in made):
-            again = "a child needs matches to be rated above it: more steps=, or more problems_per_step="
+        operators = [operator for log in self.steps for operator in log.operators]
+        if any(operator["child"] is not None for operator in operators):
+            if self.best.text.strip():
+                return ""
             return (
-                "" if self.best.text.strip() else f"the best prompt is still the empty one; {again}"
+                "the best prompt is still the empty one; a child needs matches to be rated above "
+                "it: more steps=, or more problems_per_step="
             )
         notes = [log.note for log in self.steps if log.note]
         if notes and len(notes) == len(self.steps):
             return f"no step had evidence; {notes[-1]}"
-        if not made:
+        if not operators:
             return "no step has rated a prompt; raise steps="
-        counts = sum((Counter(one["counts"]) for one in made), Counter())
-        seen = ", ".join(f"{name} {count}" for name, count in counts.items())
-        return f"the reference LLM made no usable edit ({seen}); take a more capable one, or raise max_words="
+        counts = sum((Counter(operator["counts"]) for operator in operators), Counter())
+        count_texts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        return (
+            f"the reference LLM made no usable edit ({count_texts}); take a more capable one, or "
+            "raise max_words="
+        )
 
 
 def evolve(
@@ -80,33 +86,38 @@ def evolve(
     """Evolve a system prompt for a model that is only called, not trained. Also works in a notebook.
 
     Args:
-        policy ([`ChatModel`] or `Callable`): The model that solves the problems, or a function of the messages that
-            returns a text.
-        reference ([`ChatModel`] or `Callable`): The model that reflects and edits; may be the same object.
-        rows (`Sequence`): Problems: mappings with `question` (or `prompt`), `answers` and whatever the reward reads,
-            `(question, answer)` pairs, or questions. A `datasets.Dataset` will do.
-        reward (`Callable`): With TRL's reward signature, like all of `rewards/`. A reward of
-            `None` excludes the rollout.
-        prompt ([`SystemPrompt`], `str` or [`Population`]): The first prompt; a text as [`SystemPrompt.of`] reads it. A
-            population has its own window and rule: settings that would be ignored with it are an error.
+        policy ([`ChatModel`] or `Callable`): The model that solves the problems, or a function of
+            the messages that returns a text.
+        reference ([`ChatModel`] or `Callable`): The model that reflects and edits; may be the same
+            object.
+        rows (`Sequence`): Problems: mappings with `question` (or `prompt`), `answers` and whatever
+            the reward reads, `(question, answer)` pairs, or questions. A `datasets.Dataset` works
+            too.
+        reward (`Callable`): With TRL's reward signature, like all of `rewards/`. A reward of `None`
+            excludes the rollout.
+        prompt ([`SystemPrompt`], `str` or [`Population`]): The first prompt; a text as
+            [`SystemPrompt.of`] reads it. A population has its own window and rule: settings that
+            would be ignored with it are an error.
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
-        checkpoint (`str` or `Path`, *optional*): File for the state after each step. If it exists, the run is resumed
-            from it. The journal of all children is written beside it, see [`journal_beside`].
-        budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and, if the reward is a
-            language model with a `charge_to`, `judge`.
-        eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating; see `eval_every` and `eval_all`
-            of the settings.
+        checkpoint (`str` or `Path`, *optional*): File for the state after each step. If it exists,
+            the run is resumed from it. The journal of all children is written beside it, see
+            [`journal_beside`].
+        budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
+            if the reward is a language model with a `charge_to`, `judge`.
+        eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating; see
+            `eval_every` and `eval_all` of the settings.
 
     Returns:
-        [`EvolveResult`]. A run that cannot continue (budget spent, too many failures) returns its last complete state
-        with the reason in `stopped`, and can be resumed from its checkpoint.
+        [`EvolveResult`]. A run that cannot continue (budget spent, too many failures) returns its
+        last complete state with the reason in `stopped`, and can be resumed from its checkpoint.
 
     Raises:
         `TypeError`: An argument, or the value of the reward function, has a wrong type.
-        `ValueError`: There are fewer rows than `problems_per_step`, the checkpoint is another run's or damaged,
-            or another process is writing it.
-        `RuntimeError`: Called on the thread of the background event loop, which would wait for itself.
+        `ValueError`: There are fewer rows than `problems_per_step`, the checkpoint is another run's
+            or damaged, or another process is writing it.
+        `RuntimeError`: Called on the thread of the background event loop, which would wait for
+            itself.
 
     Example:
 
@@ -116,24 +127,28 @@ def evolve(
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
-    path, stopped = None if checkpoint is None else Path(checkpoint), None
+    path = None if checkpoint is None else Path(checkpoint)
+    stopped = None
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
             _resume(evolution, path)
-        logs, population = evolution.logs, evolution.population
         try:
-            _run(evolution, on_step, path)
+            _run_steps(evolution, on_step, path)
         except EvolutionStopped as error:
+            stopped = f"{error}{_describe_spending(budget)}"
+            advice = "with checkpoint= a run can be resumed"
             if path is not None:
-                evolution.save(path)  # with what the failed step has cost
-            stopped = f"{error}{_bill(budget)}"
-            later = (
-                "with checkpoint= a run can go on"
-                if path is None
-                else f"run again, it goes on from {path}"
-            )
-            logger.warning("evolution stopped at step %d: %s; %s", len(logs), stopped, later)
-    result = EvolveResult(population.best(), population, logs, evolution.usage, stopped)
+                evolution.save(path)  # with the cost of the failed step
+                advice = f"run again to resume from {path}"
+            step_number = len(evolution.logs)
+            logger.warning("evolution stopped at step %d: %s; %s", step_number, stopped, advice)
+    result = EvolveResult(
+        best=evolution.population.best(),
+        population=evolution.population,
+        steps=evolution.logs,
+        usage=evolution.usage,
+        stopped=stopped,
+    )
     if stopped is None and result.nothing_learned:
         logger.warning("nothing was learned: %s", result.nothing_learned)
     return result
@@ -141,47 +156,57 @@ def evolve(
 
 def _resume(evolution: Evolution, path: Path) -> None:
     load_state(path, evolution.load_state_dict)
-    done, steps = len(evolution.logs), evolution.config.steps
-    if done < steps:
-        logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
+    finished_steps = len(evolution.logs)
+    steps = evolution.config.steps
+    if finished_steps < steps:
+        logger.warning("resuming from %s: %d of %d steps are done", path, finished_steps, steps)
     else:
         logger.warning(
-            "%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere",
+            "%s holds a finished run of %d steps: raise steps= to continue, or use another "
+            "checkpoint file",
             path,
-            done,
+            finished_steps,
         )
 
 
-def _run(
+def _run_steps(
     evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None
 ) -> None:
-    """The steps that are left, each saved to `path`, and the evaluation of all rated prompts after the last one."""
+    """Run the remaining steps, each saved to `path`, and the evaluation after the last one."""
     logs = evolution.logs
-    journal = None if path is None else EvolutionJournal(journal_beside(path))
-    if journal is not None:
+    journal = None
+    if path is not None:
+        journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(logs))
     while len(logs) < evolution.config.steps:
         ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
+
+        # The journal comes before the state: a step without a saved state is run again.
         if journal is not None:
-            journal.append(
-                evolution.attempts
-            )  # before the state: a step without a saved state is run again
+            journal.append(evolution.attempts)
         if path is not None:
             evolution.save(path)
-        if log.note and sum(bool(one.note) for one in logs) == 1:
+
+        # Warn about the first step without evidence.
+        notes = [earlier_log.note for earlier_log in logs if earlier_log.note]
+        if log.note and len(notes) == 1:
             logger.warning("no evidence at step %d: %s", log.step, log.note)
         if on_step is not None:
             on_step(log)
+
     if evolution.config.eval_all:
-        rated = [member.prompt for member in evolution.population.members if member.matches]
-        list(in_parallel([evolution.evaluate(rated)], max_in_flight=1))
+        members = evolution.population.members
+        rated_prompts = [member.prompt for member in members if member.matches]
+        list(in_parallel([evolution.evaluate(rated_prompts)], max_in_flight=1))
         if path is not None:
             evolution.save(path)
 
 
-def _bill(budget: Budget | None) -> str:
-    """The spending per role, for the reason why a run stopped. It names a spent budget too, because a judge that
-    returned `None` hides that cause."""
+def _describe_spending(budget: Budget | None) -> str:
+    """Return the spending per role, for the reason why a run stopped.
+
+    It names a spent budget too, because a judge that returned `None` hides that cause.
+    """
     if budget is None:
         return ""
     try:

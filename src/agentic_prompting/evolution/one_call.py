@@ -1,17 +1,16 @@
-"""Mutation in one call: the reference LLM reads failed attempts of the whole batch and edits the prompt at once.
+"""Mutation in one call: the reference LLM reads failed attempts of the whole batch and edits.
 
-Not the paper's way, which summarises every attempt, draws lessons from each problem and unites them (`operators.py`):
-for a batch of 10 problems with 5 attempts each up to 61 calls.
+Not the paper's way, which summarises every attempt, draws lessons from each problem and unites them
+(`operators.py`): for a batch of 10 problems with 5 attempts each up to 61 calls.
 """
 
 from __future__ import annotations
 
-from itertools import islice, zip_longest
 from typing import Any
 
 from ..llm import ChatModel
 from . import templates
-from .operators import OperatorTrace, Outcome, Work, known_ids
+from .operators import Operation, OperatorTrace, Outcome, known_ids
 from .results import PromptResult
 from .settings import ESPLSettings
 from .system_prompt import OPERATIONS, Draft
@@ -29,42 +28,49 @@ async def revise(
     settings: ESPLSettings | None = None,
     **sampling: Any,
 ) -> Outcome:
-    """Mutation by one call; takes and returns what [`mutate`] does.
+    """Mutate a prompt by one call; takes and returns what [`mutate`] does.
 
-    The call shows the prompt and up to `MAX_FAILURES` failed attempts at the problems worth reflecting on, one of each
-    problem before a second of any. At most `max_ops` edits per problem shown are applied. A reply without a JSON list
-    of edits is a failed mutation.
+    The call shows the prompt and up to `MAX_FAILURES` failed attempts at the problems worth
+    reflecting on, one of each problem before a second of any. At most `max_ops` edits per problem
+    shown are applied. A reply without a JSON list of edits is a failed mutation.
     """
-    settings, prompt = settings or ESPLSettings(), result.prompt
+    settings = settings or ESPLSettings()
+    prompt = result.prompt
     outcome = Outcome("mutation", trace=OperatorTrace(known_ids([prompt.id])))
-    chosen = _choose(result, settings.reflect_on)
-    if not chosen:
+    failures = _choose_failures(result, settings.reflect_on)
+    if not failures:
         return outcome.finish("no_evidence")
+
+    # Record and render the attempts that the call shows.
     shown = []
-    for column, attempts in chosen.items():
+    for column, attempts in failures.items():
         problem = result.problems[column]
         outcome.trace.show(column, problem, attempts)
         shown.append((problem.question, problem.truth, attempts))
-    work, limit = (
-        Work(outcome, prompt, reference, settings, sampling),
-        settings.max_ops * len(chosen),
+
+    operation = Operation(outcome, prompt, reference, settings, sampling)
+    limit = settings.max_ops * len(failures)
+    reply = await operation.ask(
+        templates.REVISE,
+        "revise",
+        prompt=prompt.text,
+        failures=templates.render_failures(shown),
+        max_ops=limit,
     )
-    values = {"prompt": prompt.text, "failures": templates.render_failures(shown), "max_ops": limit}
-    reply = await work.ask(templates.REVISE, "revise", **values)
-    return work.finish(reply, Draft(prompt, settings.max_words), OPERATIONS, limit)
+    return operation.finish(reply, Draft(prompt, settings.max_words), OPERATIONS, limit)
 
 
-def _choose(result: PromptResult, reflect_on: str) -> dict[int, list[tuple[float, str]]]:
-    """Failed attempts by problem, as reward and text."""
-    failed = [
-        [
-            (column, reward, shorten(text, MAX_FAILURE_CHARS))
-            for text, reward in problem.failed(reflect_on)
-        ]
-        for column, problem in enumerate(result.problems)
-    ]
-    rounds = (one for nth in zip_longest(*failed) for one in nth if one is not None)
-    chosen: dict[int, list[tuple[float, str]]] = {}
-    for column, reward, text in islice(rounds, MAX_FAILURES):
-        chosen.setdefault(column, []).append((reward, text))
-    return dict(sorted(chosen.items()))
+def _choose_failures(result: PromptResult, reflect_on: str) -> dict[int, list[tuple[float, str]]]:
+    """Return failed attempts by problem, as reward and text, one of each problem per round."""
+    failed_attempts = [problem.failed(reflect_on) for problem in result.problems]
+    rounds = max(map(len, failed_attempts), default=0)
+    failures: dict[int, list[tuple[float, str]]] = {}
+    count = 0
+    for round_number in range(rounds):
+        for column, attempts in enumerate(failed_attempts):
+            if round_number < len(attempts) and count < MAX_FAILURES:
+                text, reward = attempts[round_number]
+                shortened = shorten(text, MAX_FAILURE_CHARS)
+                failures.setdefault(column, []).append((reward, shortened))
+                count += 1
+    return dict(sorted(failures.items()))

@@ -1,8 +1,8 @@
-"""Mutation and crossover: from rollouts to a child prompt, through the reference LLM (3.2, A.1 to A.5, Algorithm 2);
-and correction of what was learned (Table 1).
+"""Mutation and crossover: from rollouts to a child prompt, through the reference LLM.
 
-Coroutines that follow the paper and await a [`ChatModel`]. They do not change the population: a failure appears only in
-the [`Outcome`].
+Mutation is 3.2 and A.1 to A.5, crossover Algorithm 2, and [`correct`], which checks learned
+principles, Table 1. They are coroutines that follow the paper and await a [`ChatModel`]. They do
+not change the population: a failure appears only in the [`Outcome`].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
-from ..llm import ChatModel, LLMError, Usage, as_chat, fill, gather
+from ..llm import ChatModel, LLMError, Message, Usage, as_chat, fill, gather
 from . import templates
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
@@ -30,27 +30,30 @@ Summaries = Sequence[tuple[float, str]]
 MAX_ATTEMPT_CHARS = 20_000
 """Longer attempts are summarised without their middle."""
 
-# What the journal keeps of an operator: a line of the journal stays below about 100 KB.
+# Limits of an operator's part of the journal, whose lines stay below about 100 KB.
 MAX_CHARS = 600
-"""Characters of each text: question, answer, summary, edit, reason. The middle of a longer one is left out."""
+"""Characters of each text: question, answer, summary, edit, reason. Longer texts lose their
+middle."""
 MAX_PROBLEMS = 20
 MAX_REFLECTIONS = 8
 """Summaries per problem."""
 MAX_EDITS = 60
+MAX_IDS = 20
+"""Ids per edit."""
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass
 class OperatorTrace:
-    """The cause of a child: the evidence that its operator was shown, and every edit that was proposed.
+    """The cause of a child: the evidence that its operator was shown, and every proposed edit.
 
     Args:
-        parents (`tuple[int, ...]`): Ids of the prompts it works from.
-        problems (`list[dict]`): Each `column` (its place in the batch), `question`, `truth`, `reflections` (each
-            `reward` and `text`: the summaries of the attempts).
-        edits (`list[dict]`): Each `problem` (its place in `problems`; `None` in the final plan), `op`, `ids`, `text`,
-            `search`, `reason`, `refused` (why it was not applied, or `None`).
+        parents (`tuple[int, ...]`): Ids of the prompts that the operator works from.
+        problems (`list[dict]`): Each `column` (its position in the batch), `question`, `truth`,
+            `reflections` (each `reward` and `text`: the summaries of the attempts).
+        edits (`list[dict]`): Each `problem` (its position in `problems`; `None` in the final plan),
+            `op`, `ids`, `text`, `search`, `reason`, `refused` (why it was not applied, or `None`).
     """
 
     parents: tuple[int, ...] = ()
@@ -59,31 +62,35 @@ class OperatorTrace:
 
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Add a problem that the operator is shown."""
-        if len(self.problems) < MAX_PROBLEMS:
-            kept = [
-                {"reward": reward, "text": _short(text)}
-                for reward, text in summaries[:MAX_REFLECTIONS]
-            ]
-            shown = {
-                "question": _short(problem.question),
-                "truth": _short(problem.truth),
-                "reflections": kept,
+        if len(self.problems) == MAX_PROBLEMS:
+            return
+        reflections = [
+            {"reward": reward, "text": shorten(text, MAX_CHARS)}
+            for reward, text in summaries[:MAX_REFLECTIONS]
+        ]
+        self.problems.append(
+            {
+                "column": column,
+                "question": shorten(problem.question, MAX_CHARS),
+                "truth": shorten(problem.truth, MAX_CHARS),
+                "reflections": reflections,
             }
-            self.problems.append({"column": column, **shown})
+        )
 
     def propose(self, report: EditReport, problem: int | None = None) -> None:
         """Add edits, each with the reason if it was refused."""
-        for edit, why in [*((edit, None) for edit in report.applied), *report.refused][
-            : MAX_EDITS - len(self.edits)
-        ]:
-            texts = {name: _short(getattr(edit, name)) for name in ("text", "search", "reason")}
+        proposals: list[tuple[Edit, str | None]] = [(edit, None) for edit in report.applied]
+        proposals += report.refused
+        for edit, refused in proposals[: MAX_EDITS - len(self.edits)]:
             self.edits.append(
                 {
                     "problem": problem,
                     "op": edit.op,
-                    "ids": list(edit.ids)[:20],
-                    **texts,
-                    "refused": why,
+                    "ids": list(edit.ids)[:MAX_IDS],
+                    "text": shorten(edit.text, MAX_CHARS),
+                    "search": shorten(edit.search, MAX_CHARS),
+                    "reason": shorten(edit.reason, MAX_CHARS),
+                    "refused": refused,
                 }
             )
 
@@ -94,14 +101,17 @@ class Outcome:
 
     Args:
         operator (`str`): `mutation`, `crossover` or `correction`.
-        child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
-        reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth reflecting on, and no
-            call was made; `call_failed`, `unreadable`, `unchanged`, `known`: the operator failed. `known`: the child
-            says what a prompt of the population says; set when it would join.
-        counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that fit), `applied` (of
-            the final plan), `refused/<why>` of both, `unread/<why>`.
+        child ([`SystemPrompt`], *optional*): With parents and operator, without id: for
+            [`Population.add`].
+        reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth
+            reflecting on, and no call was made; `call_failed`, `unreadable`, `unchanged`, `known`:
+            the operator failed. `known`: the child says the same as a prompt of the population; set
+            when it would join.
+        counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that
+            fit), `applied` (edits of the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
-        error ([`LLMError`], *optional*): The worst error among the calls: the first fatal one, else the first.
+        error ([`LLMError`], *optional*): The worst error among the calls: the first fatal one, else
+            the first.
         trace ([`OperatorTrace`]): The evidence and the proposed edits.
     """
 
@@ -119,7 +129,7 @@ class Outcome:
         return self.reason in ("call_failed", "unreadable", "unchanged", "known")
 
     def metrics(self) -> dict[str, float]:
-        """The outcome in numbers, for logs."""
+        """Return the outcome in numbers, for logs."""
         return {
             f"evolution/{self.operator}_children": float(self.child is not None),
             f"evolution/{self.operator}_failed": float(self.failed),
@@ -130,15 +140,22 @@ class Outcome:
         }
 
     def finish(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
-        """Set the reason and the child; returns the outcome."""
-        self.reason, self.child = reason, child
+        """Set the reason and the child, and return the outcome."""
+        self.reason = reason
+        self.child = child
         return self
 
 
-class Work:
-    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`.
+class Operation:
+    """One operator at work on one prompt.
 
-    The arguments are those of the operators. An operator awaits [`Work.ask`] and returns what [`Work.finish`] does.
+    It calls the reference LLM, reads and applies its edits, and records everything in `outcome`. An
+    operator awaits [`Operation.ask`] and returns the result of [`Operation.finish`].
+
+    Args:
+        outcome ([`Outcome`]): Filled in.
+        prompt ([`SystemPrompt`]): The prompt that is edited.
+        reference ([`ChatModel`]), settings ([`ESPLSettings`]), sampling (`dict`): As in [`mutate`].
     """
 
     def __init__(
@@ -147,76 +164,94 @@ class Work:
         prompt: SystemPrompt,
         reference: ChatModel,
         settings: ESPLSettings,
-        sampling: Any,
+        sampling: dict[str, Any],
     ):
-        self.outcome, self.prompt, self.settings = outcome, prompt, settings
-        self.reference, self.sampling = as_chat(reference), sampling
-        self.free_text = prompt.principles is None
+        self.outcome = outcome
+        self.prompt = prompt
+        self.reference = as_chat(reference)
+        self.settings = settings
+        self.sampling = sampling
+        self.is_free_text = prompt.principles is None
         self._costs: list[float] = []
 
     async def ask(self, template: str, stage: str = "", **values: object) -> str | None:
-        """The reference LLM's reply to a filled-in template, without thoughts; `None` if it failed or is empty.
+        """Return the reference LLM's reply to a filled-in template, without thoughts.
 
-        The template of a `stage` that asks for edits gets the format of edits for this kind of prompt.
+        Args:
+            template (`str`): One of `templates`.
+            stage (`str`, *optional*): The stage of a template that asks for edits, which gets the
+                format of edits for this form of prompt.
+
+        Returns:
+            `str`: `None` if the call failed or the reply is empty.
         """
         if stage:
-            form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
+            form = "free text" if self.is_free_text else "principles"
             values["answer_format"] = fill(
-                form, max_words=self.settings.max_words, schema=templates.SCHEMA
+                templates.FORMATS[stage, form],
+                max_words=self.settings.max_words,
+                schema=templates.SCHEMA,
             )
-        reply = await self.reference(
-            [{"role": "user", "content": fill(template, **values)}], **self.sampling
-        )
+        message: Message = {"role": "user", "content": fill(template, **values)}
+        reply = await self.reference([message], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
+
+        # Count the call. The costs are summed exactly, because replies come in any order.
         outcome = self.outcome
         outcome.counts["calls"] += 1
         outcome.counts["failed_calls"] += text is None
-        self._costs.append(reply.usage.cost_usd)  # an exact sum: replies come in any order
+        self._costs.append(reply.usage.cost_usd)
         outcome.usage = replace(outcome.usage + reply.usage, cost_usd=fsum(self._costs))
-        if reply.error and (
-            outcome.error is None or (reply.error.fatal and not outcome.error.fatal)
-        ):
-            outcome.error = reply.error
+
+        # Keep the first fatal error, else the first error.
+        if reply.error is not None:
+            earlier_error = outcome.error
+            if earlier_error is None or (reply.error.fatal and not earlier_error.fatal):
+                outcome.error = reply.error
         return text
 
     def read(self, text: str) -> ParsedEdits:
-        """The edits of a reply. Counts the parts that cannot be read."""
-        read = parse_edits(text)
-        if self.free_text and not read.found and templates.NO_CHANGE in text:
-            read = ParsedEdits(found=True)
-        self.outcome.counts.update(f"unread/{problem}" for problem in read.problems)
-        return read
+        """Return the edits of a reply. Counts the parts that cannot be read."""
+        parsed = parse_edits(text)
+        if self.is_free_text and not parsed.found and templates.NO_CHANGE in text:
+            parsed = ParsedEdits(found=True)
+        self.outcome.counts.update(f"unread/{problem}" for problem in parsed.problems)
+        return parsed
 
-    def judged(self, report: EditReport, count: str, problem: int | None = None) -> EditReport:
+    def record_edits(self, report: EditReport, count: str, problem: int | None = None) -> None:
         """Record and count which edits were applied and which were refused."""
         self.outcome.trace.propose(report, problem)
         self.outcome.counts[count] += len(report.applied)
-        self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
-        return report
+        self.outcome.counts.update(f"refused/{reason}" for _, reason in report.refused)
 
     def finish(
         self, plan: str | None, draft: Draft, allowed: Collection[str], limit: int | None = None
     ) -> Outcome:
-        """The last step of an operator: apply the edits of a reply to the draft, like a patch; at most `limit`."""
+        """Apply the edits of a final reply to the draft, like a patch, and return the outcome.
+
+        Args:
+            plan (`str`, *optional*): The reply; `None` if the call failed.
+            draft ([`Draft`]): The prompt under revision.
+            allowed (`Collection[str]`): The operations that were asked for, for principles.
+            limit (`int`, *optional*): The largest number of edits that are applied.
+        """
         if plan is None:
             return self.outcome.finish("call_failed")
-        read = self.read(plan)
-        if not read.found or (read.problems and not read.edits):
+        parsed = self.read(plan)
+        if not parsed.found or (parsed.problems and not parsed.edits):
             return self.outcome.finish("unreadable")
-        self.judged(
-            draft.apply(read.edits, ("replace",) if self.free_text else allowed, limit), "applied"
-        )
-        return self.born(draft)
+        if self.is_free_text:
+            allowed = ("replace",)
+        self.record_edits(draft.apply(parsed.edits, allowed, limit), "applied")
+        return self.finish_draft(draft)
 
-    def born(self, draft: Draft) -> Outcome:
-        """The outcome of a finished draft: a child, or `unchanged`."""
+    def finish_draft(self, draft: Draft) -> Outcome:
+        """Return the outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
         if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
-        parents = self.outcome.trace.parents
-        return self.outcome.finish(
-            "child", replace(child, operator=self.outcome.operator, parents=parents)
-        )
+        child = replace(child, operator=self.outcome.operator, parents=self.outcome.trace.parents)
+        return self.outcome.finish("child", child)
 
 
 async def mutate(
@@ -225,53 +260,72 @@ async def mutate(
     settings: ESPLSettings | None = None,
     **sampling: Any,
 ) -> Outcome:
-    """Mutation: summarise every attempt, critique every problem, consolidate over the batch, apply (A.2 to A.5).
+    """Mutate a prompt: summarise every attempt, critique every problem, consolidate, apply.
 
-    A summary or critique whose call failed is left out. Without any, and if consolidation fails, there is no child.
+    This is A.2 to A.5. A summary or critique whose call failed is left out. Without any, and if
+    consolidation fails, there is no child.
 
     Args:
-        reference ([`ChatModel`]): π_ref, which reflects and edits. A fixed model, by the paper's ablation (4.4).
+        reference ([`ChatModel`]): π_ref, which reflects and edits. A fixed model, by the paper's
+            ablation (4.4).
         result ([`PromptResult`]): The parent and its results.
-        settings ([`ESPLSettings`], *optional*): Which problems are reflected on, and the limits of the edits.
+        settings ([`ESPLSettings`], *optional*): Which problems are reflected on, and the limits of
+            the edits.
         sampling (*optional*): Sampling options of every call.
     """
-    settings, prompt = settings or ESPLSettings(), result.prompt
+    settings = settings or ESPLSettings()
+    prompt = result.prompt
     outcome = Outcome("mutation", trace=OperatorTrace(known_ids([prompt.id])))
-    work = Work(outcome, prompt, reference, settings, sampling)
-    chosen = [
-        (at, problem)
-        for at, problem in enumerate(result.problems)
-        if problem.instructive(settings.reflect_on)
+    operation = Operation(outcome, prompt, reference, settings, sampling)
+
+    # Choose the problems that are worth reflecting on (A.2).
+    instructive = [
+        (column, problem)
+        for column, problem in enumerate(result.problems)
+        if problem.is_instructive(settings.reflect_on)
     ]
-    if not chosen:
+    if not instructive:
         return outcome.finish("no_evidence")
 
-    lessons = await gather(_critique(work, problem) for _, problem in chosen)
-    for (column, problem), (summaries, _) in zip(chosen, lessons, strict=True):
+    # Summarise the attempts at each problem (A.3), and critique them together (A.4).
+    lessons = await gather(_critique(operation, problem) for _, problem in instructive)
+    for (column, problem), (summaries, _) in zip(instructive, lessons, strict=True):
         outcome.trace.show(column, problem, summaries)
-    critiques = [(place, text) for place, (_, text) in enumerate(lessons) if text is not None]
+    critiques = [(number, text) for number, (_, text) in enumerate(lessons) if text is not None]
     if not critiques:
         return outcome.finish("call_failed")
-    read = [(place, edits) for place, text in critiques if (edits := work.read(text)).found]
-    if not read:
+    parsed_critiques = []
+    for number, text in critiques:
+        parsed = operation.read(text)
+        if parsed.found:
+            parsed_critiques.append((number, parsed))
+    if not parsed_critiques:
         return outcome.finish("unreadable")
-    draft, proposals = _propose(work, read)
+
+    # Collect the local edits of all problems.
+    draft, proposals = _propose(operation, parsed_critiques)
     if not proposals:
         return outcome.finish("unchanged")
 
-    # The draft was only added to so far: the ids are still the parent's.
-    shown = templates.render_proposals(proposals)
-    plan = await work.ask(
-        templates.CONSOLIDATE, "consolidate", prompt=draft.finish().text, proposals=shown
+    # Consolidate them (A.5). The draft was only added to so far: the ids are still the parent's.
+    plan = await operation.ask(
+        templates.CONSOLIDATE,
+        "consolidate",
+        prompt=draft.finish().text,
+        proposals=templates.render_proposals(proposals),
     )
-    return work.finish(plan, draft, ("modify", "merge"))
+    return operation.finish(plan, draft, ("modify", "merge"))
 
 
-async def _critique(work: Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
-    """The summaries of the attempts at one problem (A.3), and the critique of them together (A.4)."""
-    shared = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
+async def _critique(operation: Operation, problem: ProblemResult) -> tuple[Summaries, str | None]:
+    """Return the summaries of the attempts at one problem, and the critique of them together."""
+    shared = {
+        "prompt": operation.prompt.text,
+        "question": problem.question,
+        "truth": problem.truth,
+    }
     texts = await gather(
-        work.ask(
+        operation.ask(
             templates.SUMMARISE,
             attempt=shorten(attempt, MAX_ATTEMPT_CHARS),
             reward=f"{reward:g}",
@@ -279,36 +333,56 @@ async def _critique(work: Work, problem: ProblemResult) -> tuple[Summaries, str 
         )
         for attempt, reward in problem.scored
     )
-    scored = zip(problem.scored, texts, strict=True)
-    summaries = [(reward, text) for (_, reward), text in scored if text is not None]
+    summaries = [
+        (reward, text)
+        for (_, reward), text in zip(problem.scored, texts, strict=True)
+        if text is not None
+    ]
     if not summaries:
         return summaries, None
-    shown = {"summaries": templates.render_summaries(summaries), "max_ops": work.settings.max_ops}
-    return summaries, await work.ask(templates.CRITIQUE, "critique", **shared, **shown)
+    critique = await operation.ask(
+        templates.CRITIQUE,
+        "critique",
+        summaries=templates.render_summaries(summaries),
+        max_ops=operation.settings.max_ops,
+        **shared,
+    )
+    return summaries, critique
 
 
-def _propose(work: Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
-    """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
+def _propose(
+    operation: Operation, critiques: Sequence[tuple[int, ParsedEdits]]
+) -> tuple[Draft, list[list[str]]]:
+    """Collect the local edits of each problem (A.4).
 
-    Principles: what is added goes into the draft, one problem after another; what is modified is a suggestion only, as
-    the problems may not agree (A.5): the plan decides. Free text: each problem's edits are tried on the parent, and the
-    draft stays the parent: blocks of several writers seldom fit one after another.
+    Principles: additions go into the draft, one problem after another; modifications are only
+    suggested, as the problems may not agree (A.5): the plan decides. Free text: each problem's
+    edits are tried on the parent, and the draft stays the parent: blocks of several writers seldom
+    fit one after another.
+
+    Returns:
+        `tuple[Draft, list[list[str]]]`: The draft, and the proposals as the consolidation reads
+            them.
     """
-    prompt, max_words, max_ops = work.prompt, work.settings.max_words, work.settings.max_ops
-    draft, proposals = Draft(prompt, max_words), []
-    known = frozenset(draft.principles)
-    for place, reply in read:
-        if work.free_text:
-            report = Draft(prompt, max_words).apply(reply.edits, ("replace",), max_ops)
+    prompt = operation.prompt
+    max_words = operation.settings.max_words
+    max_ops = operation.settings.max_ops
+    draft = Draft(prompt, max_words)
+    parent_ids = frozenset(draft.principles)
+    proposals: list[list[str]] = []
+    for number, critique in critiques:
+        if operation.is_free_text:
+            report = Draft(prompt, max_words).apply(critique.edits, ("replace",), max_ops)
         else:
             report = draft.apply(
-                reply.edits, ("add", "modify"), max_ops, known, suggested=("modify",)
+                critique.edits, ("add", "modify"), max_ops, parent_ids, suggested=("modify",)
             )
-        work.judged(report, "proposed", place)
-        # Two problems propose the same: the plan should know.
-        agreed = [edit for edit, why in report.refused if why == "duplicate"]
-        if report.applied or agreed:
-            proposals.append([_describe(edit) for edit in [*report.applied, *agreed]])
+        operation.record_edits(report, "proposed", number)
+
+        # If two problems propose the same, the plan should know.
+        duplicates = [edit for edit, reason in report.refused if reason == "duplicate"]
+        if report.applied or duplicates:
+            proposals.append([_describe(edit) for edit in [*report.applied, *duplicates]])
     return draft, proposals
 
 
@@ -318,42 +392,50 @@ async def crossover(
     settings: ESPLSettings | None = None,
     **sampling: Any,
 ) -> Outcome:
-    """Crossover (Algorithm 2): the best prompt of the batch learns from the problems that only others solved best.
+    """Cross the prompts of a batch (Algorithm 2).
 
-    All prompts of the batch that could be scored are shown and are the child's parents, the best one as set A. At
-    least two of them must have problems on which they alone did best, set A among them. The arguments that are not
-    named are those of [`mutate`].
+    The best prompt learns from the problems that only others solved best. All prompts of the batch
+    that could be scored are shown and are the child's parents, the best one as set A. At least two
+    of them must have problems that they alone did best on, set A among them. The other arguments
+    are those of [`mutate`].
 
     Args:
         results (`Sequence[PromptResult]`): The results of the batch.
     """
-    settings, outcome = settings or ESPLSettings(), Outcome("crossover")
-    scored = [
-        result
-        for result in merge_results(results)
-        if any(value is not None for value in result.row)
-    ]
-    rows = [result.row for result in scored]
-    values, wins = common_means(rows), sole_wins(rows)
-    order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
-    outcome.trace.parents = known_ids(scored[place].prompt.id for place in order)
-    if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
+    settings = settings or ESPLSettings()
+    outcome = Outcome("crossover")
+
+    # The matrix of mean rewards, V_i and ρ_i of the prompts with any score.
+    scored_results = []
+    for result in merge_results(results):
+        if any(value is not None for value in result.row):
+            scored_results.append(result)
+    rows = [result.row for result in scored_results]
+    values = common_means(rows)
+    wins = sole_wins(rows)
+
+    # The best prompt comes first, as set A.
+    ranking = sorted(range(len(scored_results)), key=lambda index: -(values[index] or 0.0))
+    ranking = ranking[: len(_LETTERS)]
+    outcome.trace.parents = known_ids(scored_results[index].prompt.id for index in ranking)
+    winner_count = sum(map(bool, wins))
+    if None in values or winner_count < 2 or not wins[ranking[0]]:
         return outcome.finish("too_few_winners")
-    problems, best = scored[0].problems, scored[order[0]].prompt
-    for column in sorted({column for place in order for column in wins[place]}):
+
+    # Record the problems that one prompt alone did best on.
+    problems = scored_results[0].problems
+    for column in sorted({column for index in ranking for column in wins[index]}):
         outcome.trace.show(column, problems[column])
-    sets = [
-        (
-            letter,
-            scored[at].prompt.text,
-            values[at] or 0.0,
-            [(problems[c].question, problems[c].truth) for c in wins[at]],
-        )
-        for letter, at in zip(_LETTERS, order, strict=False)
-    ]
-    work = Work(outcome, best, reference, settings, sampling)
-    plan = await work.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
-    return work.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
+
+    # Show each prompt with its problems, and ask for edits of the best one.
+    sets = []
+    for letter, index in zip(_LETTERS, ranking, strict=False):
+        pairs = [(problems[column].question, problems[column].truth) for column in wins[index]]
+        sets.append((letter, scored_results[index].prompt.text, values[index] or 0.0, pairs))
+    best = scored_results[ranking[0]].prompt
+    operation = Operation(outcome, best, reference, settings, sampling)
+    plan = await operation.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
+    return operation.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
 
 async def correct(
@@ -362,56 +444,50 @@ async def correct(
     settings: ESPLSettings | None = None,
     **sampling: Any,
 ) -> Outcome:
-    """Check each principle of a prompt on its own, and correct or remove what does not hold (Table 1, C.1, C.2).
+    """Check each principle of a prompt, and correct or remove the wrong ones (Table 1, C.1, C.2).
 
-    Learned principles can be true in the cases they come from only. Each is one call, beside the whole prompt; a check
-    that fails leaves its principle as it is. The child joins with [`Population.add`] like any other. The arguments that
-    are not named are those of [`mutate`].
+    Learned principles may be true only in the cases that they come from. Each is one call, beside
+    the whole prompt; a check that fails leaves its principle unchanged. The child joins with
+    [`Population.add`] like any other. The other arguments are those of [`mutate`].
 
     Args:
         prompt ([`SystemPrompt`]): With principles; free text has none to check.
     """
     settings = settings or ESPLSettings()
     outcome = Outcome("correction", trace=OperatorTrace(known_ids([prompt.id])))
-    work, draft = (
-        Work(outcome, prompt, reference, settings, sampling),
-        Draft(prompt, settings.max_words),
-    )
+    operation = Operation(outcome, prompt, reference, settings, sampling)
+    draft = Draft(prompt, settings.max_words)
     principles = dict(draft.principles)
     if not principles:
         return outcome.finish("no_evidence")
+
+    # Check all principles at the same time.
     replies = await gather(
-        work.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
+        operation.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
         for name, text in principles.items()
     )
-    read = [
-        (name, work.read(reply))
-        for name, reply in zip(principles, replies, strict=True)
-        if reply is not None
-    ]
-    if not any(edits.found for _, edits in read):
-        return outcome.finish("unreadable" if read else "call_failed")
-    for name, edits in read:
-        work.judged(
-            draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied"
-        )
-    return work.born(draft)
+    corrections = []
+    for name, reply in zip(principles, replies, strict=True):
+        if reply is not None:
+            corrections.append((name, operation.read(reply)))
+    if not any(parsed.found for _, parsed in corrections):
+        return outcome.finish("unreadable" if corrections else "call_failed")
+
+    # A check may edit only its own principle.
+    for name, parsed in corrections:
+        report = draft.apply(parsed.edits, ("modify", "remove"), limit=1, known={name})
+        operation.record_edits(report, "applied")
+    return operation.finish_draft(draft)
 
 
 def known_ids(ids: Iterable[int | None]) -> tuple[int, ...]:
-    """The ids of prompts that belong to a population."""
-    return tuple(name for name in ids if name is not None)
+    """Return the ids of prompts that belong to a population."""
+    return tuple(prompt_id for prompt_id in ids if prompt_id is not None)
 
 
 def _describe(edit: Edit) -> str:
     if edit.op == "replace":
         return f"a block\n<<<<<<< SEARCH\n{edit.search}\n=======\n{edit.text}\n>>>>>>> REPLACE"
-    return (
-        f"{edit.op} {edit.ids[0]}: {edit.text}"
-        if edit.op == "modify"
-        else f"{edit.op}: {edit.text}"
-    )
-
-
-def _short(text: str) -> str:
-    return shorten(text, MAX_CHARS)
+    if edit.op == "modify":
+        return f"modify {edit.ids[0]}: {edit.text}"
+    return f"{edit.op}: {edit.text}"

@@ -1,7 +1,8 @@
-"""Reads edits out of the replies of LLMs. Never raises: `problems` lists the parts that cannot be read.
+"""Reads edits out of the replies of LLMs.
 
-JSON is found (fenced or bare, prose around it, the last block counts), made safe for LaTeX and read; what is not quite
-JSON goes through `json-repair`. Search and replace blocks for free text are read as they stand.
+Never raises: `problems` lists the parts that cannot be read. JSON is found (fenced or bare, with
+prose around it; the last block counts), made safe for LaTeX and read; text that is not quite JSON
+goes through `json-repair`. Search and replace blocks for free text are read line by line.
 """
 
 from __future__ import annotations
@@ -18,16 +19,39 @@ import json_repair
 from ..llm import strip_thoughts
 from .system_prompt import Edit
 
-_NAMES = {
+# The names that LLMs give to the fields of an edit.
+_FIELD_NAMES = {
     "op": ("op", "operation", "action", "option", "type", "edit"),
     "ids": (
-        "ids", "id", "targets", "target", "principle_ids", "principle_id", "merged_from", "modified_from", "from",
-        "remove_id", "remove_ids", "modify_id", "merge_ids",
+        "ids",
+        "id",
+        "targets",
+        "target",
+        "principle_ids",
+        "principle_id",
+        "merged_from",
+        "modified_from",
+        "from",
+        "remove_id",
+        "remove_ids",
+        "modify_id",
+        "merge_ids",
     ),
-    "text": ("text", "principle", "new_text", "content", "replace", "replacement", "new", "value", "merged", "to"),
+    "text": (
+        "text",
+        "principle",
+        "new_text",
+        "content",
+        "replace",
+        "replacement",
+        "new",
+        "value",
+        "merged",
+        "to",
+    ),
     "search": ("search", "find", "old"),
     "reason": ("reason", "evidence", "rationale", "why", "because", "justification"),
-}  # fmt: skip
+}
 _OPERATIONS = {
     **dict.fromkeys(("add", "create", "new", "insert", "append"), "add"),
     **dict.fromkeys(
@@ -38,8 +62,8 @@ _OPERATIONS = {
     **dict.fromkeys(("replace", "search_replace"), "replace"),
 }
 _BACKSLASH = re.compile(r"\\(\\|\"|/|u[0-9a-fA-F]{4}|[A-Za-z]+|.|$)", re.DOTALL)
-# LaTeX commands that begin like a JSON escape for a line break, tab or carriage return. A backspace or form feed is
-# never meant in a text, so \beta and \frac need no mention.
+# LaTeX commands that begin like a JSON escape for a line break, tab or carriage return. A backspace
+# or form feed is never meant in a text, so \beta and \frac need no mention.
 _LATEX = re.compile(
     r"n(u|e|eq|eg|i|ot|otin|abla|mid|exists|leq|geq|less|gtr|sim|cong|parallel|subseteq|warrow|earrow|ewcommand)"
     r"|t(o|an|anh|au|ag|op|heta|imes|ext[a-z]*|frac|binom|ilde|riangle[a-z]*|herefore)"
@@ -52,19 +76,20 @@ _ID = re.compile(
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*$", re.MULTILINE)
 _JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
-_REPAIR_LIMIT = (
-    5_000  # characters; repairing takes quadratic time on some texts: half a second for so many
-)
-_MAX_NEVER_CLOSED = 20  # brackets; with thousands of them repairing takes seconds
-_MAX_ATTEMPTS = 20  # to read a value across code fences, each of at most this length in characters:
+# Repairing takes quadratic time on some texts: half a second for so many characters, and seconds
+# with thousands of brackets that are never closed.
+_REPAIR_LIMIT = 5_000
+_MAX_NEVER_CLOSED = 20
+# Attempts to read a value across code fences, each of at most this length in characters.
+_MAX_ATTEMPTS = 20
 _MAX_VALUE_LENGTH = 100_000
 _DECODER = json.JSONDecoder(strict=False)
-_OWN_MARK = re.compile(r"^\s*(?:\[(?:[A-Z]\.)?G\d+\][.:]?|(?:[A-Z]\.)?G\d+[.:])\s*")
+_PRINCIPLE_MARK = re.compile(r"^\s*(?:\[(?:[A-Z]\.)?G\d+\][.:]?|(?:[A-Z]\.)?G\d+[.:])\s*")
 # The lines of a search and replace block.
 _SEARCH = re.compile(r"[ \t]*<{5,9}[ \t]*SEARCH[ \t]*")
 _DIVIDER = re.compile(r"[ \t]*={5,9}[ \t]*")
 _REPLACE = re.compile(r"[ \t]*>{5,9}[ \t]*REPLACE")
-# What edits begin with: marks of thoughts behind it belong to their texts.
+# The beginning of edits: tags of thoughts behind it belong to their texts.
 _PAYLOAD = re.compile(rf"{_JSON.pattern}|^{_SEARCH.pattern}$", re.MULTILINE)
 
 
@@ -73,10 +98,13 @@ class ParsedEdits:
     """The edits of one reply.
 
     Args:
-        edits (`tuple[Edit, ...]`): The edits that could be read, in order; they are not checked against a prompt yet.
-        problems (`tuple[str, ...]`): One label for each part that could not: `no_json`, `not_an_edit`,
-            `unknown_operation`, `cut_off` (the reply ended inside the last edit, which is left out).
-        found (`bool`): Whether there was a block of edits at all. An empty list is one: nothing is to be changed.
+        edits (`tuple[Edit, ...]`): The edits that could be read, in order; they are not checked
+            against a prompt yet.
+        problems (`tuple[str, ...]`): One label for each part that could not: `no_json`,
+            `not_an_edit`, `unknown_operation`, `cut_off` (the reply ended inside the last edit,
+            which is left out).
+        found (`bool`): Whether there was a block of edits at all. An empty list is one: nothing is
+            to be changed.
     """
 
     edits: tuple[Edit, ...] = ()
@@ -97,41 +125,50 @@ def _parse(text: str) -> ParsedEdits:
     blocks = _read_blocks(text)
     if blocks.found:
         return blocks
+
+    # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does
+    # not.
     last: ParsedEdits | None = None
-    for values, mended in _values(text):
-        read = _read(values, mended)
-        # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does not.
-        if read.found or last is None:
-            last = read
-    if last is None or not last.edits:
-        # Perhaps the text of an edit has a code block in it, whose fence the JSON was taken to end at.
-        for values, mended in _repair_across_fences(text):
-            read = _read(values, mended)
-            if read.edits:
-                return read
+    for values, repaired_text in _find_values(text):
+        parsed = _read_values(values, repaired_text)
+        if parsed.found or last is None:
+            last = parsed
+    if last is not None and last.edits:
+        return last
+
+    # Perhaps the text of an edit has a code block in it, and the JSON seemed to end at its fence.
+    for values, repaired_text in _repair_across_fences(text):
+        parsed = _read_values(values, repaired_text)
+        if parsed.edits:
+            return parsed
     return last or ParsedEdits(problems=("no_json",))
 
 
 def final_text(text: str) -> str:
-    """The reply of a thinking model without its thoughts, empty where it was cut off inside of one."""
+    """Return a thinking model's reply without thoughts; empty if it was cut off inside of one."""
     return strip_thoughts(text, payload=_PAYLOAD)
 
 
 def principle_id(value: Any) -> str:
-    """`3`, `G3`, `[G3]`, `A.G3` as `"G3"`, A being the set that is edited; another set's as `"B.G3"`, so that no edit
-    can take it for its own; anything else unchanged, to be refused later."""
+    """Return the id of a principle in its one form.
+
+    `3`, `G3`, `[G3]`, `A.G3` become `"G3"`, A being the set that is edited. An id of another set
+    becomes `"B.G3"`, so that no edit confuses the two; anything else stays, to be refused later.
+    """
     match = _ID.match(str(value))
     if isinstance(value, bool) or match is None:
         return str(value).strip()
-    name, letter = f"G{int(match[2])}", (match[1] or "A").upper()
-    return name if letter == "A" else f"{letter}.{name}"
+    letter = (match[1] or "A").upper()
+    prefix = "" if letter == "A" else f"{letter}."
+    return f"{prefix}G{int(match[2])}"
 
 
 def escape_latex(text: str) -> str:
     """JSON text in which single backslashes that are LaTeX's are doubled: `\\frac`, `\\nu`, `\\(`, but not `\\n`.
 
-    A backslash in front of b, f or of a known command that begins with n, r or t is LaTeX; otherwise `\\n`, `\\r` and
-    `\\t` are the control characters, `\\u` with four hex digits a character, and anything else LaTeX again.
+    A backslash in front of b, f or of a known command that begins with n, r or t is LaTeX;
+    otherwise `\\n`, `\\r` and `\\t` are the control characters, `\\u` with four hex digits a
+    character, and anything else LaTeX again.
     """
     return _BACKSLASH.sub(_escape, text)
 
@@ -140,22 +177,25 @@ def _escape(match: re.Match[str]) -> str:
     after = match[1]
     if after in ("\\", '"', "/", "'") or re.fullmatch(r"u[0-9a-fA-F]{4}", after):
         return match[0]
-    abbreviation = match.string.startswith(
-        (".g.", ".e."), match.end()
-    )  # a new line that begins with e.g. or i.e.
-    if after[:1] in ("n", "r", "t") and (not _LATEX.fullmatch(after) or abbreviation):
-        return match[0]
+    if after[:1] in ("n", "r", "t"):
+        # A new line may begin with "e.g." or "i.e.".
+        is_abbreviation = match.string.startswith((".g.", ".e."), match.end())
+        if is_abbreviation or not _LATEX.fullmatch(after):
+            return match[0]
     return "\\" + match[0]
 
 
-def _values(text: str) -> Iterator[tuple[list[Any], str]]:
-    """The JSON values of a text, in blocks. Values with only commas between them form one block (JSON lines).
+def _find_values(text: str) -> Iterator[tuple[list[Any], str]]:
+    """Yield the JSON values of a text, in blocks.
 
-    A value that cannot be read ends at the next code fence, so that a block which is never closed cannot swallow the
-    next one, and is repaired.
+    Values with only commas between them form one block (JSON lines).
+
+    A value that cannot be read ends at the next code fence, so that a block which is never closed
+    cannot swallow the next one, and is repaired.
 
     Yields:
-        `tuple[list, str]`: The values of a block, and the text that its last value was repaired from, if it was.
+        `tuple[list, str]`: The values of a block, and the text that its last value was repaired
+        from, if it was.
     """
     # Escaping changes no fence: the n-th one in either text is the same.
     escaped = escape_latex(text)
@@ -164,7 +204,8 @@ def _values(text: str) -> Iterator[tuple[list[Any], str]]:
     block: list[Any] = []
     end = 0
     attempts = 0  # to read a value across fences
-    part, part_text = -1, ""
+    part = -1
+    part_text = ""
     while (match := _JSON.search(escaped, end)) is not None:
         start = match.start()
         if block and escaped[end:start].strip(" \t\r\n,"):
@@ -173,13 +214,15 @@ def _values(text: str) -> Iterator[tuple[list[Any], str]]:
         if part < 0 or start >= escaped_fences[part + 1]:
             part = bisect_right(escaped_fences, start) - 1
             part_text = escaped[escaped_fences[part] : escaped_fences[part + 1]]
-        part_start, part_end = escaped_fences[part], escaped_fences[part + 1]
+        part_start = escaped_fences[part]
+        part_end = escaped_fences[part + 1]
         try:
             try:
                 value, length = _DECODER.raw_decode(part_text, start - part_start)
                 end = part_start + length
             except json.JSONDecodeError as error:
-                # The fence may stand in the text of an edit. A few attempts of limited length take constant time.
+                # The fence may stand in the text of an edit. A few attempts of limited length take
+                # constant time.
                 if not error.msg.startswith("Unterminated string") or attempts == _MAX_ATTEMPTS:
                     raise
                 attempts += 1
@@ -196,66 +239,90 @@ def _values(text: str) -> Iterator[tuple[list[Any], str]]:
 
 
 def _repair_across_fences(text: str) -> Iterator[tuple[list[Any], str]]:
-    """The first value of a text with fences, repaired up to the end of the text and up to its last fence."""
+    """Yield the first value of a text with fences, repaired up to the last fence and to the end."""
     fences = [match.start() for match in _FENCE.finditer(text)]
     match = _JSON.search(text)
     if match is None or not fences or fences[-1] < match.start():
         return
     for end in (fences[-1], len(text)):
-        whole = text[match.start() : end].rstrip()
-        if len(whole) <= _REPAIR_LIMIT:
-            yield [_repair(escape_latex(whole))], whole
+        value_text = text[match.start() : end].rstrip()
+        if len(value_text) <= _REPAIR_LIMIT:
+            yield [_repair(escape_latex(value_text))], value_text
 
 
 def _repair(text: str) -> Any:
-    """The value of a text that begins with broken JSON, as far as it can be repaired."""
+    """Return the value of a text that begins with broken JSON, as far as it can be repaired."""
     never_closed = max(text.count("[") - text.count("]"), text.count("{") - text.count("}"))
     if len(text) > _REPAIR_LIMIT or never_closed > _MAX_NEVER_CLOSED:
         return None
-    double = {'"': '\\"', "\\'": "'"}
-    quoted = lambda found: re.sub(r"\\.|\"", lambda one: double.get(one[0], one[0]), found[2])  # noqa: E731
     try:
-        return json_repair.loads(
-            _SINGLE_QUOTED.sub(lambda found: f'{found[1]}"{quoted(found)}"', text)
-        )
-    except (
-        Exception
-    ):  # its parser gives up on absurd nesting in several ways; a bad reply is no reason to stop
+        return json_repair.loads(_SINGLE_QUOTED.sub(_double_quote, text))
+    except Exception:  # its parser gives up on absurd nesting in several ways
         return None
 
 
-def _read(values: list[Any], mended: str) -> ParsedEdits:
-    """The edits among JSON values; of values that had to be mended, with the text they were mended from."""
-    records = list(_records(values))
+def _double_quote(match: re.Match[str]) -> str:
+    """Return a text in single quotes in double quotes."""
+    replacements = {'"': '\\"', "\\'": "'"}
+    content = re.sub(r"\\.|\"", lambda escape: replacements.get(escape[0], escape[0]), match[2])
+    return f'{match[1]}"{content}"'
+
+
+def _read_values(values: list[Any], repaired_text: str) -> ParsedEdits:
+    """Return the edits among JSON values.
+
+    Args:
+        values (`list`): A block of values.
+        repaired_text (`str`): The text that the last value was repaired from, if it was.
+    """
+    records = list(_find_records(values))
     if not records and not any(map(_is_empty_list, values)):
         return ParsedEdits(problems=("not_an_edit",) if values else ("no_json",))
-    # Where a text is the end of it all, without its quotation mark, the reply ended inside of it.
-    cut_off = bool(records) and mended.endswith(_text([*records[-1].values()][-1]).rstrip() or "\0")
-    edits = [_edit(record) for record in (records[:-1] if cut_off else records)]
-    problems = ["cut_off"] if cut_off else []
-    problems += ["unknown_operation" for edit in edits if edit is None]
-    return ParsedEdits(tuple(edit for edit in edits if edit is not None), tuple(problems), True)
+
+    # If the last text ends the reply, without its quotation mark, the reply was cut off inside it.
+    problems = []
+    if records and repaired_text:
+        *_, last_value = records[-1].values()
+        last_text = _text_of(last_value).rstrip()
+        if last_text and repaired_text.endswith(last_text):
+            problems.append("cut_off")
+            records.pop()
+
+    edits = []
+    for record in records:
+        edit = _read_edit(record)
+        if edit is None:
+            problems.append("unknown_operation")
+        else:
+            edits.append(edit)
+    return ParsedEdits(tuple(edits), tuple(problems), found=True)
 
 
-def _records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """The edits among parsed JSON: dicts that name an operation (or search), in lists, wrapped, or grouped by it."""
-    if isinstance(value, list) and depth <= 6:
-        yield from (found for item in value for found in _records(item, depth + 1))
-    elif isinstance(value, dict) and depth <= 6:
+def _find_records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the edits among parsed JSON.
+
+    They are dicts that name an operation (or search), in lists, wrapped, or grouped by it.
+    """
+    if depth > 6:
+        return
+    if isinstance(value, list):
+        for item in value:
+            yield from _find_records(item, depth + 1)
+    elif isinstance(value, dict):
         record = {str(key).strip().casefold(): item for key, item in value.items()}
-        if _field(record, "op") is not None or isinstance(_field(record, "search"), str):
+        has_operation = _read_field(record, "op") is not None
+        if has_operation or isinstance(_read_field(record, "search"), str):
             yield record
             return
         for key, item in record.items():
-            yield from (
-                _grouped(key, item)
-                if key in ("add", "modify", "merge", "remove")
-                else _records(item, depth + 1)
-            )
+            if key in ("add", "modify", "merge", "remove"):
+                yield from _read_group(key, item)
+            else:
+                yield from _find_records(item, depth + 1)
 
 
-def _grouped(op: str, value: Any) -> Iterator[dict[str, Any]]:
-    """Edits grouped by operation: `{"add": ["..."], "modify": [{"id": "G1", "text": "..."}], "remove": ["G2"]}`."""
+def _read_group(op: str, value: Any) -> Iterator[dict[str, Any]]:
+    """Yield edits grouped by operation: `{"add": ["..."], "modify": [{...}], "remove": ["G2"]}`."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
             yield {"op": op, **{str(key).strip().casefold(): part for key, part in item.items()}}
@@ -263,46 +330,63 @@ def _grouped(op: str, value: Any) -> Iterator[dict[str, Any]]:
             yield {"op": op, "ids" if op == "remove" else "text": item}
 
 
-def _field(record: dict[str, Any], field: str) -> Any:
-    """The value of a field under any of its names."""
-    return next((record[name] for name in _NAMES[field] if record.get(name) is not None), None)
+def _read_field(record: dict[str, Any], field: str) -> Any:
+    """Return the value of a field under any of its names."""
+    for name in _FIELD_NAMES[field]:
+        if record.get(name) is not None:
+            return record[name]
+    return None
 
 
 def _is_empty_list(value: Any) -> bool:
     return value == [] or (isinstance(value, dict) and [] in value.values())
 
 
-def _edit(record: dict[str, Any]) -> Edit | None:
-    op = _OPERATIONS.get(_text(_field(record, "op") or "replace").strip().casefold())
-    text, search, reason = (_text(_field(record, field)) for field in ("text", "search", "reason"))
-    ids = _field(record, "ids")
-    if isinstance(ids, str):
-        ids = [part for part in re.split(r"[,;&+]|\band\b", ids.strip("[]() ")) if part.strip()]
-    names = tuple(
-        principle_id(name) for name in (ids if isinstance(ids, list) else [ids]) if name is not None
-    )
-    if op == "replace" and (search or not names):
-        return Edit("replace", text=text, search=search, reason=reason)
-    op = "modify" if op == "replace" else op  # "replace G3 by ..."
-    return None if op is None else Edit(op, names, _OWN_MARK.sub("", text), reason=reason)
+def _read_edit(record: dict[str, Any]) -> Edit | None:
+    """Return the edit of a record; `None` if its operation is unknown."""
+    op = _OPERATIONS.get(_text_of(_read_field(record, "op") or "replace").strip().casefold())
+    text = _text_of(_read_field(record, "text"))
+    search = _text_of(_read_field(record, "search"))
+    reason = _text_of(_read_field(record, "reason"))
+
+    # Ids are a list, one id, or several in one text.
+    values = _read_field(record, "ids")
+    if isinstance(values, str):
+        parts = re.split(r"[,;&+]|\band\b", values.strip("[]() "))
+        values = [part for part in parts if part.strip()]
+    elif not isinstance(values, list):
+        values = [values]
+    ids = tuple(principle_id(value) for value in values if value is not None)
+
+    if op == "replace":
+        if search or not ids:
+            return Edit("replace", text=text, search=search, reason=reason)
+        op = "modify"  # "replace G3 by ..."
+    if op is None:
+        return None
+    return Edit(op, ids, _PRINCIPLE_MARK.sub("", text), reason=reason)
 
 
-def _text(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(_text, value))
+        return " ".join(map(_text_of, value))
     return "" if value is None else _storable(str(value))
 
 
 def _storable(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can write (`\\ud800`) and no file or tokenizer can take."""
+    """Return the text without halves of surrogate pairs.
+
+    JSON can write them (`\\ud800`), but no file or tokenizer can represent them.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_blocks(text: str) -> ParsedEdits:
-    """The edits in search and replace blocks, line by line."""
+    """Return the edits in search and replace blocks, line by line."""
     edits: list[Edit] = []
     opened = 0
-    search: list[str] | None = None  # the lines of the block's two parts; `None` outside
+    # The lines of the block's two parts; `None` outside.
+    search: list[str] | None = None
     replacement: list[str] | None = None
     for line in text.split("\n"):
         if search is None:

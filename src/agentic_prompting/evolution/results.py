@@ -1,7 +1,7 @@
-"""The results of a batch: attempts per problem, problems per prompt, and the mean rewards computed from them (eq 9).
+"""The results of a batch: attempts per problem, problems per prompt, and their mean rewards (eq 9).
 
-Pure data and functions. An attempt without a reward failed for outside reasons: it is no evidence for or against its
-prompt, and no mean includes it.
+Pure data and functions. An attempt without a reward failed for outside reasons: it is no evidence
+for or against its prompt, and no mean includes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .system_prompt import SystemPrompt
 ROUNDING = 1e-9  # .52 - .51 is a little more than .01 in floating point
 
 Row = Sequence[float | None]
-"""Mean rewards of one prompt, a number per problem; `None` where all attempts failed for outside reasons."""
+"""Mean rewards of one prompt, a number per problem; `None` where all attempts failed for outside
+reasons."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Attempt:
 
     Args:
         text (`str`): The policy's turns and the observations between them, in order.
-        reward (`float`, *optional*): `None` if the rollout failed through no fault of the policy: it is no evidence.
+        reward (`float`, *optional*): `None` if the rollout failed through no fault of the policy:
+            it is no evidence.
     """
 
     text: str
@@ -62,19 +64,18 @@ class ProblemResult:
         return mean([attempt.reward for attempt in self.attempts])
 
     def failed(self, reflect_on: str = "mixed") -> list[tuple[str, float]]:
-        """Text and reward of the attempts below the best one (`mixed`), or below 1.0 (`imperfect`)."""
-        top = (
-            max((reward for _, reward in self.scored), default=0.0)
-            if reflect_on == "mixed"
-            else 1.0
-        )
-        return [(text, reward) for text, reward in self.scored if reward < top - ROUNDING]
+        """Return text and reward of the attempts below the best one, or below 1.0 (`imperfect`)."""
+        target = 1.0
+        if reflect_on == "mixed":
+            target = max((reward for _, reward in self.scored), default=0.0)
+        return [(text, reward) for text, reward in self.scored if reward < target - ROUNDING]
 
-    def instructive(self, reflect_on: str = "mixed") -> bool:
-        """Whether the problem is worth reflecting on.
+    def is_instructive(self, reflect_on: str = "mixed") -> bool:
+        """Return whether the problem is worth reflecting on.
 
-        `mixed`: the rewards differ; for rewards of 0 and 1 this is 0 < V < 1 (A.2). `imperfect`: some reward is below
-        1.0. A problem that the policy cannot solve at all is reflected on only under `imperfect`.
+        `mixed`: the rewards differ; for rewards of 0 and 1 this is 0 < V < 1 (A.2). `imperfect`:
+        some reward is below 1.0. A problem that the policy cannot solve at all is reflected on only
+        under `imperfect`.
         """
         return bool(self.failed(reflect_on))
 
@@ -85,7 +86,8 @@ class PromptResult:
 
     Args:
         prompt ([`SystemPrompt`]): The prompt, with its id.
-        problems (`tuple[ProblemResult, ...]`): One per problem, in the same order for every prompt of the batch.
+        problems (`tuple[ProblemResult, ...]`): One per problem, in the same order for every prompt
+            of the batch.
     """
 
     prompt: SystemPrompt
@@ -93,7 +95,7 @@ class PromptResult:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All its rollouts, problem by problem."""
+        """All rollouts under the prompt, problem by problem."""
         return [attempt for problem in self.problems for attempt in problem.attempts]
 
     @property
@@ -102,61 +104,72 @@ class PromptResult:
         return [problem.value for problem in self.problems]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
-        problems = [
-            [
-                problem.question,
-                problem.truth,
-                [[attempt.text, attempt.reward] for attempt in problem.attempts],
-            ]
-            for problem in self.problems
-        ]
-        return {"prompt": self.prompt.to_json(), "evidence": problems}
+        """Return plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
+        evidence = []
+        for problem in self.problems:
+            attempts = [[attempt.text, attempt.reward] for attempt in problem.attempts]
+            evidence.append([problem.question, problem.truth, attempts])
+        return {"prompt": self.prompt.to_json(), "evidence": evidence}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> PromptResult:
-        """The inverse of [`PromptResult.to_json`]."""
-        problems = tuple(
-            ProblemResult(
-                question, truth, tuple(Attempt(text, reward) for text, reward in attempts)
-            )
-            for question, truth, attempts in saved["evidence"]
-        )
-        return cls(SystemPrompt.from_json(saved["prompt"]), problems)
+        """Return the result of a [`PromptResult.to_json`]."""
+        problems = []
+        for question, truth, saved_attempts in saved["evidence"]:
+            attempts = tuple(Attempt(text, reward) for text, reward in saved_attempts)
+            problems.append(ProblemResult(question, truth, attempts))
+        return cls(SystemPrompt.from_json(saved["prompt"]), tuple(problems))
 
 
 def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
-    """One result per prompt. The results of a prompt that was drawn twice are joined, problem by problem.
+    """Return one result per prompt.
+
+    The results of a prompt that was drawn twice are joined, problem by problem.
 
     Raises:
         `ValueError`: The results are not over the same problems.
     """
-    if len({tuple(problem.question for problem in result.problems) for result in results}) > 1:
+    question_lists = {tuple(problem.question for problem in result.problems) for result in results}
+    if len(question_lists) > 1:
         raise ValueError("the results of a batch must be over the same problems in the same order")
     merged: dict[int | None, PromptResult] = {}
     for result in results:
         first = merged.get(result.prompt.id)
-        if first is not None:
-            both = zip(first.problems, result.problems, strict=True)
-            together = (
-                ProblemResult(a.question, a.truth, a.attempts + b.attempts) for a, b in both
-            )
-            result = PromptResult(result.prompt, tuple(together))
-        merged[result.prompt.id] = result
+        if first is None:
+            merged[result.prompt.id] = result
+            continue
+        problems = [
+            ProblemResult(problem.question, problem.truth, problem.attempts + again.attempts)
+            for problem, again in zip(first.problems, result.problems, strict=True)
+        ]
+        merged[result.prompt.id] = PromptResult(result.prompt, tuple(problems))
     return list(merged.values())
 
 
 def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
-    """The result with the highest of the V_i that [`Population.record`] returns, of equal ones the first (eq 4); `None`
-    without any."""
-    scored = [
-        (value, result) for value, result in zip(values, results, strict=True) if value is not None
-    ]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+    """Return the result with the highest V_i, the first of equal ones (eq 4).
+
+    Args:
+        results (`Sequence[PromptResult]`): The results of a batch.
+        values (`Row`): V_i of each, as [`Population.record`] returns it.
+
+    Returns:
+        [`PromptResult`]: `None` if no result has a value.
+    """
+    best: PromptResult | None = None
+    best_value = 0.0
+    for value, result in zip(values, results, strict=True):
+        if value is not None and (best is None or value > best_value):
+            best = result
+            best_value = value
+    return best
 
 
 def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:
-    """By prompt id its row of mean rewards; for a prompt that was drawn twice, the first row."""
+    """Return each prompt's row of mean rewards by its id.
+
+    For a prompt that was drawn twice it is the first row.
+    """
     scores: dict[int, list[float | None]] = {}
     for result in results:
         if result.prompt.id is not None:
@@ -165,8 +178,10 @@ def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """The problem of a dataset row as the reference LLM reads it: its `question`, else its `prompt` without system
-    messages."""
+    """Return the problem of a dataset row as the reference LLM reads it.
+
+    It is the row's `question`, else its `prompt` without system messages.
+    """
     if row.get("question"):
         return str(row["question"])
     prompt = row["prompt"]
@@ -176,47 +191,56 @@ def question_of(row: Mapping[str, Any]) -> str:
 
 
 def truth_of(row: Mapping[str, Any]) -> str:
-    """The accepted answers of a dataset row in one line."""
+    """Return the accepted answers of a dataset row in one line."""
     answers = row.get("answers") or ()
     return answers if isinstance(answers, str) else " | ".join(map(value_text, answers))
 
 
-# The matrix of mean rewards -------------------------------------------------------------------------------------------
+# The matrix of mean rewards -----------------------------------------------------------------------
 
 
 def mean(values: Row) -> float | None:
-    """The mean of the known values; `None` if there is none."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    """Return the mean of the values that are not `None`; `None` if there is none."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def cell_means(rows: Sequence[Row]) -> list[float | None]:
-    """Several rows of one prompt as one: per problem the mean of the known values."""
+    """Return several rows of one prompt as one: the mean per problem."""
     return [mean(column) for column in zip(*rows, strict=True)]
 
 
 def common_means(rows: Sequence[Row]) -> list[float | None]:
-    """V_i of each prompt: its mean over the problems on which every prompt that has any score has one, so that the
-    prompts are compared on the same problems. `None` for a prompt without scores, and for all if there is no such
-    problem."""
-    columns = _complete([row for row in rows if mean(row) is not None])
-    return [mean([row[column] for column in columns]) for row in rows]
+    """Return V_i of each prompt, compared on the same problems.
+
+    V_i is the mean over the problems that every prompt with any score has a score for. It is `None`
+    for a prompt without scores, and for all prompts if there is no such problem.
+    """
+    scored_rows = [row for row in rows if mean(row) is not None]
+    columns = _complete_columns(scored_rows)
+    values = []
+    for row in rows:
+        values.append(mean([row[column] for column in columns]))
+    return values
 
 
 def sole_wins(rows: Sequence[Row]) -> list[list[int]]:
-    """For each prompt the problems on which it alone did best (ρ_i of Algorithm 2).
+    """Return for each prompt the problems that it alone did best on (ρ_i of Algorithm 2).
 
-    A problem with a tie counts for no prompt, and neither does one on which some prompt has no score.
+    A problem with a tie counts for no prompt, and neither does one on which some prompt has no
+    score.
     """
     wins: list[list[int]] = [[] for _ in rows]
-    for column in _complete(rows):
+    for column in _complete_columns(rows):
         values = [row[column] or 0.0 for row in rows]
-        winners = [index for index, value in enumerate(values) if value >= max(values) - ROUNDING]
+        threshold = max(values) - ROUNDING
+        winners = [index for index, value in enumerate(values) if value >= threshold]
         if len(winners) == 1:
             wins[winners[0]].append(column)
     return wins
 
 
-def _complete(rows: Sequence[Row]) -> list[int]:
-    """The columns in which every row has a score."""
-    return [number for number, column in enumerate(zip(*rows, strict=True)) if None not in column]
+def _complete_columns(rows: Sequence[Row]) -> list[int]:
+    """Return the columns in which every row has a score."""
+    columns = zip(*rows, strict=True)
+    return [number for number, column in enumerate(columns) if None not in column]

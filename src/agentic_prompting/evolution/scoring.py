@@ -1,4 +1,4 @@
-"""The inputs of [`evolve`]: problems in any of their forms, and TRL's reward functions called on replies."""
+"""The inputs of [`evolve`]: problems in any of their forms, and TRL's reward functions on replies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..llm.numbers import finite_float
 from ..rollout import Grammar, Rollout, Sample
 
 Reward = Callable[..., Any]
-"""TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists. A
-plain function runs on a thread of its own, because it may block; an `async` one is awaited."""
+"""TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the
+rows, all lists. A plain function runs on a thread of its own, because it may block; an `async` one
+is awaited."""
 
 
-def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
-    """Rows, pairs and questions as mappings.
+def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
+    """Return rows, pairs and questions as mappings.
 
     Raises:
-        `TypeError`: `rows` is no sequence, or an element is none of these.
+        `TypeError`: `rows` is not a sequence, or an element is none of these.
     """
-    if isinstance(rows, (str, Mapping)) or not (
-        hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
-    ):
+    is_sequence = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+    if isinstance(rows, (str, Mapping)) or not is_sequence:
         raise TypeError(
             f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}"
         )
@@ -32,10 +32,15 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
         if isinstance(row, str):
             row = {"question": row}
         elif isinstance(row, (tuple, list)) and len(row) == 2:
-            row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
+            question, answers = row
+            row = {
+                "question": question,
+                "answers": answers if isinstance(answers, list) else [answers],
+            }
         if not isinstance(row, Mapping):
             raise TypeError(
-                f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}"
+                f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, "
+                f"not {row!r}"
             )
         if not (row.get("question") or row.get("prompt")):
             raise TypeError(
@@ -48,42 +53,51 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
 async def score(
     reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
 ) -> list[float | None]:
-    """One reward per reply, by one call of the reward function; `None` for NaN, infinite rewards and
-    a reply that is an error.
+    """Return one reward per reply, by one call of the reward function.
+
+    It is `None` for NaN, infinite rewards and a reply that is an error.
 
     Raises:
         `TypeError`: The function does not return one number or `None` per completion.
     """
-    answered = [number for number, reply in enumerate(replies) if reply.error is None]
-    scores: list[float | None] = [None] * len(replies)
-    if not answered:
-        return scores
-    shown = [rows[number] for number in answered]
-    texts = [replies[number].text for number in answered]
-    names = dict.fromkeys(
-        name for row in shown for name in row if name not in ("prompt", "completion")
-    )
-    columns = {name: [row.get(name) for row in shown] for name in names}
-    columns |= {
-        "prompts": [row.get("prompt") or row["question"] for row in shown],
-        "completions": [[{"role": "assistant", "content": text}] for text in texts],
-        "rollout": [_rollout(row, text, grammar) for row, text in zip(shown, texts, strict=True)],
+    rewards: list[float | None] = [None] * len(replies)
+    scorable = [number for number, reply in enumerate(replies) if reply.error is None]
+    if not scorable:
+        return rewards
+
+    # The arguments of TRL's reward signature.
+    scorable_rows = [rows[number] for number in scorable]
+    texts = [replies[number].text for number in scorable]
+    column_names = dict.fromkeys(name for row in scorable_rows for name in row)
+    columns: dict[str, list[Any]] = {
+        name: [row.get(name) for row in scorable_rows]
+        for name in column_names
+        if name not in ("prompt", "completion")
     }
+    columns["prompts"] = [row.get("prompt") or row["question"] for row in scorable_rows]
+    columns["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+    columns["rollout"] = [
+        _as_rollout(row, text, grammar) for row, text in zip(scorable_rows, texts, strict=True)
+    ]
+
     returned = await call_guarded(reward, **columns)
     try:
-        for number, value in zip(answered, returned, strict=True):
-            scores[number] = None if value is None else finite_float(value)
+        for number, value in zip(scorable, returned, strict=True):
+            rewards[number] = None if value is None else finite_float(value)
     except (TypeError, ValueError):
-        wanted = f"one number or None for each of the {len(answered)} completions"
         name = getattr(reward, "__name__", type(reward).__name__)
         raise TypeError(
-            f"the reward {name} must return {wanted}, not {repr(returned)[:200]}"
+            f"the reward {name} must return one number or None for each of the {len(scorable)} "
+            f"completions, not {repr(returned)[:200]}"
         ) from None
-    return scores
+    return rewards
 
 
-def _rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
-    """A reply as an episode of one turn, for rewards that read rollouts. One token stands for the whole turn."""
+def _as_rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
+    """Return a reply as an episode of one turn, for rewards that read rollouts.
+
+    One token stands for the whole turn.
+    """
     rollout = Rollout([0], dict(row))
     turn = grammar.parse(text)
     rollout.add_turn(Sample([0]), turn)

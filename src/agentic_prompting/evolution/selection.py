@@ -1,4 +1,4 @@
-"""Which prompts the next batch plays under (eq 3, A.5): the shipped rules, and [`select`], which draws by any rule."""
+"""The rules that choose the system prompts of a batch (eq 3, A.5), and [`select`], which draws by them."""
 
 from __future__ import annotations
 
@@ -8,74 +8,91 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from .ratings import EXPLORATION, Rating
 from .system_prompt import SystemPrompt
 
+EXPLORATION = 2.0
+"""λ of eq 3: the number of standard deviations of doubt that count in a prompt's favour."""
 
-class Rated(Protocol):
+
+class Belief(Protocol):
+    """The part of a [`Rating`] that a rule may read: mean and standard deviation of the skill."""
+
+    @property
+    def mu(self) -> float: ...
+    @property
+    def sigma(self) -> float: ...
+
+
+class RatedPrompt(Protocol):
     """The part of a [`Member`] that a rule may read: the prompt and its current rating."""
 
     @property
     def prompt(self) -> SystemPrompt: ...
     @property
-    def rating(self) -> Rating: ...
+    def rating(self) -> Belief: ...
 
 
-SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
-"""Gets the window, oldest first, k and a random generator; returns the positions of k different members. k is at most
-their number."""
+SelectionRule = Callable[[Sequence[RatedPrompt], int, random.Random], list[int]]
+"""Gets the window, oldest first, k and a random generator; returns the positions of k different
+members. k is at most their number."""
 
 
-def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION) -> list[float]:
-    """score = μ + λσ of each (eq 3)."""
+def optimistic_scores(
+    members: Sequence[RatedPrompt], exploration: float = EXPLORATION
+) -> list[float]:
+    """Return score = μ + λσ of each member (eq 3)."""
     return [member.rating.mu + exploration * member.rating.sigma for member in members]
 
 
 def top_plus_random(
-    members: Sequence[Rated],
+    members: Sequence[RatedPrompt],
     k: int,
     rng: random.Random,
     exploration: float = EXPLORATION,
     temperature: float = 1.0,
 ) -> list[int]:
-    """Always the highest score (of equal ones the newest), and the others uniformly, as in the paper's runs (A.5)."""
+    """Draw the highest score and the others uniformly, as in the paper's runs (A.5).
+
+    Of equally high scores the newest member is taken.
+    """
     scores = optimistic_scores(members, exploration)
     top = max(range(len(scores)), key=lambda position: (scores[position], position))
     others = rng.sample(range(len(members) - 1), k - 1)
+    # The positions behind the top one move up by one.
     return [top, *(position + (position >= top) for position in others)]
 
 
 def softmax(
-    members: Sequence[Rated],
+    members: Sequence[RatedPrompt],
     k: int,
     rng: random.Random,
     exploration: float = EXPLORATION,
     temperature: float = 1.0,
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
+    """Draw one after another with p ∝ exp(score / T) among the rest (eq 3, Algorithm 1).
 
-    If the exponentials of all that are left underflow to 0, they are drawn uniformly.
+    If the exponentials of all remaining members underflow to 0, they are drawn uniformly.
     """
     logits = [score / temperature for score in optimistic_scores(members, exploration)]
-    top = max(logits)
-    weights = [math.exp(logit - top) for logit in logits]
-    chosen: list[int] = []
+    max_logit = max(logits)
+    weights = [math.exp(logit - max_logit) for logit in logits]
+    positions: list[int] = []
     for _ in range(k):
         if not any(weights):
-            weights = [float(place not in chosen) for place in range(len(logits))]
-        chosen += rng.choices(range(len(weights)), weights)
-        weights[chosen[-1]] = 0.0
-    return chosen
+            weights = [float(position not in positions) for position in range(len(logits))]
+        positions += rng.choices(range(len(weights)), weights)
+        weights[positions[-1]] = 0.0
+    return positions
 
 
 def uniform(
-    members: Sequence[Rated],
+    members: Sequence[RatedPrompt],
     k: int,
     rng: random.Random,
     exploration: float = EXPLORATION,
     temperature: float = 1.0,
 ) -> list[int]:
-    """Every member with the same probability."""
+    """Draw every member with the same probability."""
     return rng.sample(range(len(members)), k)
 
 
@@ -93,16 +110,19 @@ def selection_rule(
     temperature: float = 1.0,
     independent: bool = False,
 ) -> SelectionRule:
-    """A rule by name with its parameters set. A function is returned as it is.
+    """Return a rule by name with its parameters set. A function is returned unchanged.
 
     Args:
         rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
-        temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
-        independent (`bool`, *optional*, defaults to `False`): Whether the prompts are drawn independently.
+        temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has
+            one.
+        independent (`bool`, *optional*, defaults to `False`): Whether the prompts are drawn
+            independently.
 
     Raises:
-        `ValueError`: There is no such rule, a parameter is out of range, or independent draws would all be the same.
+        `ValueError`: There is no such rule, a parameter is out of range, or independent draws would
+            all be the same.
     """
     if exploration < 0 or temperature <= 0:
         raise ValueError(
@@ -122,38 +142,43 @@ def selection_rule(
 
 
 def select(
-    members: Sequence[Rated],
+    members: Sequence[RatedPrompt],
     k: int,
     rule: SelectionRule,
     rng: random.Random,
     independent: bool = False,
 ) -> list[int]:
-    """Positions of `k` members: different ones, as long as there are enough; else each at least ⌊k / n⌋ times.
+    """Return the positions of `k` members.
+
+    They are different as long as there are enough; else each occurs at least ⌊k / n⌋ times.
 
     Args:
-        members (`Sequence[Rated]`): The window, oldest first, not empty.
-        k (`int`): How many, at least 1.
+        members (`Sequence[RatedPrompt]`): The window, oldest first, not empty.
+        k (`int`): The number of members, at least 1.
         rule (`Callable`): One of the rules above.
         rng (`random.Random`): The random generator.
-        independent (`bool`, *optional*, defaults to `False`): Draw each from all members, as Algorithm 1 reads, so that
-            one may be drawn twice.
+        independent (`bool`, *optional*, defaults to `False`): Draw each from all members, as
+            Algorithm 1 reads, so that one may be drawn twice.
 
     Raises:
-        `ValueError`: There is no member, `k` is below 1, or the rule draws something else.
+        `ValueError`: There is no member, `k` is below 1, or the rule returns invalid positions.
     """
     if not members or k < 1:
         raise ValueError(
             f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1"
         )
-    most = 1 if independent else len(members)
-    chosen: list[int] = []
-    while (left := min(k - len(chosen), most)) > 0:
-        places = list(rule(members, left, rng))
-        if len(places) != left or len(set(places) & set(range(len(members)))) != left:
-            name, wanted = (
-                getattr(rule, "__name__", repr(rule)),
-                f"{left} different positions below {len(members)}",
+    max_draws = 1 if independent else len(members)
+    selected: list[int] = []
+    while len(selected) < k:
+        # One call of the rule draws different members; call it until there are k.
+        count = min(k - len(selected), max_draws)
+        positions = list(rule(members, count, rng))
+        valid_positions = set(positions) & set(range(len(members)))
+        if len(positions) != count or len(valid_positions) != count:
+            name = getattr(rule, "__name__", repr(rule))
+            raise ValueError(
+                f"the selection rule {name} must return {count} different positions below "
+                f"{len(members)}, not {positions}"
             )
-            raise ValueError(f"the selection rule {name} must return {wanted}, not {places}")
-        chosen += places
-    return chosen
+        selected += positions
+    return selected

@@ -9,63 +9,77 @@ from typing import Any
 
 from ..rollout import FreeText, Grammar, TagGrammar
 from .population import BEST_RULES, Population, one_of
-from .ratings import EXPLORATION
-from .selection import RULES
+from .selection import EXPLORATION, RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
 
-_OF_A_POPULATION = (
-    "window", "selection", "exploration", "selection_temperature", "independent_draws", "delta_sigma", "tie_tolerance",
+# Settings that have no effect with a population of the user's own.
+_POPULATION_SETTINGS = (
+    "window",
+    "selection",
+    "exploration",
+    "selection_temperature",
+    "independent_draws",
+    "delta_sigma",
+    "tie_tolerance",
     "best_rule",
-)  # fmt: skip
-
+)
 
 REFLECTIONS = ("paper", "one_call")
 
 GRAMMARS: Mapping[str, type] = {"tags": TagGrammar, "free": FreeText}
-"""How a reply's answer is found, by name: between Prompt-R1's tags, or the whole reply."""
+"""How a reply's answer is read, by name: between Prompt-R1's tags, or the whole reply."""
 
 
 def setting(default: Any, text: str) -> Any:
-    """A field of a settings class with its help text for a command line."""
+    """Return a field of a settings class with its help text for the command line."""
     return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class ESPLSettings:
-    """The settings of E-SPL, the same for the trainer and for [`evolve`]. The defaults are the paper's (Appendix A and
-    B, eq 1-4) unless an entry says otherwise.
+    """The settings of E-SPL, the same for the trainer and for [`evolve`].
+
+    The defaults are the paper's (Appendix A and B, eq 1-4) unless an entry says otherwise.
 
     Args:
-        prompts_per_step (`int`, *optional*, defaults to `3`): M: system prompts played in each batch.
-        num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
+        prompts_per_step (`int`, *optional*, defaults to `3`): M: system prompts played in each
+            batch.
+        num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each
+            prompt.
         window (`int`, *optional*, defaults to `10`): K: only the K newest prompts are drawn.
-        selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own pass a [`Population`].
+        selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn:
+            `top_plus_random` (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of
+            your own pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
-        independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1
-            reads, so that one may be drawn twice. By default they are different, as in the paper's own runs.
-        best_rule (`str`, *optional*, defaults to `"conservative"`): Which prompt is tested and saved: `conservative`
-            (the highest μ - λσ), `mean` (the highest μ) or `newest` (as in the released code); see
-            [`Population.best`].
-        delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added to the rating of a child.
+        independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts
+            independently, as Algorithm 1 reads, so that one may be drawn twice. By default they are
+            different, as in the paper's own runs.
+        best_rule (`str`, *optional*, defaults to `"conservative"`): Which prompt is tested and
+            saved: `conservative` (the highest μ - λσ), `mean` (the highest μ) or `newest` (as in
+            the released code); see [`Population.best`].
+        delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added to the rating of
+            a child.
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Mean rewards this close are a tie.
-        p_crossover (`float`, *optional*, defaults to `0.2`): Probability of a crossover after a batch.
-        reflection (`str`, *optional*, defaults to `"paper"`): How a mutation is made: `paper`, summaries, critiques and
-            a plan (A.2 to A.5), many calls; or `one_call`, which shows up to 12 failed attempts and asks for the edits
-            ([`revise`]).
-        reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at: `mixed`, those with
-            differing rewards (A.2); `imperfect`, those with a reward below 1.0, also if no attempt succeeded.
+        p_crossover (`float`, *optional*, defaults to `0.2`): Probability of a crossover after a
+            batch.
+        reflection (`str`, *optional*, defaults to `"paper"`): How a mutation is made: `paper`,
+            summaries, critiques and a plan (A.2 to A.5), many calls; or `one_call`, which shows up
+            to 12 failed attempts and asks for the edits ([`revise`]).
+        reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at:
+            `mixed`, those with differing rewards (A.2); `imperfect`, those with a reward below 1.0,
+            also if no attempt succeeded.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
-        max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
-        prompt_place (`str`, *optional*, defaults to `"system"`): The place of the prompt: `system`: the system message;
-            `user`: in front of the first user message (the paper's maths template); `after`: behind it (the released
-            template).
-        reference_sampling (`dict` or `str`, *optional*): Sampling options of every call of the reference LLM:
-            `temperature`, `top_p`, `max_tokens`, `response_format`, ...; on a command line as JSON. The model's own
-            defaults if it is not set.
-        eval_all (`bool`, *optional*, defaults to `False`): After the last step, evaluate every rated prompt on the
-            held-out rows, under the final weights (Figure 8).
+        max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused
+            (A.5).
+        prompt_place (`str`, *optional*, defaults to `"system"`): The place of the prompt: `system`:
+            the system message; `user`: in front of the first user message (the paper's maths
+            template); `after`: behind it (the released template).
+        reference_sampling (`dict` or `str`, *optional*): Sampling options of every call of the
+            reference LLM: `temperature`, `top_p`, `max_tokens`, `response_format`, ...; on a
+            command line as JSON. The model's own defaults if it is not set.
+        eval_all (`bool`, *optional*, defaults to `False`): After the last step, evaluate every
+            rated prompt on the held-out rows, under the final weights (Figure 8).
 
     Raises:
         `ValueError`: A value is out of range.
@@ -111,19 +125,28 @@ class ESPLSettings:
     def population(
         self, root: SystemPrompt, seed: int = 0, window: int | None = None
     ) -> Population:
-        """A new population under these settings."""
-        names = ("exploration", "independent_draws", "delta_sigma", "tie_tolerance", "best_rule")
-        options = {name: getattr(self, name) for name in names}
-        options |= {"temperature": self.selection_temperature, "seed": seed}
-        return Population(root, window or self.window, self.selection, **options)
+        """Return a new population under these settings."""
+        return Population(
+            root,
+            window or self.window,
+            self.selection,
+            exploration=self.exploration,
+            temperature=self.selection_temperature,
+            independent_draws=self.independent_draws,
+            delta_sigma=self.delta_sigma,
+            tie_tolerance=self.tie_tolerance,
+            best_rule=self.best_rule,
+            seed=seed,
+        )
 
     def start_population(
         self, prompt: SystemPrompt | str | Population, seed: int, alone: bool
     ) -> Population:
-        """The population that a run starts with.
+        """Return the population that a run starts with.
 
         Args:
-            prompt ([`SystemPrompt`], `str` or [`Population`]): Its root; or a population of the user's own.
+            prompt ([`SystemPrompt`], `str` or [`Population`]): Its root; or a population of the
+                user's own.
             seed (`int`): Seed of a new population.
             alone (`bool`): Whether one prompt is played at a time, the newest (mode `reflection`).
 
@@ -134,8 +157,8 @@ class ESPLSettings:
             return self.population(SystemPrompt.of(prompt), seed, window=1 if alone else None)
         if alone and prompt.window != 1:
             raise ValueError("mode='reflection' needs a Population with window=1")
-        defaults = {one.name: one.default for one in fields(ESPLSettings)}
-        for name in _OF_A_POPULATION:
+        defaults = {setting.name: setting.default for setting in fields(ESPLSettings)}
+        for name in _POPULATION_SETTINGS:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} would be ignored: a Population brings its own"
@@ -155,25 +178,28 @@ def _read_sampling(name: str, text: str) -> dict[str, Any]:
 
 @dataclass
 class EvolveConfig(ESPLSettings):
-    """The settings of [`evolve`]: those of [`ESPLSettings`] and these.
+    """The settings of [`evolve`], in addition to those of [`ESPLSettings`].
 
     Args:
-        steps (`int`, *optional*, defaults to `20`): Steps in all, those before a resume included (our own default).
-        mode (`str`, *optional*, defaults to `"evolution"`): `evolution`, or `reflection`: one prompt, the newest, and
-            mutation alone (the paper's baseline, 4.1).
-        problems_per_step (`int`, *optional*, defaults to `10`): b: problems of each step. With more of them the prompts
-            are compared with less noise, for more policy calls.
-        prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message. A row's own `prompt` is used
-            instead of it.
-        grammar ([`Grammar`] or `str`, *optional*, defaults to `"tags"`): How rewards find the answer in a reply:
-            `"tags"`, between Prompt-R1's tags; `"free"`, the whole reply; or a grammar of your own.
-        policy_sampling (`dict` or `str`, *optional*): Sampling options of the policy's calls, as `reference_sampling`
-            (the paper samples at a temperature of .6 to .7 and top-p .95).
-        eval_every (`int`, *optional*, defaults to `0`): Steps between two evaluations of the best prompt on
-            `eval_rows`, N times each (Figure 12). 0: never.
-        max_failed (`float`, *optional*, defaults to `0.5`): The run stops if more than this share of a step's rollouts
-            has no reward.
-        seed (`int`, *optional*, defaults to `0`): Seed of the order of problems, of selection and of crossover.
+        steps (`int`, *optional*, defaults to `20`): Steps in all, those before a resume included
+            (our own default).
+        mode (`str`, *optional*, defaults to `"evolution"`): `evolution`, or `reflection`: one
+            prompt, the newest, and mutation alone (the paper's baseline, 4.1).
+        problems_per_step (`int`, *optional*, defaults to `10`): b: problems of each step. With more
+            of them the prompts are compared with less noise, for more policy calls.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message. A row's
+            own `prompt` is used instead of it.
+        grammar ([`Grammar`] or `str`, *optional*, defaults to `"tags"`): How rewards find the
+            answer in a reply: `"tags"`, between Prompt-R1's tags; `"free"`, the whole reply; or a
+            grammar of your own.
+        policy_sampling (`dict` or `str`, *optional*): Sampling options of the policy's calls, as
+            `reference_sampling` (the paper samples at a temperature of .6 to .7 and top-p .95).
+        eval_every (`int`, *optional*, defaults to `0`): Steps between two evaluations of the best
+            prompt on `eval_rows`, N times each (Figure 12). 0: never.
+        max_failed_share (`float`, *optional*, defaults to `0.5`): The run stops if more than this
+            share of a step's rollouts has no reward.
+        seed (`int`, *optional*, defaults to `0`): Seed of the order of problems, of selection and
+            of crossover.
 
     Raises:
         `ValueError`: A value is out of range.
@@ -190,7 +216,7 @@ class EvolveConfig(ESPLSettings):
         None, "Sampling options of the policy: JSON."
     )
     eval_every: int = setting(0, "Steps between two evaluations on held-out problems.")
-    max_failed: float = setting(0.5, "Share of failed rollouts at which the run stops.")
+    max_failed_share: float = setting(0.5, "Share of failed rollouts at which the run stops.")
     seed: int = setting(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:
@@ -200,13 +226,13 @@ class EvolveConfig(ESPLSettings):
             self.grammar = GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)
-        if (
-            self.problems_per_step < 1
-            or min(self.steps, self.eval_every) < 0
-            or not 0 <= self.max_failed <= 1
-        ):
+        if self.problems_per_step < 1:
+            raise ValueError(f"problems_per_step must be at least 1, got {self.problems_per_step}")
+        for name in ("steps", "eval_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.max_failed_share <= 1:
             raise ValueError(
-                "need problems_per_step >= 1, steps >= 0, eval_every >= 0 and 0 <= max_failed <= 1, got "
-                f"{self.problems_per_step}, {self.steps}, {self.eval_every} and {self.max_failed}"
+                f"max_failed_share must be between 0 and 1, got {self.max_failed_share}"
             )
         super().__post_init__()

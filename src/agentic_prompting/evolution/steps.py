@@ -1,7 +1,7 @@
-"""One step of [`evolve`]: play the prompts on problems, rate them, reflect, let the children join.
+"""One step of [`evolve`]: play the prompts on problems, rate them, reflect, add the children.
 
-Algorithm 1 itself is [`Generation`]; this module plays the prompts and asks the reference LLM. A step that fails
-changes nothing but the usage.
+Algorithm 1 itself is [`Generation`]; this module plays the prompts and asks the reference LLM. A
+step that fails changes only the usage.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from ..llm import ChatModel, Reply, Usage, as_chat, gather, spans
 from ..records import atomic_write
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rollout import AgentSpec
-from .generation import Generation, Job, propose_children
+from ..rollout import AgentSpec, Grammar
+from .generation import Generation, ReflectionTask, propose_children
 from .lineage import attempt_records
 from .operators import Outcome
 from .population import Population
@@ -29,7 +29,7 @@ from .system_prompt import SystemPrompt
 Chat = ChatModel | Callable[..., Any]
 """A chat model, or a function of the messages that returns a text."""
 
-_FORMAT = 2  # of the state; raised when a reader of the old one would go wrong
+_FORMAT = 2  # of the state; increased when older readers would misread it
 
 
 @dataclass
@@ -41,11 +41,15 @@ class StepLog:
         prompts (`list[int]`): Ids of the prompts that were played.
         values (`list[float | None]`): V_i of each.
         reward (`float`, *optional*): The mean reward over all rollouts that have one.
-        failed (`float`): Share of the rollouts that have no reward because the call or the grader failed.
-        operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`), `counts`.
-        ratings (`dict[str, list[float]]`): μ and σ after the step, of the prompts that were played and of the children.
+        failed (`float`): Share of the rollouts without a reward because the call or the grader
+            failed.
+        operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`),
+            `counts`.
+        ratings (`dict[str, list[float]]`): μ and σ after the step, of the prompts that were played
+            and of the children.
         diversity (`float`): See [`Population.diversity`].
-        held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, if it was evaluated.
+        held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, if it was
+            evaluated.
         note (`str`): If no problem was worth reflecting on: why, and what to do about it.
     """
 
@@ -62,7 +66,7 @@ class StepLog:
 
 
 class EvolutionStopped(RuntimeError):
-    """A step failed: a fatal error (budget, key), or too many failed calls. None of its changes were kept."""
+    """A step failed: a fatal error (budget, key), or too many failed calls. It changed nothing."""
 
 
 class Evolution:
@@ -80,194 +84,244 @@ class Evolution:
     ):
         config = EvolveConfig() if config is None else config
         _check_types(policy, reference, reward, config)
-        rows, self.eval_rows = (
-            read_problems(rows, "rows"),
-            read_problems(eval_rows or (), "eval_rows"),
-        )
-        for problems in (rows, self.eval_rows):
-            check_answers_of_rows(reward, problems)
+
+        # Read and check the rows.
+        self.rows = read_problems(rows, "rows")
+        self.eval_rows = read_problems(eval_rows or (), "eval_rows")
+        check_answers_of_rows(reward, self.rows)
+        check_answers_of_rows(reward, self.eval_rows)
         if (config.eval_every or config.eval_all) and not self.eval_rows:
             raise ValueError(
-                f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows"
+                f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out "
+                "eval_rows"
             )
-        if len(rows) < config.problems_per_step:
+        if len(self.rows) < config.problems_per_step:
             raise ValueError(
-                f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}"
+                f"problems_per_step={config.problems_per_step} of only {len(self.rows)} rows: "
+                f"use {len(self.rows)}"
             )
-        self.policy, self.reference = as_chat(policy), as_chat(reference)
-        self.rows, self.reward, self.config = rows, reward, config
-        self.sampling: Any = config.policy_sampling or {}
-        grammar: Any = config.grammar  # no longer a name
-        self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=grammar)
-        self.alone = config.mode == "reflection"
-        self.population = config.start_population(prompt, config.seed, self.alone)
-        self.generation = Generation(self.population, 0.0 if self.alone else config.p_crossover)
+
+        self.policy = as_chat(policy)
+        self.reference = as_chat(reference)
+        self.reward = reward
+        self.config = config
+        self.grammar: Grammar = config.grammar  # type: ignore[assignment]  # no longer a name
+        self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=self.grammar)
+
+        # In the mode `reflection` one prompt is played at a time, and nothing crosses.
+        self.is_reflection_only = config.mode == "reflection"
+        self.population = config.start_population(prompt, config.seed, self.is_reflection_only)
+        p_crossover = 0.0 if self.is_reflection_only else config.p_crossover
+        self.generation = Generation(self.population, p_crossover)
+
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # journal lines of the latest step
         self.usage = {"policy": Usage(), "reference": Usage()}
 
     async def step(self) -> StepLog:
-        """Run one step (Algorithm 1): draw problems and prompts, play, rate, reflect, add the children.
+        """Run one step (Algorithm 1): draw problems and prompts, play, rate, reflect, add children.
 
         Raises:
             [`EvolutionStopped`]: The step failed. Everything but `usage` is as before it.
         """
-        before = self.state_dict()
+        state_before = self.state_dict()
         try:
-            with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as own:
+            with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as span:
                 log = await self._step()
-                own.set({f"{spans.OWN}.reward": log.reward, f"{spans.OWN}.failed": log.failed})
+                span.set({f"{spans.OWN}.reward": log.reward, f"{spans.OWN}.failed": log.failed})
         except BaseException:
-            spent = self.usage
-            self.load_state_dict(before)
-            self.usage = spent
+            usage = self.usage
+            self.load_state_dict(state_before)
+            self.usage = usage
             raise
         self.logs.append(log)
         return log
 
     async def _step(self) -> StepLog:
-        generation, population, config = self.generation, self.population, self.config
-        epoch, places = self._draw()
-        drawn = generation.draw(1 if self.alone else config.prompts_per_step)
-        prompts = list({prompt.id: prompt for prompt in drawn}.values())
-        results = await self._play(prompts, [self.rows[place] for place in places], epoch)
-        job = generation.record([results])
-        outcomes, children = [], []
+        generation = self.generation
+        population = self.population
+        step_number = len(self.logs)
+
+        # Draw problems and prompts, and play every prompt on every problem.
+        epoch, rows = self._draw_rows()
+        k = 1 if self.is_reflection_only else self.config.prompts_per_step
+        prompts = list({prompt.id: prompt for prompt in generation.draw(k)}.values())
+        results = await self._play(prompts, rows, epoch)
+
+        # Rate the prompts, reflect on the batch, and add the children.
+        outcomes: list[Outcome] = []
+        children: list[SystemPrompt | None] = []
         self.attempts = []
-        if job is not None:
-            outcomes = await self._reflect(job)
-            children = generation.join(job, outcomes)
+        task = generation.record([results])
+        if task is not None:
+            outcomes = await self._reflect(task)
+            children = generation.join(task, outcomes)
             self.attempts = attempt_records(
-                len(self.logs), outcomes, children, job.scores, population
+                step_number, outcomes, children, task.scores, population
             )
-        rewards = [attempt.reward for result in results for attempt in result.attempts]
+
         held_out = None
-        if config.eval_every and (len(self.logs) + 1) % config.eval_every == 0:
+        if self.config.eval_every and (step_number + 1) % self.config.eval_every == 0:
             (held_out,) = await self.evaluate([population.best()])
-        ids, born = (
-            [prompt.id or 0 for prompt in prompts],
-            [child.id if child else None for child in children],
-        )
-        ratings = {name: population.rating(name) for name in [*ids, *born] if name is not None}
+
+        # Log the step.
+        rewards = [attempt.reward for result in results for attempt in result.attempts]
+        child_ids = [child.id if child else None for child in children]
+        operators = []
+        for outcome, child_id in zip(outcomes, child_ids, strict=True):
+            operators.append(
+                {
+                    "operator": outcome.operator,
+                    "reason": outcome.reason,
+                    "child": child_id,
+                    "counts": dict(outcome.counts),
+                }
+            )
+        prompt_ids = [prompt.id or 0 for prompt in prompts]
+        ratings = {}
+        for prompt_id in [*prompt_ids, *child_ids]:
+            if prompt_id is not None:
+                rating = population.rating(prompt_id)
+                ratings[str(prompt_id)] = [rating.mu, rating.sigma]
+        note = ""
+        if task is not None and outcomes[0].reason == "no_evidence":
+            note = self._explain_no_evidence(task.best)
         return StepLog(
-            step=len(self.logs),
-            prompts=ids,
+            step=step_number,
+            prompts=prompt_ids,
             values=generation.values[0],
             reward=mean(rewards),
             failed=rewards.count(None) / len(rewards),
-            operators=[
-                {
-                    "operator": one.operator,
-                    "reason": one.reason,
-                    "child": child,
-                    "counts": dict(one.counts),
-                }
-                for one, child in zip(outcomes, born, strict=True)
-            ],
-            ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
+            operators=operators,
+            ratings=ratings,
             diversity=population.diversity(),
             held_out=held_out,
-            note=self._no_evidence(job.best) if job and outcomes[0].reason == "no_evidence" else "",
+            note=note,
         )
 
-    def _no_evidence(self, best: PromptResult) -> str:
-        """Why no problem was worth reflecting on, and what to do about it."""
-        n = self.config.num_generations
-        if all(attempt.reward is not None and attempt.reward >= 1 for attempt in best.attempts):
+    def _explain_no_evidence(self, best: PromptResult) -> str:
+        """Return why no problem was worth reflecting on, and what to do about it."""
+        num_generations = self.config.num_generations
+        attempts = best.attempts
+        if all(attempt.reward is not None and attempt.reward >= 1 for attempt in attempts):
             return "every attempt at every problem got the reward 1: take harder problems"
-        replies = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
-        if all(
-            self.spec.grammar.parse(text).kind != "answer" for texts in replies for text in texts
-        ):
+        if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):
             return (
-                "the grammar found no answer in any reply; with grammar='free' the whole reply is the answer, or let "
-                "the prompt ask for <answer> tags"
+                "the grammar found no answer in any reply; with grammar='free' the whole reply is "
+                "the answer, or let the prompt ask for <answer> tags"
             )
-        if n == 1 and self.config.reflect_on == "mixed":
-            return "with num_generations=1 no two attempts differ: take more, or reflect_on='imperfect'"
-        if all(len(set(texts)) == 1 for texts in replies):
+        if num_generations == 1 and self.config.reflect_on == "mixed":
             return (
-                f"the policy gave the same reply in all {n} attempts at every problem: sample it at a temperature "
-                "above 0 (policy_sampling={'temperature': 0.7}), or reflect on failures too (reflect_on='imperfect')"
+                "with num_generations=1 no two attempts differ: take more, or "
+                "reflect_on='imperfect'"
+            )
+        distinct_replies = [
+            {attempt.text for attempt in problem.attempts} for problem in best.problems
+        ]
+        if all(len(texts) == 1 for texts in distinct_replies):
+            return (
+                f"the policy gave the same reply in all {num_generations} attempts at every "
+                "problem: sample it at a temperature above 0 "
+                "(policy_sampling={'temperature': 0.7}), or reflect on failures too "
+                "(reflect_on='imperfect')"
             )
         return (
-            "all attempts at a problem got the same reward, at every problem; reflect_on='imperfect' looks at failures "
-            "without a success, too"
+            "all attempts at a problem got the same reward, at every problem; "
+            "reflect_on='imperfect' looks at failures without a success, too"
         )
 
     async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
-        """The mean reward of members on `eval_rows`, also kept as `held_out` of the [`Member`]. Each member is
-        evaluated only once, because the policy does not change."""
+        """Return the mean reward of members on `eval_rows`, also kept as `held_out` of the member.
+
+        Each member is evaluated only once, because the policy does not change.
+        """
         members = self.population.members
-        new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
-        for result in await self._play(new, self.eval_rows, 0) if new else ():
-            self.population.note_held_out(
-                result.prompt, [value for value in result.row if value is not None]
-            )
+        unevaluated = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
+        if unevaluated:
+            for result in await self._play(unevaluated, self.eval_rows, epoch=0):
+                rewards = [value for value in result.row if value is not None]
+                self.population.note_held_out(result.prompt, rewards)
         return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
 
-    def _draw(self) -> tuple[int, list[int]]:
-        """The pass over the data and the rows of this step, a function of the step alone. A pass has each row once."""
-        size = self.config.problems_per_step
-        epoch, part = divmod(len(self.logs), len(self.rows) // size)
+    def _draw_rows(self) -> tuple[int, list[Mapping[str, Any]]]:
+        """Return the epoch and the rows of this step, a function of the step alone.
+
+        An epoch has each row once.
+        """
+        batch_size = self.config.problems_per_step
+        batches_per_epoch = len(self.rows) // batch_size
+        epoch, batch = divmod(len(self.logs), batches_per_epoch)
         order = list(range(len(self.rows)))
         random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
-        return epoch, order[part * size : (part + 1) * size]
+        positions = order[batch * batch_size : (batch + 1) * batch_size]
+        return epoch, [self.rows[position] for position in positions]
 
     async def _play(
         self, prompts: Sequence[SystemPrompt], rows: Sequence[Mapping[str, Any]], epoch: int
     ) -> list[PromptResult]:
         """Play every prompt on every problem, N times, all calls at once."""
-        n, place = self.config.num_generations, self.config.prompt_place
-        # The number of a sample: in a later pass a replay cache must not return the samples of an earlier one.
-        repeats = range(epoch * n, (epoch + 1) * n)
-        replies = await gather(
-            self.policy(conversation, repeat=repeat, **self.sampling)
-            for prompt in prompts
-            for row in rows
-            for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]
-            for repeat in repeats
-        )
+        num_generations = self.config.num_generations
+        sampling: Any = self.config.policy_sampling or {}
+        place: Any = self.config.prompt_place
+
+        # The number of a sample: in a later epoch a replay cache must not return the samples of an
+        # earlier one.
+        repeats = range(epoch * num_generations, (epoch + 1) * num_generations)
+        calls = []
+        rows_of_calls = []
+        for prompt in prompts:
+            for row in rows:
+                conversation = prompt.messages(self.spec.messages(row), place)
+                for repeat in repeats:
+                    calls.append(self.policy(conversation, repeat=repeat, **sampling))
+                    rows_of_calls.append(row)
+        replies = await gather(calls)
         self.usage["policy"] += sum((reply.usage for reply in replies), Usage())
-        row_of_reply = [row for _ in prompts for row in rows for _ in repeats]
-        rewards = await score(self.reward, row_of_reply, replies, self.spec.grammar)
+
+        # Score all replies in one call of the reward function.
+        rewards = await score(self.reward, rows_of_calls, replies, self.grammar)
         self._check_failures(replies, rewards)
-        attempts = [
+
+        # Collect the attempts by prompt and problem, in the order of the calls.
+        attempts = (
             Attempt(reply.text, reward) for reply, reward in zip(replies, rewards, strict=True)
-        ]
-        cells = iter([tuple(attempts[start : start + n]) for start in range(0, len(attempts), n)])
-        return [
-            PromptResult(
-                prompt,
-                tuple(ProblemResult(question_of(row), truth_of(row), next(cells)) for row in rows),
-            )
-            for prompt in prompts
-        ]
+        )
+        results = []
+        for prompt in prompts:
+            problems = []
+            for row in rows:
+                row_attempts = tuple(next(attempts) for _ in repeats)
+                problems.append(ProblemResult(question_of(row), truth_of(row), row_attempts))
+            results.append(PromptResult(prompt, tuple(problems)))
+        return results
 
     def _check_failures(self, replies: Sequence[Reply], rewards: Sequence[float | None]) -> None:
-        """Raise [`EvolutionStopped`] for a fatal error and for too many rollouts without a reward."""
+        """Raise [`EvolutionStopped`] for a fatal error and for too many rollouts without reward."""
         errors = [reply.error for reply in replies if reply.error is not None]
-        if fatal := next((error for error in errors if error.fatal), None):
-            raise EvolutionStopped(f"the policy failed with a fatal error: {fatal}")
-        share, limit = rewards.count(None) / len(rewards), self.config.max_failed
-        if share > limit:
-            why = errors[0] if errors else "the reward function returned None"
+        for error in errors:
+            if error.fatal:
+                raise EvolutionStopped(f"the policy failed with a fatal error: {error}")
+        failed_share = rewards.count(None) / len(rewards)
+        if failed_share > self.config.max_failed_share:
+            cause = errors[0] if errors else "the reward function returned None"
             raise EvolutionStopped(
-                f"{share:.0%} of the rollouts have no reward (max_failed={limit:.0%}): {why}"
+                f"{failed_share:.0%} of the rollouts have no reward "
+                f"(max_failed_share={self.config.max_failed_share:.0%}): {cause}"
             )
 
-    async def _reflect(self, job: Job) -> list[Outcome]:
+    async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
         sampling: Any = self.config.reference_sampling or {}
-        outcomes = await propose_children(self.reference, job, self.config, **sampling)
+        outcomes = await propose_children(self.reference, task, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
-        if fatal := next(
-            (one.error for one in outcomes if one.error is not None and one.error.fatal), None
-        ):
-            raise EvolutionStopped(f"the reference LLM failed with a fatal error: {fatal}")
+        for outcome in outcomes:
+            if outcome.error is not None and outcome.error.fatal:
+                raise EvolutionStopped(
+                    f"the reference LLM failed with a fatal error: {outcome.error}"
+                )
         return outcomes
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as plain JSON."""
+        """Return everything that a resumed run needs, as plain JSON."""
         return {
             "format": _FORMAT,
             **self.generation.state_dict(),
@@ -276,25 +330,26 @@ class Evolution:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write [`Evolution.state_dict`] to a file. A crash leaves the old file as it was."""
+        """Write [`Evolution.state_dict`] to a file. A crash leaves the old file unchanged."""
         atomic_write(path, json.dumps(self.state_dict(), ensure_ascii=False))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`Evolution.state_dict`].
+        """Continue from an [`Evolution.state_dict`].
 
         Raises:
             `ValueError`: It was written by another version, or its run began with another prompt.
         """
         if state["format"] != _FORMAT:
             raise ValueError(
-                f"it has format {state['format']}, and this version of agentic-prompting reads format {_FORMAT}: "
-                "resume with the version that wrote it, or start a new run with another checkpoint file"
+                f"it has format {state['format']}, and this version of agentic-prompting reads "
+                f"format {_FORMAT}: resume with the version that wrote it, or start a new run with "
+                "another checkpoint file"
             )
         root = SystemPrompt.from_json(state["population"]["members"][0]["prompt"])
         if root.text != self.population.members[0].prompt.text:
             raise ValueError(
-                f"the saved run began with another system prompt, {root.text[:80]!r}: use another checkpoint file for "
-                "another run"
+                f"the saved run began with another system prompt, {root.text[:80]!r}: use another "
+                "checkpoint file for another run"
             )
         self.generation.load_state_dict(state)
         self.logs = [StepLog(**log) for log in state["steps"]]
@@ -303,18 +358,15 @@ class Evolution:
 
 def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
     """Raise a `TypeError` that names the first argument of a wrong type."""
-    chat = "a chat model or a function of the messages"
-    for name, value, expected in (
-        ("policy", policy, chat),
-        ("reference", reference, chat),
-        ("reward", reward, "a function of lists of completions and columns"),
-    ):
-        if not callable(value):
-            hint = (
-                f"; for an endpoint: OpenAIChat({value!r})"
-                if expected == chat and isinstance(value, str)
-                else ""
+    for name, model in (("policy", policy), ("reference", reference)):
+        if not callable(model):
+            hint = f"; for an endpoint: OpenAIChat({model!r})" if isinstance(model, str) else ""
+            raise TypeError(
+                f"{name} must be a chat model or a function of the messages, not {model!r}{hint}"
             )
-            raise TypeError(f"{name} must be {expected}, not {value!r}{hint}")
+    if not callable(reward):
+        raise TypeError(
+            f"reward must be a function of lists of completions and columns, not {reward!r}"
+        )
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")

@@ -1,14 +1,16 @@
-"""What the reference LLM is asked (the roles of A.2 to A.5 and of Algorithm 2; the wording is ours).
+"""The prompts of the reference LLM (the roles of A.2 to A.5 and Algorithm 2; the wording is ours).
 
-Each template begins with a line `Task: ...` that tells them apart. Variables, all filled in at once by [`fill`], so
-that braces in a problem or an attempt do no harm:
+Each template begins with a line `Task: ...` that tells them apart. Variables, all filled in at once
+by [`fill`], so that braces in a problem or an attempt do no harm:
 
 - `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its accepted answer;
 - `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with its id;
-- `{summaries}`, `{proposals}`, `{sets}` (str): what [`render_summaries`] and its neighbours make;
+- `{summaries}`, `{proposals}`, `{sets}` (str): made by [`render_summaries`], [`render_proposals`]
+  and [`render_sets`];
 - `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;
-- `{failures}` (str): what [`render_failures`] makes;
-- `{answer_format}` (str): one of the `FORMATS` below; `{schema}` (str): the `SCHEMA` of a reply in one JSON object.
+- `{failures}` (str): made by [`render_failures`];
+- `{answer_format}` (str): one of the `FORMATS` below; `{schema}` (str): the `SCHEMA` of a reply in
+  one JSON object.
 """
 
 from __future__ import annotations
@@ -223,14 +225,14 @@ another.
     + _BLOCK_RULES,
     ("crossover", "free text"): "All changes are changes to the text of set A.\n" + _BLOCK_RULES,
 }
-"""How edits are to be written: by stage, and by the kind of prompt."""
+"""The format of edits, by stage and by the form of prompt."""
 
 NO_CHANGE = "NO CHANGE"
-"""What stands for an empty list where the edits are search and replace blocks."""
+"""Stands for an empty list where the edits are search and replace blocks."""
 
 
 def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
-    """The attempts at one problem, best first: `(reward, summary)`."""
+    """Render the attempts at one problem, `(reward, summary)`, best first."""
     ordered = sorted(summaries, key=lambda item: -item[0])
     return "\n".join(
         f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered
@@ -238,42 +240,58 @@ def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
 
 
 def render_failures(failures: Iterable[tuple[str, str, Sequence[tuple[float, str]]]]) -> str:
-    """Problems that attempts fell short of: question, right answer, and reward and text of the attempts."""
+    """Render problems with failed attempts.
+
+    Args:
+        failures (`Iterable[tuple]`): Each question, right answer, and reward and text of the
+            attempts.
+    """
     parts = []
     for question, truth, attempts in failures:
-        told = "\n".join(
+        attempt_texts = "\n".join(
             f'<attempt reward="{reward:g}">\n{text}\n</attempt>' for reward, text in attempts
         )
-        parts.append(f"<problem>\n{question}\nRight answer: {truth}\n{told}\n</problem>")
+        parts.append(f"<problem>\n{question}\nRight answer: {truth}\n{attempt_texts}\n</problem>")
     return "\n".join(parts)
 
 
 def render_proposals(proposals: Iterable[Sequence[str]]) -> str:
-    """The proposed changes, problem by problem, each as text."""
+    """Render the proposed changes, problem by problem, each as text."""
     lines = []
     for number, changes in enumerate(proposals, 1):
-        lines += [f"From problem {number}:", *(f"- {change}" for change in changes)]
+        lines.append(f"From problem {number}:")
+        lines += [f"- {change}" for change in changes]
     return "\n".join(lines)
 
 
 def render_sets(sets: Iterable[tuple[str, str, float, Sequence[tuple[str, str]]]]) -> str:
-    """The sets of a crossover: letter, text, mean reward, and the (problem, right answer) pairs that it alone won."""
+    """Render the sets of a crossover.
+
+    Args:
+        sets (`Iterable[tuple]`): Each letter, text, mean reward, and the (problem, right answer)
+            pairs that it alone won.
+    """
     parts = []
     for letter, text, value, wins in sets:
-        won = "".join(
+        problems = "".join(
             f"<problem>\n{question}\nRight answer: {truth}\n</problem>\n"
             for question, truth in wins
         )
         parts.append(
-            f'<set name="{letter}" mean_reward="{value:.3f}">\n<instructions>\n{text}\n</instructions>\n'
-            f"It alone did best on {len(wins)} of the problems.\n{won}</set>"
+            f'<set name="{letter}" mean_reward="{value:.3f}">\n'
+            f"<instructions>\n{text}\n</instructions>\n"
+            f"It alone did best on {len(wins)} of the problems.\n{problems}</set>"
         )
     return "\n".join(parts)
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most about `limit` characters, the middle left out: how an attempt begins and ends says most."""
+    """Return at most about `limit` characters of a text, without its middle.
+
+    The beginning and the end of an attempt say most.
+    """
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[len(text) - half :]}"
+    end = text[len(text) - half :]
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{end}"

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
+from ..rollout import BatchEngine, Engine, PendingRequest, Sample, SampleRequest
 from .drafting import TokenDraft
 from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
 from .slab import (
@@ -40,7 +40,7 @@ from .slab import (
     masks_of,
 )
 
-SampleJob: TypeAlias = Job[SampleRequest, Sample]
+SampleJob: TypeAlias = PendingRequest[SampleRequest, Sample]
 
 _STEPS_BETWEEN_JOINS = 4  # reading a context takes about as long as a step
 # Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens

@@ -1,8 +1,11 @@
-"""Episodes: the grammar, the `Rollout`, the loop that plays them. Tokens and masks are made here and nowhere else."""
+"""Episodes: the grammar, the `Rollout`, the loop that plays them.
+
+Tokens and masks are made here and nowhere else.
+"""
 
 from .ask_grammar import AskGrammar, CallGrammar
 from .chat_format import ChatFormat, PlainText, TextFormat
-from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
+from .engine import BatchEngine, Engine, PendingRequest, play_all, run_with_engine
 from .environment import (
     RESET_ERROR,
     RESET_SEED,
@@ -57,7 +60,6 @@ from .types import (
     turn_seed,
 )
 
-# fmt: off
 __all__ = [
     "PROMPT_R1_TEMPLATE",
     "RESET_ERROR",
@@ -76,9 +78,9 @@ __all__ = [
     "FreeText",
     "FunctionCall",
     "Grammar",
-    "Job",
     "Limits",
     "Observation",
+    "PendingRequest",
     "PlainText",
     "Policy",
     "QuestionGrammar",

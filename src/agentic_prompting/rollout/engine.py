@@ -1,8 +1,9 @@
 """Engines: the only place where requests of several episodes are batched.
 
-Episodes are coroutines on the background event loop. A model in this process runs on one thread, which owns it. An
-[`Engine`] collects the requests of many coroutines and runs them on that thread, one step after another; a request that
-arrives meanwhile joins at the next step. Policies that run elsewhere (on a server) need no engine: they are awaited.
+Episodes are coroutines on the background event loop. A model in this process runs on one thread,
+which owns it. An [`Engine`] collects the requests of many coroutines and runs them on that thread,
+one step after another; a request that arrives meanwhile joins at the next step. Policies that run
+elsewhere (on a server) need no engine: they are awaited.
 """
 
 from __future__ import annotations
@@ -31,23 +32,26 @@ Result = TypeVar("Result")
 T = TypeVar("T")
 
 _LISTEN_SECONDS = 0.5  # seconds between two checks of a waiting thread for failures elsewhere
-_END_SECONDS = 10.0
+_EXIT_SECONDS = 10.0
 
 _workers: WeakSet[threading.Thread] = WeakSet()
 
 
 @atexit.register
 def _wait_for_workers() -> None:
-    """At interpreter exit: cancel all requests, and wait for the engines' threads, which see it at their next step. A
-    thread that is in torch's code while the interpreter is torn down aborts the process, with status 134 and
-    "terminate called without an active exception"."""
+    """At interpreter exit: cancel all requests, and wait for the engines' threads.
+
+    They see the cancellation at their next step. A thread that is in torch's code while the
+    interpreter is torn down aborts the process, with status 134 and "terminate called without an
+    active exception".
+    """
     end()
     for worker in list(_workers):
-        worker.join(_END_SECONDS)
+        worker.join(_EXIT_SECONDS)
 
 
 @dataclass(eq=False)
-class Job(Generic[Request, Result]):
+class PendingRequest(Generic[Request, Result]):
     """One request in an engine, and the future that its coroutine awaits."""
 
     request: Request
@@ -56,64 +60,82 @@ class Job(Generic[Request, Result]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether its result is no longer wanted."""
+        """Whether the result is no longer wanted."""
         return self.future.cancelled()
 
 
 class Engine(ABC, Generic[Request, Result]):
-    """Many coroutines await it, one thread runs it. Subclasses define one step (`step`) and what it needs (`ready`).
+    """Computes the requests of many coroutines on one thread.
+
+    Subclasses define one step (`step`) and the context in which the model is available (`ready`).
 
     Args:
-        on_callers_thread (`bool`, *optional*, defaults to `False`): The engine runs on the thread that calls
-            `work`; until then requests wait. A trainer needs this, because only its own thread may use its model.
-            Otherwise the engine starts a thread of its own while there are requests.
+        on_callers_thread (`bool`, *optional*, defaults to `False`): The engine runs on the thread
+            that calls `work`; until then requests wait. A trainer needs this, because only its own
+            thread may use its model. Otherwise the engine starts a thread of its own while there
+            are requests.
     """
 
     def __init__(self, on_callers_thread: bool = False):
         self.on_callers_thread = on_callers_thread
-        self._inbox: SimpleQueue[Job[Request, Result] | None] = SimpleQueue()
-        self._waiting: list[Job[Request, Result]] = []  # taken from the inbox, not started
-        self._finished: list[
-            tuple[Job[Request, Result], Result | BaseException]
-        ] = []  # not delivered yet
+        self._inbox: SimpleQueue[PendingRequest[Request, Result] | None] = SimpleQueue()
+        # Requests taken from the inbox and not started, and results that are not delivered yet.
+        self._waiting: list[PendingRequest[Request, Result]] = []
+        self._finished: list[tuple[PendingRequest[Request, Result], Result | BaseException]] = []
         self._worker: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._worker_lock = threading.Lock()
         self._closed: BaseException | None = None
 
     async def __call__(self, request: Request) -> Result:
         loop = asyncio.get_running_loop()
-        job: Job[Request, Result] = Job(request, loop, loop.create_future())
-        self._inbox.put(job)
+        pending: PendingRequest[Request, Result]
+        pending = PendingRequest(request, loop, loop.create_future())
+        self._inbox.put(pending)
         if not self.on_callers_thread:
-            with self._starting:
-                if self._worker is None:
-                    self._worker = threading.Thread(
-                        target=self._run_own_thread, name=type(self).__name__, daemon=True
-                    )
-                    _workers.add(self._worker)
-                    self._worker.start()
-        return await job.future
+            self._start_worker()
+        return await pending.future
+
+    def _start_worker(self) -> None:
+        with self._worker_lock:
+            if self._worker is None:
+                self._worker = threading.Thread(
+                    target=self._run_own_thread, name=type(self).__name__, daemon=True
+                )
+                _workers.add(self._worker)
+                self._worker.start()
 
     @abstractmethod
-    def step(self, arrived: list[Job[Request, Result]]) -> None:
-        """Advance all requests in progress, the new ones (`arrived`) included, and `finish` those that are done."""
+    def step(self, arrived: list[PendingRequest[Request, Result]]) -> None:
+        """Advance all requests in progress, and `finish` those that are done.
+
+        Args:
+            arrived (`list[PendingRequest]`): New requests, which start with this step.
+        """
 
     @property
     @abstractmethod
     def at_work(self) -> int:
-        """How many requests are in progress."""
+        """The number of requests in progress."""
 
     @abstractmethod
-    def drop(self) -> list[Job[Request, Result]]:
-        """Remove all requests in progress from the engine and return them: it has failed, or they were cancelled."""
+    def drop(self) -> list[PendingRequest[Request, Result]]:
+        """Remove all requests in progress from the engine and return them.
+
+        Called after a step failed, or when the requests were cancelled.
+        """
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """A context around steps, in which the model is available."""
+        """Return a context around steps, in which the model is available."""
         yield
 
-    def joins(self, waiting: list[Job[Request, Result]]) -> list[Job[Request, Result]]:
-        """The waiting requests that may start now, in order; the others are offered again at the next step."""
+    def joins(
+        self, waiting: list[PendingRequest[Request, Result]]
+    ) -> list[PendingRequest[Request, Result]]:
+        """Return the waiting requests that may start now, in order.
+
+        The others are offered again at the next step.
+        """
         return waiting
 
     def work(
@@ -127,9 +149,10 @@ class Engine(ABC, Generic[Request, Result]):
         Args:
             until (`Future`): The result that the requests serve.
             listen (`Callable`, *optional*): Called between steps; may raise.
-            together (`Callable`, *optional*): Returns how many coroutines may still send requests. If given, a batch
-                starts when all of them wait for it, and no request joins a batch in progress: which requests share a
-                batch then depends on the requests alone, not on timing.
+            together (`Callable`, *optional*): Returns how many coroutines may still send requests.
+                If given, a batch starts when all of them wait for it, and no request joins a batch
+                in progress: which requests share a batch then depends on the requests alone, not on
+                timing.
         """
 
         def may_join() -> bool:
@@ -140,12 +163,12 @@ class Engine(ABC, Generic[Request, Result]):
         until.add_done_callback(lambda _: self.wake())
         with self.ready():
             while not until.done():
-                self._take(block=not (self.at_work or may_join()))
+                has_work = bool(self.at_work) or may_join()
+                self._take_requests(block=not has_work)
                 listen()
-                if together is not None:  # by conversation, not by time of arrival
-                    self._waiting.sort(
-                        key=lambda job: getattr(job.request, "conversation", None) or 0
-                    )
+                if together is not None:
+                    # Order a batch by conversation, not by time of arrival.
+                    self._waiting.sort(key=_conversation_number)
                 self._run_step(may_join())
                 self._deliver_finished()
 
@@ -154,86 +177,98 @@ class Engine(ABC, Generic[Request, Result]):
         self._inbox.put(None)
 
     def close(self, error: BaseException) -> None:
-        """Fail every request that waits for the next step or comes later with `error`."""
+        """Fail every request that waits for the next step or arrives later with `error`."""
         self._closed = error
 
     def _run_own_thread(self) -> None:
-        """The engine's own thread: runs until no request is left."""
+        """Run the engine's own thread until no request is left."""
         while True:
             try:
                 self._run_until_idle()
-            except (
-                BaseException
-            ) as error:  # the model is not available: every request gets the error
-                self._take(block=False)
-                self._fail(error)
-            # The last results are delivered after `ready` has released the model, because the caller may start training
-            # it at once.
+            except BaseException as error:
+                # The model is not available: every request gets the error.
+                self._take_requests(block=False)
+                self._fail_all(error)
+            # The last results are delivered after `ready` has released the model, because the
+            # caller may start training it at once.
             self._deliver_finished()
-            with self._starting:
+            with self._worker_lock:
                 if self._inbox.empty():
                     self._worker = None
                     return
 
     def _run_until_idle(self) -> None:
         with self.ready():
-            while self._take(block=False) or self.at_work or self._waiting:
+            while self._take_requests(block=False) or self.at_work or self._waiting:
                 self._run_step(may_join=True)
                 if self.at_work or self._waiting:
                     self._deliver_finished()
 
-    def _take(self, block: bool) -> bool:
-        """Move new requests from the inbox to the waiting ones and return whether there were any. If no request is in
-        progress, wait for those that are about to arrive at the same moment."""
-        before = len(self._waiting)
+    def _take_requests(self, block: bool) -> bool:
+        """Move new requests from the inbox to the waiting ones.
+
+        If no request is in progress, wait for those that are about to arrive at the same moment.
+
+        Returns:
+            `bool`: Whether there were any.
+        """
+        waiting_before = len(self._waiting)
         try:
-            job = self._inbox.get(block, _LISTEN_SECONDS)
-            if job is not None and not self.at_work:
-                _settle(job.loop)
+            pending = self._inbox.get(block, _LISTEN_SECONDS)
+            if pending is not None and not self.at_work:
+                _settle(pending.loop)
             while True:
-                if job is not None:
-                    self._waiting.append(job)
-                job = self._inbox.get_nowait()
+                if pending is not None:
+                    self._waiting.append(pending)
+                pending = self._inbox.get_nowait()
         except Empty:
-            return len(self._waiting) > before
+            return len(self._waiting) > waiting_before
 
     def _run_step(self, may_join: bool) -> None:
-        self._waiting = [job for job in self._waiting if not job.cancelled]
+        # Choose the requests that start with this step.
+        self._waiting = [pending for pending in self._waiting if not pending.cancelled]
         arrived = self.joins(self._waiting) if may_join else []
-        self._waiting = [job for job in self._waiting if job not in arrived]
+        self._waiting = [pending for pending in self._waiting if pending not in arrived]
         if not arrived and not self.at_work:
             return
+
         try:
             if self._closed is not None:
                 raise self._closed
             self.step(arrived)
-        except (
-            BaseException
-        ) as error:  # out of memory, for example: the requests in progress get it
+        except BaseException as error:
+            # Ctrl-C, or the end of the program, on the caller's own thread.
             if self.on_callers_thread and not isinstance(error, Exception):
-                raise  # Ctrl-C, or the end of the program, on the caller's own thread
-            self.finish((job, error) for job in arrived)
-            self._fail(error)
+                raise
+            # Out of memory, for example: the requests in progress get it.
+            self.finish((pending, error) for pending in arrived)
+            self._fail_all(error)
 
-    def _fail(self, error: BaseException) -> None:
-        left = [*self.drop(), *self._waiting]
+    def _fail_all(self, error: BaseException) -> None:
+        unfinished = [*self.drop(), *self._waiting]
         self._waiting = []
-        self.finish((job, error) for job in left)
+        self.finish((pending, error) for pending in unfinished)
 
     def finish(
-        self, results: Iterable[tuple[Job[Request, Result], Result | BaseException]]
+        self, results: Iterable[tuple[PendingRequest[Request, Result], Result | BaseException]]
     ) -> None:
         """Deliver results, or errors, after this step."""
         self._finished += results
 
     def _deliver_finished(self) -> None:
-        finished, self._finished = self._finished, []
-        for job, result in finished:
-            with suppress(RuntimeError):  # the loop is closed, and its coroutines with it
-                job.loop.call_soon_threadsafe(_deliver, job.future, result)
+        finished = self._finished
+        self._finished = []
+        for pending, result in finished:
+            # If the loop is closed, its coroutines are gone too.
+            with suppress(RuntimeError):
+                pending.loop.call_soon_threadsafe(_deliver, pending.future, result)
 
 
-def _deliver(future: asyncio.Future[Any], result: Any) -> None:
+def _conversation_number(pending: PendingRequest[Any, Any]) -> int:
+    return getattr(pending.request, "conversation", None) or 0
+
+
+def _deliver(future: asyncio.Future[T], result: T | BaseException) -> None:
     if future.done():
         return
     if isinstance(result, BaseException):
@@ -244,17 +279,19 @@ def _deliver(future: asyncio.Future[Any], result: Any) -> None:
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:
     """Wait until the loop has run everything that is ready: requests of the same moment share a batch."""
-    passed = threading.Event()
+    has_settled = threading.Event()
     try:
-        loop.call_soon_threadsafe(loop.call_soon, passed.set)
+        loop.call_soon_threadsafe(loop.call_soon, has_settled.set)
     except RuntimeError:
         return
-    passed.wait(_LISTEN_SECONDS)
+    has_settled.wait(_LISTEN_SECONDS)
 
 
 class BatchEngine(Engine[SampleRequest, Sample]):
-    """A [`Policy`] over a back end that works in batches only: all waiting requests form the next batch, and each turn
-    takes as long as the longest of its batch.
+    """A [`Policy`] over a back end that works in batches only.
+
+    All waiting requests form the next batch, and each turn takes as long as the longest of its
+    batch.
 
     Args:
         sampler ([`Sampler`]): Called with the requests of a batch, on one thread.
@@ -262,22 +299,25 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         on_callers_thread (`bool`, *optional*): As in [`Engine`].
     """
 
+    at_work = 0  # between two steps, each of which is a whole batch
+
     def __init__(
         self, sampler: Sampler, max_batch_size: int | None = None, on_callers_thread: bool = False
     ):
         super().__init__(on_callers_thread)
-        self.sampler, self.max_batch_size = sampler, max_batch_size
+        self.sampler = sampler
+        self.max_batch_size = max_batch_size
 
-    at_work = 0  # between two steps, each of which is a whole batch
-
-    def drop(self) -> list[Job[SampleRequest, Sample]]:
+    def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
         return []
 
-    def joins(self, waiting: list[Job[SampleRequest, Sample]]) -> list[Job[SampleRequest, Sample]]:
+    def joins(
+        self, waiting: list[PendingRequest[SampleRequest, Sample]]
+    ) -> list[PendingRequest[SampleRequest, Sample]]:
         return waiting[: self.max_batch_size]
 
-    def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
-        samples = self.sampler([job.request for job in arrived])
+    def step(self, arrived: list[PendingRequest[SampleRequest, Sample]]) -> None:
+        samples = self.sampler([pending.request for pending in arrived])
         self.finish(zip(arrived, samples, strict=True))
 
 
@@ -291,22 +331,28 @@ def play_all(
     listen: Callable[[], None] = lambda: None,
     full_determinism: bool = False,
 ) -> None:
-    """Play rollouts to their ends, in place, all at once. Arguments that are not described here are those of `play`.
+    """Play rollouts to their ends, in place and concurrently.
+
+    Arguments that are not described here are those of `play`.
 
     Args:
-        rollouts (`Sequence[Rollout]`): Fresh rollouts, prompts rendered.
-        policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` runs on this thread.
+        rollouts (`Sequence[Rollout]`): Fresh rollouts with their rendered prompts.
+        policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` runs on this
+            thread.
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
-        listen (`Callable`, *optional*): Called at intervals while waiting; an exception that it raises ends the batch.
-        full_determinism (`bool`, *optional*, defaults to `False`): Sample when every unfinished episode waits for a
-            sample, all together: then even the last bits of sums do not depend on the order in which replies arrive.
+        listen (`Callable`, *optional*): Called at intervals while waiting; an exception that it
+            raises ends the batch.
+        full_determinism (`bool`, *optional*, defaults to `False`): Sample when every unfinished
+            episode waits for a sample, all together: then even the last bits of sums do not depend
+            on the order in which replies arrive.
 
     Raises:
         `Exception`: Any error of the policy; all episodes are cancelled first.
     """
-    unfinished, environment = len(rollouts), as_environment(environment)
+    environment = as_environment(environment)
+    unfinished = len(rollouts)
 
-    async def one(rollout: Rollout) -> None:
+    async def play_one(rollout: Rollout) -> None:
         nonlocal unfinished
         await play(rollout, policy, environment, chat_format, limits)
         unfinished -= 1
@@ -314,11 +360,14 @@ def play_all(
         if full_determinism and isinstance(policy, Engine):
             policy.wake()  # one episode fewer to wait for
 
+    def count_unfinished() -> int:
+        return unfinished
+
     run_with_engine(
         policy,
-        gather(map(one, rollouts)),
+        gather(map(play_one, rollouts)),
         listen,
-        (lambda: unfinished) if full_determinism else None,
+        together=count_unfinished if full_determinism else None,
     )
 
 
@@ -328,14 +377,17 @@ def run_with_engine(
     listen: Callable[[], None] = lambda: None,
     together: Callable[[], int] | None = None,
 ) -> T:
-    """Run a coroutine that awaits `policy` on the background loop and wait for its result. Meanwhile an engine that is
-    `on_callers_thread` runs on this thread. The other arguments are those of [`Engine.work`]."""
-    done = start(coroutine)
+    """Run a coroutine that awaits `policy` on the background loop and wait for its result.
+
+    Meanwhile an engine that is `on_callers_thread` runs on this thread. The other arguments are
+    those of [`Engine.work`].
+    """
+    future = start(coroutine)
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:
-            policy.work(done, listen, together)
-        while not wait([done], _LISTEN_SECONDS).done:
+            policy.work(future, listen, together)
+        while not wait([future], _LISTEN_SECONDS).done:
             listen()
-        return done.result()
+        return future.result()
     finally:
-        done.cancel()
+        future.cancel()

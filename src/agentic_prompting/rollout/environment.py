@@ -1,8 +1,8 @@
-"""[`Environment`], which answers the agent's requests, with all its optional members; and [`as_environment`].
+"""[`Environment`], which answers the agent's requests, and its adapters.
 
-An environment needs nothing but `step`. Any object with a `step`, and a plain function of the rollout, are adapted
-once, at the front doors (a trainer, an agent, the commands); the code behind them reads attributes of an
-[`Environment`].
+An environment needs only `step`. [`as_environment`] adapts any object with a `step`, or a plain
+function of the rollout, once: in a trainer, an agent or a command. All other code reads attributes
+of an [`Environment`].
 """
 
 from __future__ import annotations
@@ -22,27 +22,34 @@ from .types import Limits, Observation, Rollout
 
 T = TypeVar("T")
 
-RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
-RESET_SEED = "reset_seed"  # the column with the seed that `reset` may draw from
+# The column of a row whose `reset` failed.
+RESET_ERROR = "reset_error"
+# The column with the seed that `reset` may draw from.
+RESET_SEED = "reset_seed"
 
 
 class Environment:
-    """Answers the agent's requests. A subclass defines `step`, and those other members that it needs.
+    """Answers the agent's requests. A subclass defines `step` and the optional members it needs.
 
-    Methods may be plain or `async`. A plain one runs in a thread, several of them at once, and may block. An error of a
-    method in one episode fails that rollout alone.
+    Methods may be plain or `async`. A plain method runs in a thread, possibly several at once, and
+    may block. An error of a method in one episode fails only that rollout.
 
     Attributes:
-        grammar ([`Grammar`], *optional*): How the agent writes requests to it. `None`: the trainer's default, tags.
-        prompt_template (`str`, *optional*): The agent's user message, with `{question}` and the grammar's tag names.
-            `None`: a text made of the class's name and the first paragraph of its docstring.
+        grammar ([`Grammar`], *optional*): The form of the agent's requests. `None`: the trainer's
+            default, tags.
+        prompt_template (`str`, *optional*): The agent's user message, with `{question}` and the
+            grammar's tag names. `None`: a text made of the class's name and the first paragraph of
+            its docstring.
         chat_template_kwargs (`Mapping`): Arguments for the chat template, such as `tools`.
-        step_timeout (`float`, *optional*): Seconds that one `step` or `reset` may take; the rollout then fails. `None`:
-            the run's `step_timeout`. `math.inf`: no limit, for calls that have limits of their own.
-        repeatable_reset (`bool`): Whether `reset` is a function of its row alone. A resumed run with `async_lead` then
-            calls it again and goes on with the episodes in flight, instead of playing them anew.
-        play_episode (`Callable`, *optional*): An environment that plays whole episodes has this method, `async`, with
-            the arguments `(rollout, policy, chat_format, limits)`; `step` is then never called.
+        step_timeout (`float`, *optional*): Seconds that one `step` or `reset` may take; the rollout
+            then fails. `None`: the run's `step_timeout`. `math.inf`: no limit, for calls that have
+            limits of their own.
+        repeatable_reset (`bool`): Whether `reset` depends only on its row. A resumed run with
+            `async_lead` then calls it again and continues the episodes in flight, instead of
+            playing them anew.
+        play_episode (`Callable`, *optional*): An environment that plays whole episodes has this
+            `async` method, with the arguments `(rollout, policy, chat_format, limits)`; `step` is
+            then never called.
 
     Example:
 
@@ -65,10 +72,11 @@ class Environment:
     def step(
         self, rollout: Rollout
     ) -> Awaitable[Observation | str | None] | Observation | str | None:
-        """Answer a turn that asks something (`rollout.turns[-1].kind == "act"`).
+        """Answer a request of the agent (`rollout.turns[-1].kind == "act"`).
 
         Returns:
-            [`Observation`] or `str`: The text that the agent reads next; `None` if the episode is over.
+            [`Observation`] or `str`: The text that the agent reads next; `None` if the episode is
+            over.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(rollout)")
 
@@ -76,45 +84,51 @@ class Environment:
         """Start an episode.
 
         Args:
-            row (`dict`): A row of the data set, with the messages of its prompt in `prompt`, and a seed in
-                `reset_seed`, which is the same for all rollouts of a group: draw from it what differs between episodes.
-                A row of the data set may have a `reset_seed` of its own.
+            row (`dict`): A row of the data set, with the messages of its prompt in `prompt`, and a
+                seed in `reset_seed`, the same for all rollouts of a group, for everything that
+                differs between episodes. A row of the data set may have a `reset_seed` of its own.
 
         Returns:
-            `dict`: The row of this episode, which the rollout and the rewards get. Its `prompt` may have changed.
+            `dict`: The row of this episode, which the rollout and the rewards get. Its `prompt` may
+            have changed.
         """
         return row
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Plain settings that decide what its observations are. A run with other settings uses neither the episodes in
-        flight nor the answers of an evaluation that were recorded before. Empty by default."""
+        """Plain settings that decide what its observations are. Empty by default.
+
+        A run with other settings uses neither the episodes in flight nor the answers of an
+        evaluation that were recorded before.
+        """
         return {}
 
     def check(self) -> None:
-        """Raise the error that a first `step` would cause (an [`LLMError`]), before a run spends anything."""
+        """Raise the [`LLMError`] that a first `step` would cause, before a run spends anything."""
 
     def keep_private(self, paths: Sequence[str]) -> None:
-        """Be told the files and folders of a run that no agent may see: its output, its data."""
+        """Hide files and folders of a run, such as its output and its data, from the agent."""
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Charge the environment's spending to `budget`. By default that of the models in its attributes `chat`,
-        `model` and `models`."""
+        """Charge the environment's spending to `budget`.
+
+        By default these are the calls of the models in the attributes `chat`, `model` and `models`.
+        """
         charge_models_of(self, budget, account)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state that a checkpoint keeps; `None` if there is none."""
+        """Return the state that a checkpoint keeps; `None` without one."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict()`."""
+        """Restore the state of a `state_dict()`."""
 
     def close(self) -> None:
         """Release the environment's resources: connections, processes."""
 
     @property
     def has_reset(self) -> bool:
-        """Whether it defines `reset`."""
+        """Whether the environment defines `reset`."""
         return type(self).reset is not Environment.reset
 
     @property
@@ -130,90 +144,103 @@ class Environments(Environment):
         environments (`Mapping[str, Any]`): By name; each as for [`as_environment`].
 
     Raises:
-        `TypeError`: One of them is no environment, or plays whole episodes; the message names it.
+        `TypeError`: A value is not an environment, or plays whole episodes; the message names it.
     """
 
     def __init__(self, environments: Mapping[str, Any]):
         if not environments:
             raise TypeError("environment is an empty mapping: name at least one environment")
-        self.by_name = {name: _named(name, one) for name, one in environments.items()}
-        self.grammar = {name: one.grammar for name, one in self.by_name.items()}  # type: ignore[assignment]
+        self.by_name = {
+            name: _as_named_environment(name, candidate) for name, candidate in environments.items()
+        }
+        self.grammar = {  # type: ignore[assignment]
+            name: environment.grammar for name, environment in self.by_name.items()
+        }
 
     def of(self, row: Mapping[str, Any]) -> Environment:
-        """The environment of a row.
+        """Return the environment of a row.
 
         Raises:
             `ValueError`: The row names none of them.
         """
-        if (name := row.get("environment")) not in self.by_name:
+        name = row.get("environment")
+        if name not in self.by_name:
             raise ValueError(
                 f"a row names the environment {name!r}; there are: {', '.join(self.by_name)}"
             )
         return self.by_name[name]
 
     async def reset(self, row: dict[str, Any]) -> Any:
-        """The row's environment starts an episode."""
-        own = self.of(row)
-        return await call_guarded(own.reset, row) if own.has_reset else row
+        """Let the row's environment start an episode."""
+        environment = self.of(row)
+        if not environment.has_reset:
+            return row
+        return await call_guarded(environment.reset, row)
 
     def check(self) -> None:
-        """Check each."""
-        for one in self.by_name.values():
-            one.check()
-
-    def keep_private(self, paths: Sequence[str]) -> None:
-        """Be told the files and folders of a run that no agent may see: its output, its data."""
+        """Check each environment."""
+        for environment in self.by_name.values():
+            environment.check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Charge the spending of each to an account of its own, `account/name`."""
-        for name, one in self.by_name.items():
-            one.charge_to(budget, f"{account}/{name}")
+        """Charge the spending of each environment to an account of its own, `account/name`."""
+        for name, environment in self.by_name.items():
+            environment.charge_to(budget, f"{account}/{name}")
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The states of the environments that have one, by name."""
-        states = {name: one.state_dict() for name, one in self.by_name.items()}
+        """Return the states of the environments that have one, by name."""
+        states = {name: environment.state_dict() for name, environment in self.by_name.items()}
         return {name: state for name, state in states.items() if state is not None} or None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue each from its own state."""
-        for name, own in state.items():
-            self.by_name[name].load_state_dict(own)
+        """Restore the state of each environment."""
+        for name, environment_state in state.items():
+            self.by_name[name].load_state_dict(environment_state)
 
     def close(self) -> None:
-        """Close each."""
-        for one in self.by_name.values():
-            one.close()
+        """Close each environment."""
+        for environment in self.by_name.values():
+            environment.close()
 
     @property
     def has_reset(self) -> bool:
-        return any(one.has_reset for one in self.by_name.values())
+        return any(environment.has_reset for environment in self.by_name.values())
 
     @property
     def repeatable_reset(self) -> bool:  # type: ignore[override]
-        return all(one.repeatable_reset for one in self.by_name.values() if one.has_reset)
+        return all(
+            environment.repeatable_reset
+            for environment in self.by_name.values()
+            if environment.has_reset
+        )
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        identities = {name: dict(one.identity) for name, one in self.by_name.items()}
-        return {name: values for name, values in identities.items() if values}
+        identities = {
+            name: dict(environment.identity) for name, environment in self.by_name.items()
+        }
+        return {name: identity for name, identity in identities.items() if identity}
 
 
-def _named(name: Any, thing: Any) -> Environment:
+def _as_named_environment(name: str, candidate: Any) -> Environment:
+    """Adapt one of several environments; an error names it."""
     if not isinstance(name, str) or not name:
-        raise TypeError(f"the name of an environment must be a text, got {name!r}")
+        raise TypeError(f"the name of an environment must be a non-empty str, got {name!r}")
     try:
-        one = as_environment(thing)
+        environment = as_environment(candidate)
     except TypeError as error:
         raise TypeError(f"environment {name!r}: {error}") from None
-    if one is None or one.play_episode is not None or isinstance(one, Environments):
+    is_nested = isinstance(environment, Environments)
+    if environment is None or environment.play_episode is not None or is_nested:
         raise TypeError(
-            f"environment {name!r} must have a step(rollout): a program, or none, cannot be one of several"
+            f"environment {name!r} must have a step(rollout): a program cannot be one of several "
+            "environments, nor can None or a mapping"
         )
-    return one
+    return environment
 
 
-class _Function(Environment):
-    """A function of the rollout as an environment."""
+class _FunctionEnvironment(Environment):
+    """Adapts a function of the rollout."""
 
     def __init__(self, function: Callable[[Rollout], Any]):
         self.step = function  # type: ignore[assignment, method-assign]
@@ -223,21 +250,8 @@ class _Function(Environment):
         return self.step
 
 
-def _forwarded(name: str) -> Any:
-    """A property: the adapted object's own member where it has one, else the default of [`Environment`]."""
-
-    def get(self: Any) -> Any:
-        return (
-            getattr(self.adapted, name)
-            if hasattr(self.adapted, name)
-            else getattr(super(_Object, self), name)
-        )
-
-    return property(get)
-
-
-class _Object(Environment):
-    """Any object with a `step` as an environment. Its other attributes are those of the object."""
+class _ObjectEnvironment(Environment):
+    """Adapts any object with a `step`. All other attributes are the object's."""
 
     def __init__(self, adapted: Any):
         self.adapted = adapted
@@ -256,37 +270,52 @@ class _Object(Environment):
         return getattr(self.adapted, name)
 
 
+def _forward_to_adapted(name: str) -> property:
+    """Return a property: the adapted object's member if it has one, else [`Environment`]'s."""
+
+    def get(self: _ObjectEnvironment) -> Any:
+        if hasattr(self.adapted, name):
+            return getattr(self.adapted, name)
+        return getattr(super(_ObjectEnvironment, self), name)
+
+    return property(get)
+
+
+# Every public member of `Environment` is looked up on the adapted object first.
 for _name in vars(Environment):
-    if not _name.startswith("_") and _name not in vars(_Object):
-        setattr(_Object, _name, _forwarded(_name))
+    if not _name.startswith("_") and _name not in vars(_ObjectEnvironment):
+        setattr(_ObjectEnvironment, _name, _forward_to_adapted(_name))
 
 
-def as_environment(thing: Any) -> Environment | None:
-    """An [`Environment`] made of `thing`.
+def as_environment(candidate: Any) -> Environment | None:
+    """Return an [`Environment`] made of `candidate`.
 
     Args:
-        thing ([`Environment`], object with a `step`, `Callable` or `Mapping`, *optional*): A function is the `step`,
-            plain or `async`: it gets the [`Rollout`] and returns an [`Observation`], its text, or `None` if the episode
-            is over. A mapping has several by name: [`Environments`]. `None` stays `None`.
+        candidate ([`Environment`], object with a `step`, `Callable` or `Mapping`, *optional*): A
+            function is the `step`, plain or `async`: it gets the [`Rollout`] and returns an
+            [`Observation`], its text, or `None` if the episode is over. A mapping has several by
+            name: [`Environments`]. `None` stays `None`.
 
     Raises:
         `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
         `ValueError`: Its `step_timeout` is not above 0.
     """
-    if thing is None or isinstance(thing, Environments):
-        return thing
-    if isinstance(thing, Mapping):
-        return Environments(thing)
-    if inspect.isclass(thing):
-        raise TypeError(
-            f"environment is the class {thing.__name__}: pass an object of it, {thing.__name__}(...)"
-        )
-    step = thing if inspect.isroutine(thing) else getattr(thing, "step", None)
-    name = getattr(thing, "__name__", type(thing).__name__)
+    if candidate is None or isinstance(candidate, Environments):
+        return candidate
+    if isinstance(candidate, Mapping):
+        return Environments(candidate)
+    if inspect.isclass(candidate):
+        name = candidate.__name__
+        raise TypeError(f"environment is the class {name}: pass an object of it, {name}(...)")
+
+    # Check that there is a step(rollout).
+    is_function = inspect.isroutine(candidate)
+    step = candidate if is_function else getattr(candidate, "step", None)
+    name = getattr(candidate, "__name__", type(candidate).__name__)
     if not callable(step) or getattr(step, "__func__", None) is Environment.step:
         raise TypeError(
-            f"environment has no step(rollout) to call: {name}. Pass an object with that method, a function of the "
-            "rollout, or LLMEnvironment(chat) around a large LLM"
+            f"environment has no step(rollout) to call: {name}. Pass an object with that method, a "
+            "function of the rollout, or LLMEnvironment(chat) around a large LLM"
         )
     try:
         inspect.signature(step).bind(None)
@@ -296,14 +325,18 @@ def as_environment(thing: Any) -> Environment | None:
         ) from None
     except ValueError:  # a function written in C may have no signature
         pass
-    limit = getattr(thing, "step_timeout", None)
-    if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+
+    # Check its time limit.
+    timeout = getattr(candidate, "step_timeout", None)
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ValueError(
-            f"step_timeout of the environment {name} must be seconds above 0 or None, got {limit!r}"
+            f"step_timeout of the environment {name} must be seconds above 0 or None, "
+            f"got {timeout!r}"
         )
-    if isinstance(thing, Environment):
-        return thing
-    return _Function(thing) if step is thing else _Object(thing)
+
+    if isinstance(candidate, Environment):
+        return candidate
+    return _FunctionEnvironment(candidate) if is_function else _ObjectEnvironment(candidate)
 
 
 async def call_environment(
@@ -313,15 +346,15 @@ async def call_environment(
     step_timeout: float | None,
     receive: Callable[[Any], T] = lambda returned: returned,
 ) -> T:
-    """What a method of an environment returns, within the time limit.
+    """Call a method of an environment within the time limit, and return its result.
 
     Args:
         environment ([`Environment`]): Its own `step_timeout` takes precedence.
         method (`Callable`): Its `step` or `reset`.
         argument (`Any`): The method's argument.
         step_timeout (`float`, *optional*): The limit in seconds.
-        receive (`Callable`, *optional*): Converts the returned value, in the task that called the method. A caller
-            that is cancelled may never see the value; `receive` always does.
+        receive (`Callable`, *optional*): Converts the returned value, in the task that called the
+            method. A caller that is cancelled may never see the value; `receive` always does.
 
     Raises:
         [`TimedOut`]: The method did not return in time.
@@ -345,45 +378,46 @@ async def reset_rows(
     limits: Limits = Limits(),
     seeds: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
+    """Return the rows of a batch of episodes after the environment's `reset` of each.
 
-    Each row gets its seed of `seeds` (by default its number) in the column `RESET_SEED`, unless it has one.
-
-    If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
-    before the first turn. All rows have the same columns, `None` where one has nothing, since rewards get columns.
+    Never raises: if a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play`
+    ends its rollout as `failed` before the first turn. Each row gets its seed of `seeds` (by default
+    its number) in the column `RESET_SEED`, unless it has one. All rows have the same columns, since
+    rewards get columns; a missing value is `None`.
     """
     if environment is None or not environment.has_reset:
         return list(rows)
     if seeds is None:
         seeds = range(len(rows))
     resets = [
-        _reset(environment, {RESET_SEED: seed, **row}, limits)
+        _reset_row(environment, {RESET_SEED: seed, **row}, limits)
         for row, seed in zip(rows, seeds, strict=True)
     ]
     return same_columns(await asyncio.gather(*resets))
 
 
 def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the rows, all with the same columns."""
+    """Return copies of the rows, all with the same columns."""
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{**columns, **row} for row in rows]
 
 
-async def _reset(environment: Environment, row: dict[str, Any], limits: Limits) -> dict[str, Any]:
+async def _reset_row(
+    environment: Environment, row: dict[str, Any], limits: Limits
+) -> dict[str, Any]:
     try:
         if isinstance(environment, Environments):
             environment = environment.of(row)
         if not environment.has_reset:
             return row
-        begun: Any = await call_environment(
-            environment, environment.reset, row, limits.of(row).step_timeout
-        )
-        if not isinstance(begun, Mapping):
-            wrong = type(begun).__name__
+        step_timeout = limits.of(row).step_timeout
+        episode_row: Any = await call_environment(environment, environment.reset, row, step_timeout)
+        if not isinstance(episode_row, Mapping):
             raise ServerFailed(
-                f"{place_of(environment.reset)} must return the row of the episode, a dict, not {wrong}"
+                f"{place_of(environment.reset)} must return the row of the episode, a dict, "
+                f"not {type(episode_row).__name__}"
             )
-        return dict(begun)
+        return dict(episode_row)
     except LLMError as error:
         return {**row, RESET_ERROR: error}
     except Exception as error:

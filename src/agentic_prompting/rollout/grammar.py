@@ -1,12 +1,13 @@
 """The turn grammar: what an agent may write, and what a turn of text means.
 
-A [`Grammar`] reads turns and frames observations. [`TagGrammar`] is Prompt-R1's: its tags are data, the reading of a
-turn is a pure function ([`parse_turn`]). [`QuestionGrammar`] has no tags, for small models that cannot write them yet.
-[`FreeText`] is for tasks of a single turn.
+A [`Grammar`] reads turns and frames observations. [`TagGrammar`] is Prompt-R1's: its tags are data,
+the reading of a turn is a pure function ([`parse_turn`]). [`QuestionGrammar`] has no tags, for
+small models that cannot write them yet. [`FreeText`] is for tasks of a single turn.
 
-Two questions are kept apart. *What happens next* needs little: one request, or one answer. *Was it well formed* is what
-the format reward asks: a thought and a request (or answer), each once, not empty, and nothing else. A turn can be acted
-on without being well formed, for example when the thought is missing.
+Two questions are kept apart. *What happens next?* needs little: one request, or one answer. *Was it
+well formed?* is the question of the format reward: a thought and a request (or answer), each once,
+not empty, and nothing else. A turn can be acted on without being well formed, for example when the
+thought is missing.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Turn:
         kind (`str`): `act` (asks the environment), `answer` (ends the episode) or `malformed`.
         well_formed (`bool`): Thought and request (or answer), each once, not empty, nothing else.
         thought (`str`, *optional*): Stripped; `None` without exactly one thought.
-        request (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is `act`.
+        request (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is
+            `act`.
         answer (`str`, *optional*): Stripped, may be empty; `None` unless `kind` is `answer`.
-        problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed tag`, `stray closing
-            tag`, `nested tag`, `repeated tag`, `answer and request`, `empty request`, `observation tag`.
-        answer_reference (`int`, *optional*): The number of the part of an observation that the answer refers to; see
-            [`Observation`]. `answer` is then the text of that part.
+        problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed
+            tag`, `stray closing tag`, `nested tag`, `repeated tag`, `answer and request`, `empty
+            request`, `observation tag`.
+        answer_reference (`int`, *optional*): The number of the part of an observation that the
+            answer refers to; see [`Observation`]. `answer` is then the text of that part.
     """
 
     text: str
@@ -55,14 +58,15 @@ class Grammar(Protocol):
     Attributes:
         stops (`tuple[str, ...]`): Texts after which a turn is over.
         frame (`tuple[str, str]`): The texts before and after an observation in its message.
-        thought_opening (`str`): The text that opens a thought: a chat template may have written it already. May be
-            empty.
-        separator (`str`, *optional*): The text between several observations of one turn, if a grammar has them. It is
-            the only part of an observation that is tokenised like the template's text.
-        bodies (`Callable`, *optional*): Returns the texts of the tool calls in a turn, if a grammar has tools. Reward
-            functions then get the calls in `completions`.
-        read_calls (`Callable`, *optional*): Returns them as [`FunctionCall`]s. A chat template whose calls it cannot
-            read is refused.
+        thought_opening (`str`): The text that opens a thought: a chat template may have written it
+            already. May be empty.
+        separator (`str`, *optional*): The text between several observations of one turn, if a
+            grammar has them. It is the only part of an observation that is tokenised like the
+            template's text.
+        bodies (`Callable`, *optional*): Returns the texts of the tool calls in a turn, if a grammar
+            has tools. Reward functions then get the calls in `completions`.
+        read_calls (`Callable`, *optional*): Returns them as [`FunctionCall`]s. A chat template
+            whose calls it cannot read is refused.
     """
 
     @property
@@ -77,7 +81,7 @@ class Grammar(Protocol):
         ...
 
     def escape(self, text: str) -> str:
-        """`text`, changed so that no part of it can pass for the grammar's own marks."""
+        """Return `text` with the grammar's own tags defused."""
         ...
 
 
@@ -87,12 +91,14 @@ class TagGrammar:
 
     Args:
         think (`str`, *optional*, defaults to `"think"`): The agent's thought.
-        act (`str`, *optional*, defaults to `"interaction_prompt"`): The agent's request to the environment.
-        observation (`str`, *optional*, defaults to `"interaction_response"`): The environment's reply.
+        act (`str`, *optional*, defaults to `"interaction_prompt"`): The agent's request to the
+            environment.
+        observation (`str`, *optional*, defaults to `"interaction_response"`): The environment's
+            reply.
         answer (`str`, *optional*, defaults to `"answer"`): The agent's final answer.
 
     Raises:
-        `ValueError`: If a tag is no plain word or two tags are equal.
+        `ValueError`: If a tag is not a plain word or two tags are equal.
     """
 
     think: str = "think"
@@ -112,7 +118,8 @@ class TagGrammar:
     @cached_property
     def any_tag(self) -> re.Pattern[str]:
         """Matches every opening or closing tag of this grammar; groups: slash, name."""
-        return re.compile(rf"<(/?)({'|'.join(map(re.escape, asdict(self).values()))})>")
+        names = "|".join(map(re.escape, asdict(self).values()))
+        return re.compile(rf"<(/?)({names})>")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -135,8 +142,10 @@ class TagGrammar:
 
 @dataclass(frozen=True)
 class FreeText:
-    """No tags: everything that the agent writes is its answer, but for the thought of a thinking model. For tasks of
-    one turn."""
+    """No tags, for tasks of one turn: everything that the agent writes is its answer.
+
+    The thought of a thinking model is not part of it.
+    """
 
     stops: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
@@ -161,14 +170,15 @@ _FIRST_QUESTION_MARK = re.compile(f"[{''.join(_QUESTION_MARKS)}]")
 class QuestionGrammar:
     """A turn with a question mark asks the environment; any other text is the answer.
 
-    There is nothing to learn before a turn can be acted on, so an untrained model of 100 million parameters can use
-    this form at once. A turn ends right after its first question mark. A thought (`<think>...</think>`) is not part of
-    the request or answer, but a question mark inside it ends the turn as malformed: use this form for models that write
-    no thoughts, or with thinking turned off (`chat_template_kwargs={"enable_thinking": False}`).
+    There is nothing to learn before a turn can be acted on, so an untrained model of 100 million
+    parameters can use this form at once. A turn ends right after its first question mark. A thought
+    (`<think>...</think>`) is not part of the request or answer, but a question mark inside it ends
+    the turn as malformed: use this form for models that write no thoughts, or with thinking turned
+    off (`chat_template_kwargs={"enable_thinking": False}`).
 
     Args:
-        frame (`tuple[str, str]`, *optional*): The texts before and after an observation, for example
-            `("Search result: ", "\\nAnswer in a few words.")`. Empty by default.
+        frame (`tuple[str, str]`, *optional*): The texts before and after an observation, for
+            example `("Search result: ", "\\nAnswer in a few words.")`. Empty by default.
     """
 
     frame: tuple[str, str] = ("", "")
@@ -202,56 +212,77 @@ class QuestionGrammar:
 def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     """Read one turn of the agent. Never raises.
 
-    The rules, in order: tags must open and close without nesting; the observation's tag is not the agent's to write;
-    each tag occurs at most once; a turn either asks or answers, not both; a request is not empty. An empty answer is
-    an answer (and scores as one).
+    The rules, in order: tags must open and close without nesting; the agent must not write the
+    observation's tag; each tag occurs at most once; a turn either asks or answers, not both; a
+    request is not empty. An empty answer is an answer (and scores as one).
     """
-    elements, outside, problem = _elements(text, grammar)
-    thoughts, acts, answers = (
-        elements.get(tag, []) for tag in (grammar.think, grammar.act, grammar.answer)
-    )
+    elements = _split_elements(text, grammar)
+    thoughts = elements.contents.get(grammar.think, [])
+    requests = elements.contents.get(grammar.act, [])
+    answers = elements.contents.get(grammar.answer, [])
     thought = thoughts[0] if len(thoughts) == 1 else None
-    problems = {
-        problem: bool(problem),
-        "observation tag": grammar.observation in elements,
-        "repeated tag": any(len(contents) > 1 for contents in elements.values()),
-        "answer and request": bool(acts and answers),
-        "no tag": not acts and not answers,
-        "empty request": acts == [""],
-    }
-    for problem, found in problems.items():
-        if found:
-            return Turn(text, "malformed", False, thought=thought, problem=problem)
-    said = (acts or answers)[0]
-    in_order = list(elements) == [grammar.think, grammar.act if acts else grammar.answer]
-    well_formed = in_order and bool(thought) and bool(said) and not outside
-    if acts:
-        return Turn(text, "act", well_formed, thought=thought, request=said)
-    return Turn(text, "answer", well_formed, thought=thought, answer=said)
+
+    # The first rule that is broken.
+    problem = elements.problem
+    if not problem:
+        if grammar.observation in elements.contents:
+            problem = "observation tag"
+        elif any(len(contents) > 1 for contents in elements.contents.values()):
+            problem = "repeated tag"
+        elif requests and answers:
+            problem = "answer and request"
+        elif not requests and not answers:
+            problem = "no tag"
+        elif requests == [""]:
+            problem = "empty request"
+    if problem:
+        return Turn(text, "malformed", False, thought=thought, problem=problem)
+
+    # Well formed: a thought and a request (or answer), in this order, and nothing else.
+    content = requests[0] if requests else answers[0]
+    expected_tags = [grammar.think, grammar.act if requests else grammar.answer]
+    is_complete = bool(thought) and bool(content)
+    in_order = list(elements.contents) == expected_tags
+    well_formed = in_order and is_complete and not elements.outside
+    if requests:
+        return Turn(text, "act", well_formed, thought=thought, request=content)
+    return Turn(text, "answer", well_formed, thought=thought, answer=content)
 
 
-def _elements(text: str, grammar: TagGrammar) -> tuple[dict[str, list[str]], str, str]:
-    """The contents by tag, the text outside of all tags, and the first structural problem."""
-    outside, *rest = grammar.any_tag.split(text)
-    marks = list(
-        zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-    )  # slash, tag, the text behind it
-    elements: dict[str, list[str]] = {}
-    for (slash, tag, inside), closing in zip_longest(marks[::2], marks[1::2]):
+@dataclass
+class _TurnElements:
+    """The tagged elements of a turn: contents by tag, the text outside, the first problem."""
+
+    contents: dict[str, list[str]] = field(default_factory=dict)
+    outside: str = ""
+    problem: str = ""
+
+
+def _split_elements(text: str, grammar: TagGrammar) -> _TurnElements:
+    """Split a turn at its tags, up to the first structural problem."""
+    before, *parts = grammar.any_tag.split(text)
+    elements = _TurnElements(outside=before)
+    # After each tag: its slash, its name, and the text behind it.
+    tags = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
+    for (slash, name, content), closing in zip_longest(tags[::2], tags[1::2]):
         if slash:
-            return elements, outside, "stray closing tag"
-        if closing is None:
-            return elements, outside, "unclosed tag"
-        if closing[:2] != ("/", tag):
-            return elements, outside, "nested tag"
-        elements.setdefault(tag, []).append(inside.strip())
-        outside += closing[2]
-    return elements, outside.strip(), ""
+            elements.problem = "stray closing tag"
+        elif closing is None:
+            elements.problem = "unclosed tag"
+        elif closing[:2] != ("/", name):
+            elements.problem = "nested tag"
+        if elements.problem:
+            return elements
+        elements.contents.setdefault(name, []).append(content.strip())
+        elements.outside += closing[2]
+    elements.outside = elements.outside.strip()
+    return elements
 
 
 def escape(text: str, grammar: TagGrammar) -> str:
-    """`text` with the grammar's tags turned into brackets, so that a reply cannot pose as the agent or end a turn.
+    """Return `text` with brackets for the grammar's tags.
 
-    `<answer>Paris</answer>` becomes `[answer]Paris[/answer]`: readable, and inert whatever is done to it again.
+    A reply then cannot forge a turn of the agent or end one. `<answer>Paris</answer>` becomes
+    `[answer]Paris[/answer]`: readable, and inert if it is escaped again.
     """
     return grammar.any_tag.sub(r"[\1\2]", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 
 class Seldom:
@@ -13,7 +13,8 @@ class Seldom:
 
     Args:
         every (`float`, *optional*, defaults to `60.0`): Seconds between two lines.
-        at_once (`bool`, *optional*, defaults to `False`): Whether the first line may come at once.
+        at_once (`bool`, *optional*, defaults to `False`): Whether the first line may be printed at
+            once.
         clock (`Callable`, *optional*): Returns seconds.
     """
 
@@ -23,7 +24,8 @@ class Seldom:
         at_once: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._every, self._clock = every, clock
+        self._every = every
+        self._clock = clock
         self._next = clock() + (0 if at_once else every)
 
     def due(self) -> bool:
@@ -35,30 +37,35 @@ class Seldom:
 
 
 class Lines:
-    """A replacement for a tqdm bar: prints lines such as `rollouts: 96 of 128, about 20 s left` to standard error."""
+    """A replacement for a tqdm bar that prints lines to standard error.
 
-    def __init__(self, total: int, what: str, done: int = 0):
-        self.total, self.what, self.n = total, what, done
-        self._seldom, self._first, self._begun = Seldom(), done, time.monotonic()
+    A line reads `rollouts: 96 of 128, about 20 s left`.
+    """
+
+    def __init__(self, total: int, label: str, done: int = 0):
+        self.total = total
+        self.label = label
+        self.n = done
+        self._first = done
+        self._seldom = Seldom()
+        self._started = time.monotonic()
 
     def left(self) -> str:
-        """`, about 20 s left`, at the pace until now; empty at the beginning and at the end."""
-        done, missing = self.n - self._first, self.total - self.n
-        if done <= 0 or missing <= 0:
+        """Return `, about 20 s left`, at the pace so far; empty at the beginning and at the end."""
+        finished = self.n - self._first
+        remaining = self.total - self.n
+        if finished <= 0 or remaining <= 0:
             return ""
-        seconds = (time.monotonic() - self._begun) / done * missing
-        return (
-            f", about {seconds:.0f} s left"
-            if seconds < 100
-            else f", about {seconds / 60:.0f} min left"
-        )
+        seconds = (time.monotonic() - self._started) / finished * remaining
+        if seconds < 100:
+            return f", about {seconds:.0f} s left"
+        return f", about {seconds / 60:.0f} min left"
 
     def update(self, n: int = 1) -> None:
         self.n += n
         if self._seldom.due():
-            print(
-                f"{self.what}: {self.n} of {self.total}{self.left()}", file=sys.stderr, flush=True
-            )
+            line = f"{self.label}: {self.n} of {self.total}{self.left()}"
+            print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Lines:
         return self
@@ -67,29 +74,36 @@ class Lines:
         """There is nothing to clean up."""
 
 
-def watched(stream: Any = None) -> bool:
-    """Whether a person can see a bar: the stream (by default standard error, where bars are drawn) is a terminal, or
-    this is a notebook."""
-    if bool(getattr(stream or sys.stderr, "isatty", lambda: False)()):
+def watched(stream: TextIO | None = None) -> bool:
+    """Return whether a person can see a bar.
+
+    The stream (by default standard error, where bars are drawn) is a terminal, or this is a
+    notebook.
+    """
+    isatty = getattr(stream or sys.stderr, "isatty", None)
+    if isatty is not None and isatty():
         return True
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def progress(total: int, what: str, done: int = 0, shown: bool = True) -> Any:
-    """A context manager whose value has `update(n=1)`.
+def progress(total: int, label: str, done: int = 0, shown: bool = True) -> Any:
+    """Return a context manager whose value has `update(n=1)`.
 
     Args:
         total (`int`): The number of items.
-        what (`str`): The items' name, for the bar or the line.
+        label (`str`): The items' name, for the bar or the line.
         done (`int`, *optional*, defaults to `0`): The number of items that are done already.
         shown (`bool`, *optional*, defaults to `True`): `False` shows nothing.
 
     Returns:
-        A tqdm bar, which appears after two seconds and disappears at the end; in a file or a pipe [`Lines`].
+        A tqdm bar, which appears after two seconds and disappears at the end; in a file or a pipe
+        [`Lines`].
     """
     if shown and not watched():
-        return Lines(total, what, done)
+        return Lines(total, label, done)
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, initial=done, desc=what, delay=2, disable=not shown, leave=False)
+    return tqdm(total=total, initial=done, desc=label, delay=2, disable=not shown, leave=False)

@@ -1,10 +1,12 @@
-"""Records of rollouts: metrics for the logs, and each rollout as a JSON line on disk for the tools that inspect a run.
+"""Records of rollouts: metrics for the logs, and each rollout as a JSON line on disk.
 
-Each process reduces its rollouts to small [`RolloutFacts`]. The facts of all processes are averaged once, because an
-average of averages would give a process with few rollouts the same weight as one with many.
+Each process reduces its rollouts to small [`RolloutFacts`]. The facts of all processes are averaged
+once, because an average of averages would give a process with few rollouts the same weight as one
+with many.
 
-Each batch is appended as a gzip member of its own (a very large one as several), so a killed run loses at most the
-batch being written, and a reader skips an incomplete end. A full disk does not stop a run: records wait in memory.
+Each batch is appended as a gzip member of its own (a very large one as several), so a killed run
+loses at most the batch being written, and a reader skips an incomplete end. A full disk does not
+stop a run: records wait in memory.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import math
 import os
 import zlib
 from collections import deque
@@ -60,20 +63,20 @@ class RolloutFacts:
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutFacts:
-        replies, error, masks = (
-            rollout.replies,
-            rollout.error,
-            [one.mask for one in rollout.sequences],
-        )
+        """Return the facts of a finished rollout."""
+        replies = rollout.replies
+        error = rollout.error
+        agent_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
+        response_tokens = sum(len(sequence.mask) for sequence in rollout.sequences)
         return cls(
             status=rollout.status,
-            error_kind=None if error is None else error.kind,
-            error=None if error is None else str(error),
+            error_kind=error.kind if error else None,
+            error=str(error) if error else None,
             fatal=error is not None and error.fatal,
             turns=len(rollout.turns),
             interactions=sum(observation.error is None for observation in rollout.observations),
-            agent_tokens=sum(map(sum, masks)),
-            observation_tokens=sum(map(len, masks)) - sum(map(sum, masks)),
+            agent_tokens=agent_tokens,
+            observation_tokens=response_tokens - agent_tokens,
             latencies=tuple(observation.seconds for observation in rollout.observations),
             calls=len(replies),
             cached=sum(reply.cached for reply in replies),
@@ -87,124 +90,127 @@ class RolloutFacts:
 
 
 def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
-    """The metrics of a batch.
+    """Return the metrics of a batch.
 
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
-    `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
-    `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction;
-    [`Rollout`]'s `counts`: means over the rollouts that have them.
+    `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`,
+    `cached`, `shared`, `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`,
+    `latency_p95`: seconds per interaction; [`Rollout`]'s `counts`: means over the rollouts that
+    have them.
     """
+    metrics: dict[str, float] = {}
+
+    # Counts, such as those of a program.
+    count_names = dict.fromkeys(name for fact in facts for name in fact.counts)
+    for name in count_names:
+        values = [fact.counts[name] for fact in facts if name in fact.counts]
+        metrics[name] = float(np.mean(values))
+
+    for name in ("turns", "interactions", "agent_tokens", "observation_tokens"):
+        metrics[f"rollout/{name}"] = float(np.mean([getattr(fact, name) for fact in facts]))
+    for status in STATUSES:
+        metrics[f"rollout/{status}"] = _share_with_status(facts, status)
+
+    # Calls of the environment.
+    for name in ("calls", "retries", "cached", "shared", "tokens", "cost_usd"):
+        metrics[f"environment/{name}"] = float(sum(getattr(fact, name) for fact in facts))
     latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
-    means = ("turns", "interactions", "agent_tokens", "observation_tokens")
-    sums = ("calls", "retries", "cached", "shared", "tokens", "cost_usd")
-    names = dict.fromkeys(name for fact in facts for name in fact.counts)
-    own = {name: [fact.counts[name] for fact in facts if name in fact.counts] for name in names}
-    return {
-        **{name: float(np.mean(values)) for name, values in own.items()},
-        **{
-            f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts]))
-            for name in means
-        },
-        **{
-            f"rollout/{status}": float(np.mean([fact.status == status for fact in facts]))
-            for status in STATUSES
-        },
-        **{
-            f"environment/{name}": float(sum(getattr(fact, name) for fact in facts))
-            for name in sums
-        },
-        "environment/latency_mean": float(np.mean(latencies)),
-        "environment/latency_p95": float(np.percentile(latencies, 95)),
-    }
+    metrics["environment/latency_mean"] = float(np.mean(latencies))
+    metrics["environment/latency_p95"] = float(np.percentile(latencies, 95))
+    return metrics
 
 
 def metrics_by_environment(
     facts: Sequence[RolloutFacts], rewards: Sequence[float]
 ) -> dict[str, float]:
-    """The metrics of a batch for each of several environments, as `environments/NAME/...`: `share` of the rollouts,
-    mean `reward` (of those that have one) and `turns`, shares of `answered` and `failed`.
+    """Return the metrics of a batch for each of several environments.
+
+    They are `environments/NAME/...`: `share` of the rollouts, mean `reward` (of the rollouts with
+    one) and `turns`, shares of `answered` and `failed`.
 
     Args:
         facts (`Sequence[RolloutFacts]`): The facts of a batch; each names its environment.
-        rewards (`Sequence[float]`): Theirs; NaN where there is none.
+        rewards (`Sequence[float]`): The rollouts' rewards; NaN for a rollout without one.
     """
+    facts_by_name: dict[str, list[RolloutFacts]] = {}
+    rewards_by_name: dict[str, list[float]] = {}
+    for fact, reward in zip(facts, rewards, strict=True):
+        name = str(fact.environment)
+        facts_by_name.setdefault(name, []).append(fact)
+        if not math.isnan(reward):
+            rewards_by_name.setdefault(name, []).append(reward)
+
     metrics: dict[str, float] = {}
-    for name in sorted({str(fact.environment) for fact in facts}):
-        own = [
-            (fact, reward)
-            for fact, reward in zip(facts, rewards, strict=True)
-            if fact.environment == name
-        ]
-        known = [reward for _, reward in own if reward == reward]
-        found: dict[str, Any] = {
-            "share": len(own) / len(facts),
-            "turns": np.mean([fact.turns for fact, _ in own]),
-            **{
-                status: np.mean([fact.status == status for fact, _ in own])
-                for status in ("answered", "failed")
-            },
-            **({"reward": np.mean(known)} if known else {}),
-        }
-        metrics |= {f"environments/{name}/{what}": float(value) for what, value in found.items()}
+    for name, environment_facts in sorted(facts_by_name.items()):
+        prefix = f"environments/{name}"
+        metrics[f"{prefix}/share"] = float(len(environment_facts) / len(facts))
+        metrics[f"{prefix}/turns"] = float(np.mean([fact.turns for fact in environment_facts]))
+        for status in ("answered", "failed"):
+            metrics[f"{prefix}/{status}"] = _share_with_status(environment_facts, status)
+        if name in rewards_by_name:
+            metrics[f"{prefix}/reward"] = float(np.mean(rewards_by_name[name]))
     return metrics
 
 
-def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
-    """A rollout as data for JSON.
+def _share_with_status(facts: Sequence[RolloutFacts], status: str) -> float:
+    return float(np.mean([fact.status == status for fact in facts]))
 
-    Keys: `id`, `question`, `answers`, `task`, `environment`, `workers`, `budget` (those that the row has), `status`,
-    `error`, `answer`, `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`,
-    `seconds`, `cached`, `shared`, and `parts` if the agent can refer to them), `tokens` (`agent`, `observation`),
-    `cost_usd` (paid), `worth_usd` (including replies that another call or an earlier run paid for), `seed`, and the
-    keys of `extra`. The record of an episode that counts something, such as a program's, also has `sequences` (each
-    `role`, `prompt`, `tokens`, `in_loss`), in whose order its turns are, and `counts`.
+
+def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
+    """Return a rollout as data for JSON.
+
+    Keys: `id`, `question`, `answers`, `task`, `environment`, `workers`, `budget` (if the row has
+    them), `status`, `error`, `answer`, `turns` (each `text`, `kind`, `well_formed`, `problem`),
+    `observations` (each `text`, `error`, `seconds`, `cached`, `shared`, and `parts` if the agent can
+    refer to them), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including
+    replies that another call or an earlier run paid for), `seed`, and the keys of `extra`. The
+    record of an episode with `counts`, such as a program's, also has `sequences` (each `role`,
+    `prompt`, `tokens`, `in_loss`), in whose order its turns are, and the `counts`.
     """
     facts = RolloutFacts.of(rollout)
-    return {
-        **extra,
-        **{key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row},
-        "status": rollout.status,
-        "error": None if rollout.error is None else {"kind": facts.error_kind, "what": facts.error},
-        "answer": rollout.answer,
-        "turns": [
-            {
-                "text": turn.text,
-                "kind": turn.kind,
-                "well_formed": turn.well_formed,
-                "problem": turn.problem,
-            }
-            for turn in rollout.turns
-        ],
-        "observations": [
-            {
-                "text": observation.text,
-                "error": None if observation.error is None else str(observation.error),
-                "seconds": round(observation.seconds, 4),
-                "cached": any(reply.cached for reply in observation.replies),
-                "shared": any(reply.shared for reply in observation.replies),
-                **({"parts": list(observation.parts)} if observation.parts else {}),
-            }
-            for observation in rollout.observations
-        ],
-        "tokens": {"agent": facts.agent_tokens, "observation": facts.observation_tokens},
-        "cost_usd": facts.cost_usd,
-        "worth_usd": sum(reply.worth.cost_usd for reply in rollout.replies),
-        "seed": rollout.seed,
-        **({"sequences": _sequences(rollout), "counts": rollout.counts} if rollout.counts else {}),
-    }
-
-
-def _sequences(rollout: Rollout) -> list[dict[str, Any]]:
-    """The token sequences of an episode in numbers."""
-    return [
+    record = dict(extra)
+    record |= {key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row}
+    record["status"] = rollout.status
+    record["error"] = {"kind": facts.error_kind, "what": facts.error} if rollout.error else None
+    record["answer"] = rollout.answer
+    record["turns"] = [
         {
-            "role": one.role,
-            "prompt": len(one.prompt_ids),
-            "tokens": len(one.ids),
-            "in_loss": sum(one.mask),
+            "text": turn.text,
+            "kind": turn.kind,
+            "well_formed": turn.well_formed,
+            "problem": turn.problem,
         }
-        for one in rollout.sequences
+        for turn in rollout.turns
     ]
+    record["observations"] = []
+    for observation in rollout.observations:
+        observation_record = {
+            "text": observation.text,
+            "error": str(observation.error) if observation.error else None,
+            "seconds": round(observation.seconds, 4),
+            "cached": any(reply.cached for reply in observation.replies),
+            "shared": any(reply.shared for reply in observation.replies),
+        }
+        if observation.parts:
+            observation_record["parts"] = list(observation.parts)
+        record["observations"].append(observation_record)
+    record["tokens"] = {"agent": facts.agent_tokens, "observation": facts.observation_tokens}
+    record["cost_usd"] = facts.cost_usd
+    record["worth_usd"] = sum(reply.worth.cost_usd for reply in rollout.replies)
+    record["seed"] = rollout.seed
+
+    if rollout.counts:
+        record["sequences"] = [
+            {
+                "role": sequence.role,
+                "prompt": len(sequence.prompt_ids),
+                "tokens": len(sequence.ids),
+                "in_loss": sum(sequence.mask),
+            }
+            for sequence in rollout.sequences
+        ]
+        record["counts"] = rollout.counts
+    return record
 
 
 class RolloutLog:
@@ -213,24 +219,30 @@ class RolloutLog:
     Args:
         folder (`str` or `Path`): Created when the first record is written.
         process_index (`int`, *optional*, defaults to `0`): Each process writes files of its own.
-        max_mb (`float`, *optional*, defaults to `1024`): Above this size the oldest part of this process is deleted,
-            with a warning. 0 writes nothing.
-        part_mb (`float`, *optional*, defaults to `32`): A part is closed at this size, or at a quarter of `max_mb`.
+        max_mb (`float`, *optional*, defaults to `1024`): Above this size the oldest part of this
+            process is deleted, with a warning. 0 writes nothing.
+        part_mb (`float`, *optional*, defaults to `32`): A part is closed at this size, or at a
+            quarter of `max_mb`.
     """
 
     def __init__(
         self, folder: str | Path, process_index: int = 0, max_mb: float = 1024, part_mb: float = 32
     ):
-        self.folder, self.process_index = Path(folder), process_index
-        self.max_bytes, self.part_bytes = max_mb * 2**20, min(part_mb, max_mb / 4) * 2**20
-        self._part: Path | None = (
-            None  # each log begins a new part: an earlier one may end in an incomplete batch
-        )
+        self.folder = Path(folder)
+        self.process_index = process_index
+        self.max_bytes = max_mb * 2**20
+        self.part_bytes = min(part_mb, max_mb / 4) * 2**20
+        # Each log begins a new part: an earlier one may end in an incomplete batch.
+        self._part: Path | None = None
         self._waiting: deque[bytes] = deque()
-        self._failing, self._lost = False, 0
+        self._is_failing = False
+        self._dropped_batches = 0
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append one batch. If the disk refuses it, it is written with the next one, and one warning is logged."""
+        """Append one batch.
+
+        If the disk refuses it, it is written with the next batch, and one warning is logged.
+        """
         if not self.max_bytes:
             return
         self._waiting += _members(records)
@@ -243,39 +255,41 @@ class RolloutLog:
                     file.write(self._waiting[0])
                 self._waiting.popleft()
                 self._drop_oldest()
-        except OSError as error:  # training does not need the records
-            self._part = None  # it may end in an incomplete batch
-            if not self._failing:
+        except OSError as error:
+            # Training does not need the records. The part may end in an incomplete batch.
+            self._part = None
+            if not self._is_failing:
                 logger.warning(
                     "rollouts cannot be written to %s, training goes on without: %s",
                     self.folder,
                     error,
                 )
-            self._failing = True
+            self._is_failing = True
             while sum(map(len, self._waiting)) > MAX_WAITING:
                 self._waiting.popleft()
-                self._lost += 1
+                self._dropped_batches += 1
         else:
-            if self._failing:
+            if self._is_failing:
                 logger.warning(
                     "rollouts are written again to %s; %d batches were lost",
                     self.folder,
-                    self._lost,
+                    self._dropped_batches,
                 )
-            self._failing, self._lost = False, 0
+            self._is_failing = False
+            self._dropped_batches = 0
 
     def _parts(self) -> list[Path]:
         return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
 
     def _current_part(self) -> Path:
-        # A part that is missing, or its folder, was moved away during the run: begin a new one.
-        if (
-            self._part is None
-            or not self._part.exists()
-            or self._part.stat().st_size >= self.part_bytes
-        ):
+        # Begin a new part if the last one is full, or was moved away during the run.
+        is_open = self._part is not None and self._part.exists()
+        if self._part is None or not is_open or self._part.stat().st_size >= self.part_bytes:
+            number = 0
             parts = self._parts()
-            number = int(parts[-1].name.split("-")[2].split(".")[0]) + 1 if parts else 0
+            if parts:
+                last_number = parts[-1].name.split("-")[2].split(".")[0]
+                number = int(last_number) + 1
             self._part = self.folder / f"rollouts-{self.process_index:05d}-{number:05d}.jsonl.gz"
         return self._part
 
@@ -289,26 +303,30 @@ class RolloutLog:
 
 
 def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
-    """All records under `folder`, oldest first for each process. A torn end of a file is skipped."""
+    """Yield all records under `folder`, oldest first for each process.
+
+    An incomplete end of a file is skipped.
+    """
     return (json.loads(line) for _, _, line in rollout_lines(folder))
 
 
 def rollout_lines(folder: str | Path) -> Iterator[tuple[Path, int, str]]:
-    """The records of [`read_rollouts`] unparsed: the file, line and text of each."""
+    """Yield the records of [`read_rollouts`] unparsed: the file, line number and text of each."""
     for part in sorted(Path(folder).glob("rollouts-*.jsonl.gz")):
         for number, line in enumerate(_whole_lines(part), start=1):
             yield part, number, line
 
 
 def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """A batch as gzip members: one, unless it would be too large for a reader."""
+    """Compress a batch to one gzip member, or to several if one would be too large for a reader."""
     lines: list[str] = []
     size = 0
     for record in records:
         line = json.dumps(record, ensure_ascii=False, default=str) + "\n"
         if lines and size + len(line) > MAX_BATCH // 4:  # a character has up to four bytes
             yield gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
-            lines, size = [], 0
+            lines = []
+            size = 0
         lines.append(line)
         size += len(line)
     if lines:
@@ -316,16 +334,19 @@ def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _whole_lines(part: Path) -> Iterator[str]:
-    """The lines of all complete gzip members, in bounded memory whatever their decompressed size."""
+    """Yield the lines of all complete gzip members, in bounded memory."""
     with open(part, "rb") as file:
-        rest, size = file.read(_CHUNK), os.fstat(file.fileno()).st_size
-        while rest:
-            left = size - file.tell() + len(rest)
+        file_size = os.fstat(file.fileno()).st_size
+        data = file.read(_CHUNK)
+        while data:
+            unread_bytes = file_size - file.tell() + len(data)
             try:
-                text, rest = _unfold(file, rest)
+                text, data = _decompress_member(file, data)
             except (zlib.error, EOFError):
                 logger.warning(
-                    "%s: skipped the last %d bytes, a batch cut off while being written", part, left
+                    "%s: skipped the last %d bytes, a batch cut off while being written",
+                    part,
+                    unread_bytes,
                 )
                 return
             if text is None:
@@ -336,19 +357,30 @@ def _whole_lines(part: Path) -> Iterator[str]:
                 yield from text.decode("utf-8", "replace").split("\n")[:-1]
 
 
-def _unfold(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:
-    """One gzip member that begins with `data` and continues in `file`: its text, or `None` if that is too large; and
-    the bytes read after it. Raises `EOFError` or `zlib.error` if the member is incomplete."""
-    member, size = zlib.decompressobj(wbits=31), 0
+def _decompress_member(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:
+    """Decompress the gzip member that begins with `data` and continues in `file`.
+
+    Returns:
+        `tuple`: Its text, or `None` if that is too large; and the bytes read after it.
+
+    Raises:
+        `EOFError` or `zlib.error`: The member is incomplete.
+    """
+    member = zlib.decompressobj(wbits=31)
     pieces: list[bytes] = []
+    size = 0
     while not member.eof:
         piece = member.decompress(data, _CHUNK)
         size += len(piece)
+        # Keep at most `MAX_BATCH` bytes in memory, but read to the end of the member.
         if size > MAX_BATCH:
             pieces.clear()
         else:
             pieces.append(piece)
-        data = (member.unused_data if member.eof else member.unconsumed_tail) or file.read(_CHUNK)
-        if not (piece or data or member.eof):
+        data = member.unused_data if member.eof else member.unconsumed_tail
+        if not data:
+            data = file.read(_CHUNK)
+        if not piece and not data and not member.eof:
             raise EOFError
-    return (b"".join(pieces) if size <= MAX_BATCH else None), data
+    text = b"".join(pieces) if size <= MAX_BATCH else None
+    return text, data

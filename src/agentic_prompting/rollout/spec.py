@@ -1,7 +1,7 @@
 """The form of an agent: its prompt template, its grammar, its limits; and Prompt-R1's template.
 
-One object for training and for use. It is saved beside the weights as `agentic_prompting.json`, so that a trained agent
-is asked in exactly the form that it was trained in, without options to remember.
+One object for training and for use. It is saved beside the weights as `agentic_prompting.json`, so
+that a trained agent gets its prompts in exactly the form of training, without options to remember.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..llm import Message, fill, with_system
 from ..records import atomic_write
@@ -22,6 +23,9 @@ from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
 from .grammar import FreeText, Grammar, Kind, QuestionGrammar, TagGrammar
 from .types import Limits, Observation, Rollout, Sample, Status
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +41,8 @@ _STATUS_AFTER: dict[Kind, Status] = {
     "malformed": "malformed",
 }
 
-# The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share a prefix; the
-# others are the grammar's tag names.
+# The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share
+# a prefix; the other variables are the grammar's tag names.
 PROMPT_R1_TEMPLATE = """\
 You answer a question together with a large language model that knows more than you do. You talk to it by writing \
 requests; it sees your requests and its own replies, but not your thoughts and not this text.
@@ -59,8 +63,10 @@ Question: {question}"""
 
 
 def prompt_r1_template(grammar: Grammar = TagGrammar()) -> str:
-    """The default agent template with the grammar's tags filled in and `{question}` left open. The bare question if
-    the grammar has no tags."""
+    """Return the default agent template with the grammar's tags and `{question}` left open.
+
+    It is the bare question if the grammar has no tags.
+    """
     if not isinstance(grammar, TagGrammar):
         return "{question}"
     return fill(PROMPT_R1_TEMPLATE, **asdict(grammar))
@@ -78,70 +84,79 @@ What you ask is answered in <{observation}>...</{observation}>.
 Question: {question}"""
 
 
-# For models of 100 million parameters: an instruction about asking alone. Longer ones are copied instead of followed.
+# For models of 100 million parameters: an instruction about asking only. Longer ones are copied
+# instead of followed.
 QUESTION_TEMPLATE = """\
 Write one question for {environment}, ending with a question mark, that helps with this task: {question}"""
 
 
-def template_for(environment: Any, grammar: Grammar) -> str:
+def template_for(
+    environment: Environment | Callable[[Rollout], Any] | None, grammar: Grammar
+) -> str:
     """Return the agent's user message if none is passed.
 
     Returns:
-        `str`: The environment's `prompt_template`, with the grammar's tags filled in. Without one, our
-            template for the grammar, with the environment's name and the first paragraph of its docstring.
-            The bare question if there is no environment, or the grammar is neither [`TagGrammar`] nor
-            [`QuestionGrammar`].
+        `str`: The environment's `prompt_template`, with the grammar's tags filled in. Without one,
+            our template for the grammar, with the environment's name and the first paragraph of its
+            docstring. The bare question if there is no environment, or the grammar is neither
+            [`TagGrammar`] nor [`QuestionGrammar`].
 
     Raises:
         `ValueError`: If the environment's template shows tags, and turns of the grammar have none.
     """
+    environment = as_environment(environment)
     if environment is None:
         return "{question}"
-    environment = as_environment(environment)
     template = environment.prompt_template
+    described_by = environment.described_by
+
+    # A question grammar has a form of its own, so that a template with tags is of no use.
     if isinstance(grammar, QuestionGrammar):
-        # A template that shows tags is of no use in this form, which has its own.
-        if template and not _mentions_tags(template):
+        has_tags = any(f"{{{tag.name}}}" in (template or "") for tag in fields(TagGrammar))
+        if template and not has_tags:
             return template
         return fill(QUESTION_TEMPLATE, environment=_short_name(environment))
+
+    # In any other form without tags the agent would be told a form that nobody reads.
     if not isinstance(grammar, TagGrammar):
-        _check_shows_no_tags(template or "", environment, grammar)
+        for tag in fields(TagGrammar):
+            if f"<{{{tag.name}}}>" in (template or ""):
+                raise ValueError(
+                    f"the prompt_template of {described_by.__name__} shows the tag "
+                    f"<{{{tag.name}}}>, but turns in the form {type(grammar).__name__} have no "
+                    "tags: pass a prompt_template= that says how to ask in this form"
+                )
         return template or "{question}"
+
     if template:
         return fill(template, **asdict(grammar))
-    description = _first_paragraph(environment)
-    name = environment.described_by.__name__
-    described = f"{name}: {description}" if description else f"{name}."
-    return fill(ENVIRONMENT_TEMPLATE, environment=described, **asdict(grammar))
-
-
-def _mentions_tags(template: str) -> bool:
-    """Whether a template shows the agent the tags of [`TagGrammar`], which other forms do not have."""
-    return any(f"{{{tag.name}}}" in template for tag in fields(TagGrammar))
+    paragraph = _first_paragraph(environment)
+    name = described_by.__name__
+    description = f"{name}: {paragraph}" if paragraph else f"{name}."
+    return fill(ENVIRONMENT_TEMPLATE, environment=description, **asdict(grammar))
 
 
 def _first_paragraph(environment: Environment) -> str:
-    """The first paragraph of the environment's docstring; empty if it has none or only an inherited one."""
+    """Return the first paragraph of the environment's docstring.
+
+    Empty if there is none or only an inherited one.
+    """
     doc = inspect.getdoc(environment.described_by) or ""
-    return "" if doc == inspect.getdoc(Environment) else " ".join(doc.split("\n\n")[0].split())
+    if doc == inspect.getdoc(Environment):
+        return ""
+    return " ".join(doc.split("\n\n")[0].split())
 
 
 def _short_name(environment: Environment) -> str:
-    """What a short template calls the environment: a first sentence that begins with an article, without its period;
-    else "an expert"."""
+    """Return a short template's name for the environment.
+
+    It is a first sentence that begins with an article, without its period; else "an expert".
+    """
     sentence = re.split(r"[.:;]", _first_paragraph(environment), maxsplit=1)[0].strip()
-    begins_with_article = sentence.split(" ", 1)[0].lower() in ("a", "an", "the")
-    return sentence[0].lower() + sentence[1:] if begins_with_article else "an expert"
-
-
-def _check_shows_no_tags(template: str, environment: Environment, grammar: Grammar) -> None:
-    """Refuse a template for tags with a grammar that has none: the agent would be told a form that nobody reads."""
-    shown = [f"<{{{tag}}}>" for tag in asdict(TagGrammar()) if f"<{{{tag}}}>" in template]
-    if shown:
-        raise ValueError(
-            f"the prompt_template of {environment.described_by.__name__} shows the tag {shown[0]}, but turns in the "
-            f"form {type(grammar).__name__} have no tags: pass a prompt_template= that says how to ask in this form"
-        )
+    first_word = sentence.split(" ", 1)[0].lower()
+    if first_word not in ("a", "an", "the"):
+        return "an expert"
+    return sentence[0].lower() + sentence[1:]
 
 
 def fill_template(template: str, question: str) -> str:
@@ -155,10 +170,11 @@ def fill_template(template: str, question: str) -> str:
 
 
 def check_template(template: str) -> None:
-    """Raises `ValueError` if the template has no place for the question."""
+    """Raise `ValueError` if the template does not show the question."""
     if "{question}" not in template:
         raise ValueError(
-            f"the prompt template has no {{question}} in it, so the agent would never see it: {template[:80]!r}"
+            "the prompt template has no {question} in it, so the agent would never see it: "
+            f"{template[:80]!r}"
         )
 
 
@@ -198,97 +214,115 @@ class AgentSpec:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
-        for one in [self, *self.each()]:
-            check_template(one.prompt_template)
+        for spec in [self, *self.each()]:
+            check_template(spec.prompt_template)
         if self.prompt_format not in ("chat", "text"):
             raise ValueError(f"prompt_format must be chat or text, got {self.prompt_format!r}")
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The texts that end a turn. With several environments those of all, because the engine does not know which one
-        a turn is for."""
+        """The texts that end a turn.
+
+        With several environments these are the texts of all, because the engine does not know which
+        one a turn is for.
+        """
         if not self.stop_at_tags:
             return ()
         grammars = [spec.grammar for spec in self.each() or [self]]
-        others = [grammar for grammar in grammars if not isinstance(grammar, QuestionGrammar)]
-        # A question mark would also end a turn of another form, so it stops turns only where no other form is in use.
-        stops = [stop for grammar in others or grammars for stop in grammar.stops]
+        # A question mark would also end a turn of another form, so it stops turns only where no
+        # other form is in use.
+        other_grammars = [
+            grammar for grammar in grammars if not isinstance(grammar, QuestionGrammar)
+        ]
+        stops = [stop for grammar in other_grammars or grammars for stop in grammar.stops]
         return tuple(dict.fromkeys(stops))
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """The parts of a prompt that are the agent's own: there tags are examples, and not forged."""
-        return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
+        """The parts of a prompt that are the agent's own: tags in them are examples, not forged."""
+        texts = [self.system_prompt, *self.prompt_template.split("{question}")]
+        return tuple(text for text in texts if text)
 
     def of(self, row: Mapping[str, Any]) -> AgentSpec:
-        """The form for a row: that of its environment, if the agent has several.
+        """Return the form for a row: its environment's, if the agent has several.
 
         Raises:
             `ValueError`: The row's `environment` is none of them.
         """
         if not self.environments:
             return self
-        if (name := row.get("environment")) not in self.environments:
+        name = row.get("environment")
+        if name not in self.environments:
             raise ValueError(
                 f"a row names the environment {name!r}; there are: {', '.join(self.environments)}"
             )
         return replace(self, environments={}, **self.environments[name])
 
     def each(self) -> list[AgentSpec]:
-        """The form in each of several environments, in their order; empty if there is only one."""
+        """Return the form in each of several environments, in order; empty if there is only one."""
         return [self.of({"environment": name}) for name in self.environments]
 
-    def tokens(self, tokenizer: Any, end_of_turn_ids: Sequence[int] | None = None) -> TextFormat:
-        """The format of this agent's prompts, turns and observations as tokens: a [`ChatFormat`] or a [`TextFormat`].
+    def tokens(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_of_turn_ids: Sequence[int] | None = None,
+    ) -> TextFormat:
+        """Return the format of this agent's prompts, turns and observations as tokens.
+
+        Returns:
+            [`TextFormat`]: A [`ChatFormat`] unless `prompt_format` is `"text"`.
 
         Raises:
-            `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them, or cannot
-                hold the tools of `chat_template_kwargs`.
+            `ValueError`: If prompts are conversations and the tokenizer's chat template cannot
+                render them, or does not support the tools of `chat_template_kwargs`.
         """
-        form: TextFormat
+        chat_format: TextFormat
         if self.prompt_format == "text":
-            form = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+            chat_format = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
             if self.chat_template_kwargs.get("tools"):
                 logger.warning(
-                    "prompts that are text go through no chat template: they have to show the agent its tools and how "
-                    "to call them themselves"
+                    "prompts that are text go through no chat template: the prompts themselves "
+                    "must show the agent its tools and how to call them"
                 )
         else:
-            form = ChatFormat(
+            chat_format = ChatFormat(
                 tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts
             )
         if self.system_prompt:
-            form.check_system(
+            chat_format.check_system(
                 "leave the system prompt out, and put its text into the prompt template"
             )
-        if not self.environments:  # else each is checked with its own tools
-            form.check_tools()
-        each = zip(self.environments, self.each(), strict=True)
-        form.environments = {name: one.tokens(tokenizer, end_of_turn_ids) for name, one in each}
-        return form
+
+        # Each of several environments is checked with its own tools.
+        if not self.environments:
+            chat_format.check_tools()
+        for name, spec in zip(self.environments, self.each(), strict=True):
+            chat_format.environments[name] = spec.tokens(tokenizer, end_of_turn_ids)
+        return chat_format
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The prompt messages of a row: its own `prompt` if it has one, else the filled-in template. A text is one user
-        message; [`TextFormat.prompt`] makes text of it again."""
+        """Return the prompt messages of a row.
+
+        They are its own `prompt` if it has one, else the filled-in template. A text is one user
+        message; [`TextFormat.prompt`] makes text of it again.
+        """
+        prompt: str | Sequence[Message] | None = row.get("prompt")
         template = self.of(row).prompt_template
-        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(
-            template, row["question"]
-        )
-        messages: Sequence[Message] = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        )
+        if not prompt:
+            prompt = fill_template(template, row["question"])
+        messages: Sequence[Message]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return with_system(self.system_prompt, messages, join=self.join_system_prompt)
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
         saved = {"format": _FORMAT, **asdict(self), "grammar": _saved_grammar(self.grammar)}
-        saved["environments"] = {
-            name: {**own, "grammar": _saved_grammar(own.get("grammar", self.grammar))}
-            for name, own in self.environments.items()
-        }
-        atomic_write(
-            Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
-        )
+        saved["environments"] = {}
+        for name, values in self.environments.items():
+            grammar = _saved_grammar(values.get("grammar", self.grammar))
+            saved["environments"][name] = {**values, "grammar": grammar}
+        text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
+        atomic_write(Path(folder) / SPEC_FILE, text)
 
     @classmethod
     def load(
@@ -300,7 +334,7 @@ class AgentSpec:
         """Read the file that [`AgentSpec.save`] wrote.
 
         Args:
-            folder (`str` or `Path`): Where it is.
+            folder (`str` or `Path`): The folder of the file.
             grammar ([`Grammar`] or `Mapping`, *optional*): The grammar, if the file can only name it, because it
                 belongs to an environment or is the user's own. With several environments a mapping by name.
             name (`str`, *optional*): Read the form of this environment alone, if the agent has several.
@@ -314,12 +348,13 @@ class AgentSpec:
         if not path.exists():
             raise FileNotFoundError(
                 f"{path} not found: {folder} was not saved by a trainer of this library. "
-                "Pass an AgentSpec yourself to use a model that was not."
+                "Pass an AgentSpec to use another model."
             )
         try:
             return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar, name)
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            if str(error).startswith(str(path)):  # one of our own errors below
+            # The errors of `_read` name the file already.
+            if str(error).startswith(str(path)):
                 raise
             raise ValueError(
                 f"{path} is damaged ({type(error).__name__}: {error}); save the agent again"
@@ -329,83 +364,97 @@ class AgentSpec:
     def _read(cls, saved: Any, path: Path, grammar: Any, name: str | None) -> AgentSpec:
         if saved.pop("format") > _FORMAT:
             raise ValueError(f"{path} was written by a newer agentic-prompting; upgrade to read it")
-        of_each = grammar if isinstance(grammar, Mapping) else {}
-        several = saved.pop("environments", {})
-        if several and name is not None:
-            if name not in several:
+
+        # Read one of several environments as the only one.
+        environments = saved.pop("environments", {})
+        if environments and name is not None:
+            if name not in environments:
                 raise ValueError(f"{path}: the agent was trained without the environment {name!r}")
-            saved, several = saved | several[name], {}
-        for own, one in several.items():
-            one["grammar"] = _loaded_grammar(one["grammar"], of_each.get(own), path)
-        if several:  # the outer grammar is that of the first environment
-            saved["grammar"] = next(iter(several.values()))["grammar"]
+            saved = saved | environments[name]
+            environments = {}
+
+        # Restore the grammars. The outer one is the first environment's.
+        if environments:
+            grammars = grammar if isinstance(grammar, Mapping) else {}
+            for environment, values in environments.items():
+                own_grammar = grammars.get(environment)
+                values["grammar"] = _loaded_grammar(values["grammar"], own_grammar, path)
+            first_environment = next(iter(environments.values()))
+            saved["grammar"] = first_environment["grammar"]
         else:
             saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
+
         saved["limits"] = Limits(**saved["limits"])
-        spec = cls(**saved, environments=several)
-        for name in ("prompt_template", "system_prompt"):
-            if not isinstance(getattr(spec, name) or "", str):
-                raise TypeError(f"{name} is no text")
-        for name in ("chat_template_kwargs", "sampling"):
-            if not isinstance(getattr(spec, name), dict):
-                raise TypeError(f"{name} is no object")
+        spec = cls(**saved, environments=environments)
+        for field_name in ("prompt_template", "system_prompt"):
+            if not isinstance(getattr(spec, field_name) or "", str):
+                raise TypeError(f"{field_name} is not a string")
+        for field_name in ("chat_template_kwargs", "sampling"):
+            if not isinstance(getattr(spec, field_name), dict):
+                raise TypeError(f"{field_name} is not an object")
         return spec
 
 
 def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
-    """A grammar as JSON; the user's own grammar by its name only."""
-    kind = type(grammar)
-    is_shipped = kind in _GRAMMARS.values()
-    arguments = (
-        [argument.name for argument in fields(_GRAMMARS[kind.__name__]) if argument.init]
-        if is_shipped
-        else []
-    )
-    return {"kind": kind.__name__, **{name: getattr(grammar, name) for name in arguments}}
+    """Return a grammar as JSON; the user's own grammar by its name only."""
+    grammar_class = type(grammar)
+    saved = {"kind": grammar_class.__name__}
+    if grammar_class in _GRAMMARS.values():
+        for argument in fields(_GRAMMARS[grammar_class.__name__]):
+            if argument.init:
+                saved[argument.name] = getattr(grammar, argument.name)
+    return saved
 
 
-def _loaded_grammar(saved: dict[str, Any], given: Any, path: Path) -> Grammar:
-    kind = saved.pop("kind")
-    if kind in _GRAMMARS:  # JSON has lists only; a grammar's fields are tuples
+def _loaded_grammar(
+    saved: dict[str, Any], users_grammar: Grammar | Mapping[str, Grammar | None] | None, path: Path
+) -> Grammar:
+    """Return the grammar of a [`_saved_grammar`]; the user's own has to be passed."""
+    class_name = saved.pop("kind")
+    if class_name in _GRAMMARS:
+        # JSON has lists only; a grammar's fields are tuples.
         arguments: dict[str, Any] = {}
         for name, value in saved.items():
             arguments[name] = tuple(value) if isinstance(value, list) else value
-        return _GRAMMARS[kind](**arguments)
-    if type(given).__name__ != kind:
+        return _GRAMMARS[class_name](**arguments)
+    if type(users_grammar).__name__ != class_name:
         raise ValueError(
-            f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar="
+            f"{path}: the agent was trained with the grammar {class_name!r}; pass it as grammar="
         )
-    return given
+    return users_grammar  # type: ignore[return-value]
 
 
 def rollout_from_trace(
     trace: Mapping[str, Any], spec: AgentSpec, chat_format: TextFormat
 ) -> Rollout:
-    """The rollout that an agent writing this trace would have made: for a warm start in the token form of training.
+    """Return the rollout of an agent that writes this trace.
+
+    It is for a warm start, in the token form of training.
 
     Args:
-        trace (`Mapping`): `turns` (`list[str]`), the agent's, and `observations` (`list[str]`), what came back after
-            each but the last; beside them the columns of a dataset row (`question`, ...).
+        trace (`Mapping`): `turns` (`list[str]`), the agent's, and `observations` (`list[str]`), one
+            after each turn but the last; beside them the columns of a dataset row (`question`,
+            ...).
         spec ([`AgentSpec`]): The form of the agent.
         chat_format ([`ChatFormat`]): Its tokenizer and template.
 
     Raises:
         `ValueError`: If there is not exactly one observation fewer than turns.
     """
-    turns, observations = trace["turns"], trace["observations"]
+    turns = trace["turns"]
+    observations = trace["observations"]
     if len(turns) != len(observations) + 1:
         raise ValueError(
-            f"a trace needs one observation fewer than turns, got {len(observations)} and {len(turns)}"
+            "a trace needs one observation fewer than turns, "
+            f"got {len(observations)} and {len(turns)}"
         )
     chat_format = chat_format.of(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
-    for text, observation in zip(turns, [*observations, None], strict=True):
+    for text, observation in zip_longest(turns, observations):
         sample = Sample(chat_format.turn_ids(text))
         rollout.add_turn(sample, chat_format.parse(sample.ids))
         if observation is not None:
-            rollout.add_observation(
-                Observation(observation),
-                chat_format.observation_ids(observation, after=rollout.ids),
-            )
+            ids = chat_format.observation_ids(observation, after=rollout.ids)
+            rollout.add_observation(Observation(observation), ids)
     rollout.status = _STATUS_AFTER[rollout.turns[-1].kind]
     return rollout

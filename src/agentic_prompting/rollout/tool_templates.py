@@ -1,4 +1,7 @@
-"""Checks that a chat template can hold conversations with tools. Some drop a part of them without an error."""
+"""Checks that a chat template supports conversations with tools.
+
+Some templates drop a part of them without an error.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 from .turn_reader import FunctionCall
 
 # Words that no template rewrites.
-_USER, _RESULT = "QUSERQ", "QRESULTQ"
+_USER = "QUSERQ"
+_RESULT = "QRESULTQ"
 _TOOL = "QTOOLQ"
 _ARGUMENTS = {"word": "QWORDQ"}
 _PROBE_TOOL = {
@@ -35,19 +39,23 @@ _CONVERSATION: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_0", "name": _TOOL, "content": _RESULT},
 ]
 
-_FORMS = "<tool_call> with JSON or <function=...> in it, as the Qwen, Hermes and Nemotron 3 families write them"
+_CALL_FORMS = (
+    "<tool_call> with JSON or <function=...> in it, as the Qwen, Hermes and Nemotron 3 families "
+    "write them"
+)
 
 
 def find_tool_problem(
     render: Callable[[Sequence[Any], Sequence[Any]], str],
     read_calls: Callable[[str], Sequence[FunctionCall]] | None = None,
 ) -> str:
-    """Why a chat template cannot be used with tools; empty if it can.
+    """Return why a chat template cannot be used with tools; empty if it can.
 
     Args:
-        render (`Callable`): Renders messages and tools as text, up to where the next turn begins. May raise.
-        read_calls (`Callable`, *optional*): Reads the calls in the text of a turn. Without it only the list of tools is
-            looked for.
+        render (`Callable`): Renders messages and tools as text, up to where the next turn begins.
+            May raise.
+        read_calls (`Callable`, *optional*): Reads the calls in the text of a turn. Without it only
+            the list of tools is checked.
     """
     try:
         prompt = render(_CONVERSATION[:1], [_PROBE_TOOL])
@@ -58,7 +66,12 @@ def find_tool_problem(
         rendered = render(_CONVERSATION, [_PROBE_TOOL])
     except Exception as error:  # a template raises errors of its own
         return f"the model's chat template cannot render tools: {str(error)[:200]}"
-    behind = rendered.rpartition(_USER)[2]  # some templates show an example in front
-    if list(read_calls(behind)) != [FunctionCall(_TOOL, _ARGUMENTS)]:
-        return f"the model's chat template writes tool calls in a form that is not read here ({_FORMS})"
+
+    # Some templates show an example in front of the conversation.
+    agents_turn = rendered.rpartition(_USER)[2]
+    if list(read_calls(agents_turn)) != [FunctionCall(_TOOL, _ARGUMENTS)]:
+        return (
+            "the model's chat template writes tool calls in a form that is not supported: it must "
+            f"be {_CALL_FORMS}"
+        )
     return ""

@@ -1,11 +1,11 @@
 """Reads thoughts and tool calls in the text of a turn, in one pass.
 
-The Qwen, Hermes and Nemotron 3 families write `<think>...</think>`, then text, then calls. A call is
-`<tool_call>` around JSON, `{"name": ..., "arguments": {...}}`, or around the XML form,
+The Qwen, Hermes and Nemotron 3 families write `<think>...</think>`, then text, then calls. A call
+is `<tool_call>` around JSON, `{"name": ..., "arguments": {...}}`, or around the XML form,
 `<function=name>` with `<parameter=key>` in it.
 
-Arguments may quote these tags: an agent that edits a file writes whatever the file holds. A tag in a
-JSON string or in the value of a parameter is therefore text, and the call goes on behind it.
+Arguments may quote these tags: an agent that edits a file writes whatever the file holds. A tag in
+a JSON string or in the value of a parameter is therefore text, and the call goes on behind it.
 
 A model wrote the text, so every function here takes time linear in its length and never raises.
 """
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-_THINK, _END_OF_THINK = "<think>", "</think>"
+_THINK = "<think>"
+_END_OF_THINK = "</think>"
 # Serializers, chat templates and clients recurse into arguments.
 _MAX_DEPTH = 100
 
@@ -49,7 +50,8 @@ class TurnText:
     """A turn, split into its parts.
 
     Args:
-        thought (`str`, *optional*): The thought in front, stripped and without its tags; `None` if there is none.
+        thought (`str`, *optional*): The thought in front, stripped and without its tags; `None` if
+            there is none.
         is_cut (`bool`): The thought has no end: all of the turn belongs to it.
         visible (`str`): The text behind the thought, as written.
         calls (`tuple[CallText, ...]`): The tool calls in it. Calls in a thought do not count.
@@ -69,8 +71,10 @@ class FunctionCall:
 
     Args:
         name (`str`): The tool; empty if the call names none.
-        arguments (`Any`): A `dict` by name, unless the policy wrote another value. Text if it wrote no JSON.
-        problem (`str`, *optional*, defaults to `""`): Why there is no name, or why `arguments` is no `dict`.
+        arguments (`Any`): A `dict` by name, unless the policy wrote another value. Text if it wrote
+            no JSON.
+        problem (`str`, *optional*, defaults to `""`): Why there is no name, or why `arguments` is
+            no `dict`.
     """
 
     name: str
@@ -79,9 +83,12 @@ class FunctionCall:
 
 
 class _Tag(NamedTuple):
-    """A tag in a text. Its `kind` is its name, with a `/` in front if it closes; `<function=f>` has the label `f`."""
+    """A tag in a text.
 
-    kind: str
+    The `name` of a closing tag begins with `/`; `<function=f>` has the label `f`.
+    """
+
+    name: str
     label: str
     start: int
     end: int
@@ -101,14 +108,15 @@ def remove_closed_thoughts(text: str) -> str:
     return "".join(pieces)
 
 
-# --- a turn -> its parts ---------------------------------------------------------------------------------------------
+# --- a turn -> its parts --------------------------------------------------------------------------
 
 
 def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText:
     """Split a turn into its thought, its text and its tool calls.
 
-    A thought begins with `<think>` at the start of the turn, or without it where the chat template has opened the
-    thought. It ends at the first `</think>` that is not in the arguments of a call; it may mention a pair of the tags.
+    A thought begins with `<think>` at the start of the turn, or without it where the chat template
+    has opened the thought. It ends at the first `</think>` that is not in the arguments of a call;
+    it may mention a pair of the tags.
 
     Args:
         text (`str`): The turn, without the tokens that end it.
@@ -127,20 +135,21 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
     while index < len(tags):
         tag = tags[index]
         closing = None
-        if tag.kind in call_tags:
+        if tag.name in call_tags:
             closing = reader.find_end_of_call(index, ignore_drafts=thought is None)
             if closing is not None:
                 body = text[tag.end : tags[closing].start].strip()
                 calls.append(
                     CallText(body, tag.start - visible_start, tags[closing].end - visible_start)
                 )
-        elif tag.kind == "think":
+        elif tag.name == "think":
             # A further thought. Without an end it is text: an answer may speak of the tag.
             closing = reader.find_end_of_thought(index)
-        elif tag.kind == "/think" and thought is None:
+        elif tag.name == "/think" and thought is None:
             # The chat template opened the thought, so that everything in front belongs to it.
             thought = text[: tag.start].strip()
-            calls, pieces = [], []
+            calls = []
+            pieces = []
             visible_start = piece_start = tag.end
 
         if closing is None:
@@ -184,7 +193,7 @@ class _TurnReader:
         thoughts = []
         while self.index < len(self.tags):
             tag = self.tags[self.index]
-            if tag.kind != "think" or not self._is_blank(self.position, tag.start):
+            if tag.name != "think" or not self._is_blank(self.position, tag.start):
                 break
             closing = self.find_end_of_thought(self.index)
             if closing is None:
@@ -196,39 +205,43 @@ class _TurnReader:
             self.index = closing + 1
         return "\n\n".join(thoughts) if thoughts else None
 
-    def find_next(self, kind: str, index: int) -> int | None:
-        """The number of the first tag of this kind at or behind `index`."""
-        if kind not in self._next:
+    def find_next(self, tag_name: str, index: int) -> int | None:
+        """Return the number of the first tag of this name at or behind `index`."""
+        if tag_name not in self._next:
+            # From the end, so that all positions take linear time.
             numbers = [len(self.tags)] * (len(self.tags) + 1)
             for number in reversed(range(len(self.tags))):
-                numbers[number] = number if self.tags[number].kind == kind else numbers[number + 1]
-            self._next[kind] = numbers
-        number = self._next[kind][index]
+                is_match = self.tags[number].name == tag_name
+                numbers[number] = number if is_match else numbers[number + 1]
+            self._next[tag_name] = numbers
+        number = self._next[tag_name][index]
         return None if number == len(self.tags) else number
 
     def find_end_of_thought(self, index: int) -> int | None:
-        """The number of the tag that ends the thought which tag `index` opens; `None` if it has no end.
+        """Return the number of the tag that ends the thought of tag `index`; `None` without an end.
 
-        A pair of tags in the thought is a mention of them, unless a call follows: its arguments may hold such tags too.
+        A pair of tags in the thought is a mention of them, unless a call follows: its arguments may
+        hold such tags too.
         """
         closing = self.find_next("/think", index + 1)
         partner = self._partners.get(index)
         if closing is None or partner is None:
             return closing
-        next_calls = [self.find_next(kind, closing) for kind in self.call_tags]
+        next_calls = [self.find_next(call_tag, closing) for call_tag in self.call_tags]
         has_call = any(number is not None and number < partner for number in next_calls)
         return closing if has_call else partner
 
     def find_end_of_call(self, index: int, ignore_drafts: bool) -> int | None:
-        """The number of the tag that closes the call which tag `index` opens.
+        """Return the number of the tag that closes the call of tag `index`.
 
         Args:
             index (`int`): Number of the opening tag.
-            ignore_drafts (`bool`): The turn may be in a thought that the chat template opened. A call around the
-                `</think>` that ends it is then none, unless that is in its arguments.
+            ignore_drafts (`bool`): The turn may be in a thought that the chat template opened. A
+                call around the `</think>` that ends it is then none, unless that is in its
+                arguments.
         """
-        closing_kind = f"/{self.tags[index].kind}"
-        first_closing = self.find_next(closing_kind, index + 1)
+        closing_name = f"/{self.tags[index].name}"
+        first_closing = self.find_next(closing_name, index + 1)
         if first_closing is None:
             return None
         if index in self._end_of_xml_call:
@@ -242,7 +255,7 @@ class _TurnReader:
             closing = self._number_at.get(end)
             if closing == first_closing:
                 return closing
-            is_closing = closing is not None and self.tags[closing].kind == closing_kind
+            is_closing = closing is not None and self.tags[closing].name == closing_name
             if is_closing and _is_json(self.text[body.start() : end]):
                 return closing
 
@@ -253,19 +266,19 @@ class _TurnReader:
         return first_closing
 
     def _match_xml_calls(self) -> dict[int, int]:
-        """The number of the closing tag of each call in the XML form, by that of its opening tag.
+        """Return the number of the closing tag of each call in the XML form, by its opening tag's.
 
-        They are matched like brackets, because the value of a parameter may quote whole calls. A lone closing tag in a
-        value does not count: no parameter ends in front of it.
+        They are matched like brackets, because the value of a parameter may quote whole calls. A
+        lone closing tag in a value does not count: no parameter ends in front of it.
         """
         matches: dict[int, int] = {}
         unmatched: list[int] = []
         for number, tag in enumerate(self.tags):
-            if tag.kind in self.call_tags and self._is_followed_by(number, "function"):
+            if tag.name in self.call_tags and self._is_followed_by(number, "function"):
                 unmatched.append(number)
             elif (
                 unmatched
-                and tag.kind == f"/{self.tags[unmatched[-1]].kind}"
+                and tag.name == f"/{self.tags[unmatched[-1]].name}"
                 and self._ends_xml_call(number)
             ):
                 matches[unmatched.pop()] = number
@@ -273,14 +286,14 @@ class _TurnReader:
 
     def _ends_xml_call(self, number: int) -> bool:
         ends_function = number >= 2 and self._is_followed_by(number - 2, "/function")
-        last = self.tags[number - 2].kind if ends_function else ""
+        last = self.tags[number - 2].name if ends_function else ""
         return last in ("/parameter", "function") and self._is_followed_by(
-            number - 1, self.tags[number].kind
+            number - 1, self.tags[number].name
         )
 
-    def _is_followed_by(self, number: int, kind: str) -> bool:
-        """Whether the next tag is of this kind, with at most white space in between."""
-        if number + 1 >= len(self.tags) or self.tags[number + 1].kind != kind:
+    def _is_followed_by(self, number: int, tag_name: str) -> bool:
+        """Return whether the next tag has this name, with at most white space in between."""
+        if number + 1 >= len(self.tags) or self.tags[number + 1].name != tag_name:
             return False
         return self._is_blank(self.tags[number].end, self.tags[number + 1].start)
 
@@ -295,7 +308,7 @@ def _tag_pattern(call_tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
-    """The tags of thoughts, calls, functions and parameters in a text."""
+    """Return the tags of thoughts, calls, functions and parameters in a text."""
     tags = []
     for match in _tag_pattern(call_tags).finditer(text):
         slash, name, label = match.groups()
@@ -305,20 +318,23 @@ def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
     return tags
 
 
-def _match_brackets(tags: Sequence[_Tag], kind: str) -> dict[int, int]:
-    """The number of the closing tag of each opening tag of a kind, as brackets match."""
+def _match_brackets(tags: Sequence[_Tag], tag_name: str) -> dict[int, int]:
+    """Return the number of the closing tag of each opening tag of a name, as brackets match."""
     partners: dict[int, int] = {}
     unmatched: list[int] = []
     for number, tag in enumerate(tags):
-        if tag.kind == kind:
+        if tag.name == tag_name:
             unmatched.append(number)
-        elif tag.kind == f"/{kind}" and unmatched:
+        elif tag.name == f"/{tag_name}" and unmatched:
             partners[unmatched.pop()] = number
     return partners
 
 
 def _find_end_of_json(text: str, start: int) -> int:
-    """The index of the first `<` behind `start` that is in no JSON string; -1 if there is none, or this is no JSON."""
+    """Return the index of the first `<` behind `start` that is outside of JSON strings.
+
+    It is -1 if there is none, or this is no JSON.
+    """
     position = start
     in_string = False
     while True:
@@ -335,7 +351,7 @@ def _find_end_of_json(text: str, start: int) -> int:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is JSON; line breaks in strings are tolerated, as models write them."""
+    """Return whether a text is JSON. Line breaks in strings are tolerated, as models write them."""
     try:
         json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -343,7 +359,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-# --- the body of a call -> a function call ---------------------------------------------------------------------------
+# --- the body of a call -> a function call --------------------------------------------------------
 
 
 def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
@@ -351,8 +367,9 @@ def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
 
     Args:
         body (`str`): The text between its tags: the `body` of a [`CallText`].
-        tools (`Iterable[dict]`, *optional*): The tools in the form of chat templates. The XML form writes texts without
-            quotes, so the schema of a parameter decides whether `12` is a number.
+        tools (`Iterable[dict]`, *optional*): The tools in the form of chat templates. The XML form
+            writes texts without quotes, so the schema of a parameter decides whether `12` is a
+            number.
     """
     if body.startswith("<function="):
         return _read_xml_call(body, tools)
@@ -380,8 +397,8 @@ def load_json(text: str) -> Any:
     Half a surrogate pair becomes a replacement character.
 
     Raises:
-        `ValueError`: The text is no JSON. `NaN`, `Infinity`, numbers that overflow, and nesting of over 100 levels are
-            refused too.
+        `ValueError`: The text is no JSON. `NaN`, `Infinity`, numbers that overflow, and nesting of
+            over 100 levels are refused too.
         `RecursionError`: It is nested far too deeply.
     """
     value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_float)
@@ -414,18 +431,20 @@ def _parse_float(digits: str) -> float:
 
 
 def _list_children(values: Iterable[Any]) -> list[Any]:
-    """The lists and objects directly inside of lists and objects."""
+    """Return the lists and objects directly inside of lists and objects."""
     children: list[Any] = []
     for value in values:
-        items = (
-            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        )
+        items: Iterable[Any] = ()
+        if isinstance(value, dict):
+            items = value.values()
+        elif isinstance(value, list):
+            items = value
         children += [item for item in items if isinstance(item, dict | list)]
     return children
 
 
 def _decode_object(text: str) -> Any:
-    """Arguments that are a JSON text: the object in it, or the text if it holds no object."""
+    """Return the object in arguments that are a JSON text, or the text if it has no object."""
     try:
         value = load_json(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -434,7 +453,7 @@ def _decode_object(text: str) -> Any:
 
 
 def _find_name(body: str) -> str:
-    """The name in a call that is no JSON; empty if there is none."""
+    """Return the name in a call that is no JSON; empty if there is none."""
     behind = body.partition('"name"')[2].lstrip()
     quote, _, rest = behind.removeprefix(":").lstrip().partition('"')
     name, closed, _ = rest.partition('"')
@@ -442,11 +461,11 @@ def _find_name(body: str) -> str:
 
 
 def _find_arguments(body: str) -> str:
-    """The text of the arguments in a call that is no JSON."""
+    """Return the text of the arguments in a call that is no JSON."""
     return body.partition('"arguments"')[2].lstrip(" :")
 
 
-# --- the XML form ----------------------------------------------------------------------------------------------------
+# --- the XML form ---------------------------------------------------------------------------------
 
 
 def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
@@ -465,7 +484,7 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
     index = 0
     while index < len(tags):
         tag = tags[index]
-        end = ends.get(index) if tag.kind == "parameter" else None
+        end = ends.get(index) if tag.name == "parameter" else None
         if end is not None:
             value = body[tag.end : tags[end].start].removeprefix("\n").removesuffix("\n")
             if tag.label not in types_by_label:
@@ -477,10 +496,11 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
 
 
 def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
-    """The number of the closing tag of each parameter, by that of its opening tag.
+    """Return the number of the closing tag of each parameter, by its opening tag's.
 
-    A closing tag in a value is text. The real one is followed by another parameter or the end of the call. Of those,
-    the one that matches like a bracket is preferred, because a value may quote whole calls.
+    A closing tag in a value is text. The real one is followed by another parameter or the end of
+    the call. Of those, the one that matches like a bracket is preferred, because a value may quote
+    whole calls.
     """
     brackets = _match_brackets(tags, "parameter")
 
@@ -491,12 +511,12 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
     followed_by_end: set[int] = set()
     for number in reversed(range(len(tags))):
         tag = tags[number]
-        if tag.kind == "/parameter":
+        if tag.name == "/parameter":
             next_closing = number
             if _ends_value(body, tags, number):
                 next_end = number
                 followed_by_end.add(number)
-        elif tag.kind == "parameter":
+        elif tag.name == "parameter":
             bracket = brackets.get(number)
             end = bracket if bracket in followed_by_end else next_end
             end = next_closing if end is None else end
@@ -506,18 +526,18 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
 
 
 def _ends_value(body: str, tags: Sequence[_Tag], number: int) -> bool:
-    """Whether a `</parameter>` is followed by another parameter or by the end of the call."""
+    """Return whether a `</parameter>` is followed by another one or by the end of the call."""
     following = tags[number + 1] if number + 1 < len(tags) else None
     until = len(body) if following is None else following.start
     if _NOT_SPACE.search(body, tags[number].end, until) is not None:
         return False
-    if following is None or following.kind == "parameter":
+    if following is None or following.name == "parameter":
         return True
-    return following.kind == "/function" and _NOT_SPACE.search(body, following.end) is None
+    return following.name == "/function" and _NOT_SPACE.search(body, following.end) is None
 
 
 def _find_parameters(name: str, tools: Iterable[Any]) -> Mapping[str, Any]:
-    """The JSON schema of a tool's parameters; empty if there is none."""
+    """Return the JSON schema of a tool's parameters; empty if there is none."""
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -527,10 +547,12 @@ def _find_parameters(name: str, tools: Iterable[Any]) -> Mapping[str, Any]:
 
 
 def accepted_types(schema: Any, root: Any) -> set[str]:
-    """The JSON types that a schema accepts, such as `{"string", "null"}`; empty if it does not say.
+    """Return the JSON types that a schema accepts, such as `{"string", "null"}`.
 
-    Reads `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and `$ref`, as pydantic and TypeScript write optional
-    types, unions and enums.
+    Empty if it names none.
+
+    Reads `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and `$ref`, as pydantic and TypeScript
+    write optional types, unions and enums.
 
     Args:
         schema (`Any`): The schema of one parameter.
@@ -567,7 +589,7 @@ def accepted_types(schema: Any, root: Any) -> set[str]:
 
 
 def _resolve_reference(reference: str, root: Any) -> Any:
-    """The part of a schema that a reference such as `#/$defs/Color` points to; `None` if it is not there."""
+    """Return the part of a schema that a reference such as `#/$defs/Color` points to, or `None`."""
     document, _, pointer = reference.partition("#")
     if document:
         return None
@@ -581,13 +603,11 @@ def _resolve_reference(reference: str, root: Any) -> Any:
 
 
 def _read_value(text: str, types: set[str]) -> Any:
-    """The value of a parameter. Templates write a text as it is, and everything else as JSON."""
+    """Return the value of a parameter. Templates write text unquoted, and everything else as JSON."""
     if types == {"string"}:
         return text
-    if types == {"boolean"} and text in (
-        "True",
-        "False",
-    ):  # as templates for Qwen3-Coder write them
+    # Templates for Qwen3-Coder write Python's booleans.
+    if types == {"boolean"} and text in ("True", "False"):
         return text == "True"
     try:
         value = load_json(text)
@@ -600,8 +620,8 @@ def _read_value(text: str, types: set[str]) -> Any:
 
 
 def _is_of_type(value: Any, types: set[str]) -> bool:
-    kind = _json_type(value)
-    return kind in types or (kind == "integer" and "number" in types)
+    value_type = _json_type(value)
+    return value_type in types or (value_type == "integer" and "number" in types)
 
 
 def _json_type(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The types of an episode: requests and samples, observations, the [`Rollout`] itself, its seeds and its limits.
+"""The types of an episode: requests, samples, observations, the [`Rollout`], its seeds and limits.
 
-A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only through
-[`Rollout.add_turn`] and [`Rollout.add_observation`].
+A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only
+through [`Rollout.add_turn`] and [`Rollout.add_observation`].
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ class SampleRequest:
 
     Args:
         context (`list[int]`): Token ids so far, prompt included.
-        max_new_tokens (`int`): At most this many tokens, >= 1.
-        seed (`int`): The randomness of this continuation. The same seed and context give the same tokens whatever
-            else is in the batch, so that a run does not depend on the order in which replies arrive.
-        conversation (`int`, *optional*): The number of the conversation that this is a turn of. A policy may keep what
-            it computed for one turn and reuse it in the next turn of the same conversation.
-        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the policy's
-            temperature. Read by models in this process.
-        draft (`Sequence[int]`, *optional*): A guess at the continuation: it saves passes and never changes the result.
-            Read by models in this process.
+        max_new_tokens (`int`): The most tokens to sample, at least 1.
+        seed (`int`): The randomness of this continuation. The same seed and context give the same
+            tokens whatever else is in the batch, so that a run does not depend on the order in
+            which replies arrive.
+        conversation (`int`, *optional*): The number of the conversation that this turn belongs to.
+            A policy may keep the keys and values of one turn and reuse them in the next turn of the
+            same conversation.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time,
+            whatever the policy's temperature. Read by models in this process.
+        draft (`Sequence[int]`, *optional*): A guess at the continuation: it saves forward passes
+            and never changes the result. Read by models in this process.
     """
 
     context: list[int]
@@ -51,14 +53,17 @@ class Sample:
     """One sampled continuation.
 
     Args:
-        ids (`list[int]`): The sampled token ids, at least one, the end-of-turn token included where it was sampled.
-        logprobs (`list[float]`, *optional*): Log-probability of each token, if the back end returns them. They are
-            those of the model at the sampling temperature, without truncation (`top_p`, ...) or penalties, as a trainer
-            computes them.
-        finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn off.
-        drafted (`int`, *optional*, defaults to `0`): How many of the tokens came from the request's draft.
-        updates (`Sequence[int]`, *optional*): For each token the number of weight updates before it, if the policy
-            counts them.
+        ids (`list[int]`): The sampled token ids, at least one, including the end-of-turn token if
+            it was sampled.
+        logprobs (`list[float]`, *optional*): Log-probability of each token, if the back end returns
+            them: the model's at the sampling temperature, without truncation (`top_p`, ...) or
+            penalties, as a trainer computes them.
+        finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn
+            off.
+        drafted (`int`, *optional*, defaults to `0`): The number of tokens that came from the
+            request's draft.
+        updates (`Sequence[int]`, *optional*): For each token the number of weight updates before
+            it, if the policy counts them.
     """
 
     ids: list[int]
@@ -69,15 +74,19 @@ class Sample:
 
 
 class Policy(Protocol):
-    """The agent's weights at token level: samples one turn of one conversation. The policy decides which requests share
-    a batch; see `engine.py`."""
+    """The agent's weights at token level: samples one turn of one conversation.
+
+    The policy decides which requests share a batch; see `engine.py`.
+    """
 
     async def __call__(self, request: SampleRequest) -> Sample: ...
 
 
 class Sampler(Protocol):
-    """A back end that works in batches only. Returns one [`Sample`] per request, in order; [`BatchEngine`] makes a
-    [`Policy`] of it."""
+    """A back end that works in batches only: returns one [`Sample`] per request, in order.
+
+    [`BatchEngine`] makes a [`Policy`] of it.
+    """
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
 
@@ -87,13 +96,15 @@ class Observation:
     """The environment's return value after one turn.
 
     Args:
-        text (`str`, *optional*, defaults to `""`): The text that the agent reads. Unused when `error` is set.
-        error ([`LLMError`], *optional*): The environment failed, through no fault of the agent: the rollout ends as
-            `failed` and gets no reward.
+        text (`str`, *optional*, defaults to `""`): The text that the agent reads. Unused when
+            `error` is set.
+        error ([`LLMError`], *optional*): The environment failed, through no fault of the agent: the
+            rollout ends as `failed` and gets no reward.
         replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls behind it, for counting.
-        seconds (`float`, *optional*, defaults to `0.0`): How long the environment took.
-        parts (`tuple[str, ...]`, *optional*): The whole text of each call of the turn, if the agent may refer to it by
-            number (`#1`); numbers run through the episode. Empty for a call that has no text to hand on.
+        seconds (`float`, *optional*, defaults to `0.0`): The seconds that the environment took.
+        parts (`tuple[str, ...]`, *optional*): The whole text of each call of the turn, if the agent
+            may refer to it by number (`#1`); numbers run through the episode. Empty for a call that
+            has no text to hand on.
     """
 
     text: str = ""
@@ -105,16 +116,18 @@ class Observation:
 
 @dataclass
 class TokenSequence:
-    """A chain of tokens that the policy read in one go, with the tokens that it sampled: a row of a training batch.
+    """One training row: a token sequence and a mask over the sampled tokens.
 
     Args:
         prompt_ids (`list[int]`): The tokens in front of the first sampled one.
-        ids (`list[int]`): Everything after the prompt: sampled tokens and what came between them.
+        ids (`list[int]`): Everything after the prompt: sampled tokens and the tokens between them.
         mask (`list[int]`): 1 where `ids` holds a sampled token that is in the loss.
-        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 where none was sampled; `None` if unknown.
-        role (`str`, *optional*, defaults to `"agent"`): `auxiliary` for calls beside the agent's work (a title).
-        turn_spans (`list[tuple[int, int]]`): Start and end in `ids` of each sampled turn, also of those that are not in
-            the loss.
+        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 where none was sampled;
+            `None` if unknown.
+        role (`str`, *optional*, defaults to `"agent"`): `auxiliary` for calls beside the agent's
+            work (a title).
+        turn_spans (`list[tuple[int, int]]`): Start and end in `ids` of each sampled turn, including
+            turns that are not in the loss.
     """
 
     prompt_ids: list[int]
@@ -134,12 +147,18 @@ class TokenSequence:
             raise ValueError(
                 f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities"
             )
-        if not self.ids and sample.logprobs is not None:
+
+        # One turn without log-probabilities leaves the whole sequence without them.
+        if sample.logprobs is None:
+            self.logprobs = None
+        elif not self.ids:
             self.logprobs = list(sample.logprobs)
-        elif self.logprobs is not None:  # one turn without them leaves the whole sequence without
-            self.logprobs = None if sample.logprobs is None else self.logprobs + sample.logprobs
-        self.turn_spans.append((len(self.ids), len(self.ids) + len(sample.ids)))
+        elif self.logprobs is not None:
+            self.logprobs = self.logprobs + sample.logprobs
+
+        start = len(self.ids)
         self.ids += sample.ids
+        self.turn_spans.append((start, len(self.ids)))
         self.mask += [int(in_loss)] * len(sample.ids)
 
     def add_observed(self, ids: list[int]) -> None:
@@ -152,29 +171,41 @@ class TokenSequence:
 
 @dataclass
 class Rollout(TokenSequence):
-    """One episode. Its own tokens are its first token sequence; the episode of a program may have others.
+    """One episode.
+
+    The rollout's own tokens are its first token sequence; the episode of a program may have others.
 
     Args:
         prompt_ids (`list[int]`): The rendered prompt.
         row (`dict`, *optional*): The dataset row it comes from: `question`, `answers`, ...
-        seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity for replay.
-        batch (`str`, *optional*): The training batch that the rollout belongs to; `""` if it belongs to none.
-        group (`int`, *optional*): Number of the group in the batch: rollouts of one group have the same prompt.
+        seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity
+            for replay.
+        batch (`str`, *optional*): The training batch that the rollout belongs to; `""` if it
+            belongs to none.
+        group (`int`, *optional*): Number of the group in the batch: rollouts of one group have the
+            same prompt.
 
     Attributes:
-        ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
-        mask (`list[int]`): 1 where `ids` holds the agent's token, 0 where it holds an observation's.
-        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 under the mask; `None` if not known.
-        turns (`list[Turn]`): The agent's turns, parsed; of a program sequence by sequence.
-        observations (`list[Observation]`): The environment's observations; one fewer than turns, or as many after a
-            failure.
-        status (`str`): How it ended: `answered`; `out_of_turns`, the last turn allowed was still a request;
-            `truncated`, a turn, the response or the context hit its token limit; `malformed`, a turn fits no rule of
-            the grammar; `failed`, the environment failed: no reward, no gradient.
-        error ([`LLMError`], *optional*): The reason of `failed`.
+        ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations
+            between them.
+        mask (`list[int]`): 1 where `ids` holds the agent's token, 0 where it holds an
+            observation's.
+        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 under the mask; `None`
+            if unknown.
+        turns (`list[Turn]`): The agent's turns, parsed; in a program's episode, sequence by
+            sequence.
+        observations (`list[Observation]`): The environment's observations; one fewer than turns, or
+            as many after a failure.
+        status (`str`): How the episode ended: `answered`; `out_of_turns`, the last turn allowed was
+            still a request; `truncated`, a turn, the response or the context hit its token limit;
+            `malformed`, a turn fits no rule of the grammar; `failed`, the environment failed: no
+            reward, no gradient.
+        error ([`LLMError`], *optional*): The reason for `failed`.
         others (`list[TokenSequence]`): The further sequences of a program's episode.
-        returned (`dict`, *optional*): The result of a program: `answer`, `reward`, and other keys for rewards.
-        counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the metric.
+        returned (`dict`, *optional*): The result of a program: `answer`, `reward`, and other keys
+            for rewards.
+        counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the
+            metric.
         traceparent (`str`): The name of its span, if traces are on.
     """
 
@@ -206,12 +237,12 @@ class Rollout(TokenSequence):
         self.turns.append(turn)
 
     def add_observation(self, observation: Observation, ids: list[int]) -> None:
-        """Append an observation: its tokens with the template's tokens around them (mask 0)."""
+        """Append an observation, its tokens with the template's tokens around them (mask 0)."""
         self.observations.append(observation)
         self.add_observed(ids)
 
     def fail(self, observation: Observation) -> Rollout:
-        """End as `failed`: the environment's fault, not the agent's. Its calls are still counted."""
+        """End as `failed`, through the environment's fault. Its calls are still counted."""
         self.observations.append(observation)
         self.error = observation.error
         return self.finish("failed")
@@ -228,7 +259,7 @@ class Rollout(TokenSequence):
 
     @property
     def context(self) -> list[int]:
-        """Prompt and everything after it: what the policy continues."""
+        """The prompt and everything after it, which the policy continues."""
         return self.prompt_ids + self.ids
 
     @property
@@ -237,14 +268,12 @@ class Rollout(TokenSequence):
 
     @property
     def answer(self) -> str | None:
-        """The answer's text, stripped; `None` if the agent gave none."""
+        """The answer's text, stripped; `None` without one."""
+        if self.status != "answered":
+            return None
         if self.returned is not None:
-            return (
-                value_text(self.returned.get("answer")).strip()
-                if self.status == "answered"
-                else None
-            )
-        return self.turns[-1].answer if self.turns and self.status == "answered" else None
+            return value_text(self.returned.get("answer")).strip()
+        return self.turns[-1].answer if self.turns else None
 
     @property
     def texts(self) -> list[str]:
@@ -270,17 +299,21 @@ class Limits:
     """The limits of a rollout.
 
     Args:
-        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included (Table 6: T=5).
+        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, including the one with
+            the answer (Table 6: T=5).
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn (Table 6).
-        max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, observations included (Table 6).
-        max_context (`int`, *optional*): Tokens of prompt and response together; the model's own limit.
-        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may take for one step or
-            reset; the rollout then fails. `None`: no limit.
-        environments (`Mapping`, *optional*): With several environments, by name, the limits that differ:
-            `{"shop": {"max_turns": 3}}`.
+        max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, including
+            observations (Table 6).
+        max_context (`int`, *optional*): Tokens of prompt and response together; the model's own
+            limit.
+        step_timeout (`float`, *optional*, defaults to `1800`): Seconds that the environment may
+            take for one step or reset; the rollout then fails. `None`: no limit.
+        environments (`Mapping`, *optional*): With several environments, by name, the limits that
+            differ: `{"shop": {"max_turns": 3}}`.
 
     Raises:
-        `ValueError`: If a limit is below 1, `step_timeout` is not above 0, or an environment has an unknown limit.
+        `ValueError`: If a limit is below 1, `step_timeout` is not above 0, or an environment has an
+            unknown limit.
     """
 
     max_turns: int = 5
@@ -298,60 +331,63 @@ class Limits:
             raise ValueError(
                 f"step_timeout must be above 0 seconds, or None for no limit, got {self.step_timeout}"
             )
-        known = [name for name in vars(self) if name != "environments"]
-        for name, own in self.environments.items():
-            if unknown := [limit for limit in own if limit not in known]:
-                raise ValueError(
-                    f"environment {name!r} has no limit {unknown[0]!r}: the limits are {', '.join(known)}"
-                )
-            self.of({"environment": name})
+
+        limit_names = [name for name in vars(self) if name != "environments"]
+        for environment, environment_limits in self.environments.items():
+            for limit in environment_limits:
+                if limit not in limit_names:
+                    raise ValueError(
+                        f"environment {environment!r} has no limit {limit!r}: the limits are "
+                        f"{', '.join(limit_names)}"
+                    )
+            self.of({"environment": environment})  # checks the values
 
     def of(self, row: Mapping[str, Any]) -> Limits:
-        """The limits in a row's environment."""
+        """Return the limits in a row's environment."""
         if not self.environments:
             return self
         limits: Mapping[str, Any] = self.environments.get(row["environment"], {})
         return replace(self, environments={}, **limits)
 
     def remaining_tokens(self, rollout: Rollout, extra: int = 0) -> int:
-        """Tokens that the next turn may have, after `extra` more tokens of observation."""
+        """Return how many tokens the next turn may have, after `extra` more observation tokens."""
         used = len(rollout.ids) + extra
-        left = min(self.max_turn_tokens, self.max_tokens - used)
-        return (
-            left
-            if self.max_context is None
-            else min(left, self.max_context - len(rollout.prompt_ids) - used)
-        )
+        remaining = min(self.max_turn_tokens, self.max_tokens - used)
+        if self.max_context is not None:
+            remaining = min(remaining, self.max_context - len(rollout.prompt_ids) - used)
+        return remaining
 
 
 def transcript(rollout: Rollout) -> str:
-    """A conversation as text, turn by turn, with the environment's replies."""
+    """Return a conversation as text, turn by turn, with the environment's replies."""
     pieces = []
-    for i, turn in enumerate(rollout.turns):
+    for number, turn in enumerate(rollout.turns):
         pieces.append(turn.text.strip())
-        if i < len(rollout.observations) and rollout.observations[i].error is None:
-            pieces.append(f"[reply] {rollout.observations[i].text.strip()}")
+        has_reply = number < len(rollout.observations)
+        if has_reply and rollout.observations[number].error is None:
+            pieces.append(f"[reply] {rollout.observations[number].text.strip()}")
     return "\n".join(pieces)
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """The seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
+    """Return the seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
     return _mix(seed * 1_000_003 + turn)
 
 
 def rollout_seed(*parts: Any) -> int:
-    """A seed made of the parts that identify a rollout: run seed, step, position, ... Equal parts give equal seeds."""
-    number = 0
+    """Return a seed made of the parts that identify a rollout: run seed, step, position, ...
+
+    Equal parts give equal seeds.
+    """
+    seed = 0
     for part in parts:
-        number = _mix(
-            number
-            ^ _mix(part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big"))
-        )
-    return number
+        number = part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")
+        seed = _mix(seed ^ _mix(number))
+    return seed
 
 
 def _mix(number: int) -> int:
-    """SplitMix64's finaliser: near-by numbers become unrelated ones, without any state."""
+    """Apply SplitMix64's finaliser: near-by numbers become unrelated ones, without any state."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -32,11 +32,11 @@ from ..evolution import (
     Attempt,
     EvolutionJournal,
     Generation,
-    Job,
     Outcome,
     Population,
     ProblemResult,
     PromptResult,
+    ReflectionTask,
     SystemPrompt,
     attempt_records,
     journal_beside,
@@ -633,19 +633,19 @@ class ReferenceReflector:
         self.sends_requests = sends_requests
         self._running: dict[int, Future[list[Outcome]]] = {}  # by batch
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: ReflectionTask) -> None:
         """Send the first requests of a job, without waiting for replies."""
         if self.sends_requests:
             self._running[job.batch] = start(self._reflect(job))
 
-    def finish(self, job: Job) -> list[Outcome]:
+    def finish(self, job: ReflectionTask) -> list[Outcome]:
         """Wait for the outcomes of a job. Called on every process; all return the same."""
         if self.sends_requests and job.batch not in self._running:
             self.begin(job)
         running = self._running.pop(job.batch, None)
         return _share_outcomes(None if running is None else running.result)
 
-    async def _reflect(self, job: Job) -> list[Outcome]:
+    async def _reflect(self, job: ReflectionTask) -> list[Outcome]:
         """Return the outcomes, at the latest when the time for the job is over.
 
         So no model delays training any further.
@@ -711,10 +711,10 @@ class PolicyReflector:
         self.args = args
         self.sends_requests = sends_requests
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: ReflectionTask) -> None:
         """Does nothing, because the weights are being updated."""
 
-    def finish(self, job: Job) -> list[Outcome]:
+    def finish(self, job: ReflectionTask) -> list[Outcome]:
         """Return the outcomes of a job. Called on every process; all return the same."""
         outcomes: Future[list[Outcome]] = Future()
         # The other processes leave the session at once or, if sampling is a collective operation,

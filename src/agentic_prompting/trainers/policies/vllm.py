@@ -20,7 +20,7 @@ from trl import GRPOConfig
 
 from ...llm.loop import background_loop, run
 from ...local import Sampling
-from ...rollout import Engine, Job, Sample, SampleRequest
+from ...rollout import Engine, PendingRequest, Sample, SampleRequest
 from .vllm_client import PolicyUnreachable, VLLMRequestRejected, VLLMServer, VLLMUnavailable
 from .weight_sync import AdapterVersions
 
@@ -225,21 +225,21 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread=True)
         self.engine: Any = llm.llm_engine
         self.options = _sampling_options(args, sampling)
-        self.jobs: dict[str, Job[SampleRequest, Sample]] = {}
+        self.jobs: dict[str, PendingRequest[SampleRequest, Sample]] = {}
         self._request_numbers = itertools.count()
 
     @property
     def at_work(self) -> int:
         return len(self.jobs)
 
-    def drop(self) -> list[Job[SampleRequest, Sample]]:
+    def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
         dropped = self.jobs
         self.jobs = {}
         if dropped:
             self.engine.abort_request(list(dropped))
         return list(dropped.values())
 
-    def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
+    def step(self, arrived: list[PendingRequest[SampleRequest, Sample]]) -> None:
         from vllm import SamplingParams
 
         # Add the turns that have arrived.

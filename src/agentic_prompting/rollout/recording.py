@@ -184,7 +184,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     ]
     record["observations"] = []
     for observation in rollout.observations:
-        observation_record = {
+        observation_record: dict[str, Any] = {
             "text": observation.text,
             "error": str(observation.error) if observation.error else None,
             "seconds": round(observation.seconds, 4),

@@ -50,7 +50,11 @@ class EvolveResult:
     @property
     def nothing_learned(self) -> str:
         """Why the run has no new prompt to show, and what to change; empty if it has one."""
-        operators = [operator for log in self.steps for operator in log.operators]
+        operators = []
+        for log in self.steps:
+            operators += log.operators
+
+        # A child was made, but none is better than an empty first prompt.
         if any(operator["child"] is not None for operator in operators):
             if self.best.text.strip():
                 return ""
@@ -58,6 +62,8 @@ class EvolveResult:
                 "the best prompt is still the empty one; a child needs matches to be rated above "
                 "it: more steps=, or more problems_per_step="
             )
+
+        # No child was made: for want of evidence, of steps, or of usable edits.
         notes = [log.note for log in self.steps if log.note]
         if notes and len(notes) == len(self.steps):
             return f"no step had evidence; {notes[-1]}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ..llm import ChatModel, gather, spans
@@ -208,9 +209,9 @@ class Generation:
             "population/best_mu": best.mu,
             "population/best_sigma": best.sigma,
         }
-        values = [
-            value for match_values in self.values for value in match_values if value is not None
-        ]
+
+        # The best and the worst V_i of the latest batch.
+        values = [value for value in chain.from_iterable(self.values) if value is not None]
         if values:
             metrics["population/value_best"] = max(values)
             metrics["population/value_worst"] = min(values)

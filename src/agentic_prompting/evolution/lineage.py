@@ -111,6 +111,7 @@ def attempt_records(
     """
     records = []
     for attempt, (outcome, child) in enumerate(zip(outcomes, children, strict=True)):
+        # Held-out scores of the parents that were evaluated.
         trace = outcome.trace
         held_out = {}
         for parent in trace.parents:
@@ -138,6 +139,7 @@ def _with_scores(
     problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]
 ) -> dict[str, Any]:
     """Return a problem of a trace with the prompts' scores on it instead of its column."""
+    # The scores of the prompts that have one, and which of them are below the best.
     column = problem["column"]
     problem_scores: dict[int, float] = {}
     for prompt_id, row in scores.items():
@@ -202,11 +204,10 @@ class Lineage:
     @property
     def edges(self) -> list[tuple[int, int]]:
         """From parent to child, by id."""
-        return [
-            (parent, child)
-            for child, node in enumerate(self.nodes)
-            for parent in node.member.prompt.parents
-        ]
+        edges = []
+        for child, node in enumerate(self.nodes):
+            edges += [(parent, child) for parent in node.member.prompt.parents]
+        return edges
 
 
 def read_lineage(path: str | Path) -> Lineage:
@@ -235,6 +236,7 @@ def lineage_of(population: Population) -> Lineage:
 def _build_lineage(
     members: Sequence[Member], best: Member, window: int, attempts: Iterable[dict[str, Any]] = ()
 ) -> Lineage:
+    # The journal's line of each child, and the attempts without a child.
     stories: dict[int, dict[str, Any]] = {}
     refused = []
     for attempt in attempts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import fsum
 from typing import Any, Literal
 
@@ -79,6 +80,7 @@ class OperatorTrace:
 
     def propose(self, report: EditReport, problem: int | None = None) -> None:
         """Add edits, each with the reason if it was refused."""
+        # Keep the applied edits first, as many as the journal's line may have.
         proposals: list[tuple[Edit, str | None]] = [(edit, None) for edit in report.applied]
         proposals += report.refused
         for edit, refused in proposals[: MAX_EDITS - len(self.edits)]:
@@ -324,6 +326,7 @@ async def _critique(operation: Operation, problem: ProblemResult) -> tuple[Summa
         "question": problem.question,
         "truth": problem.truth,
     }
+    # Summarise all attempts at the same time (A.3).
     texts = await gather(
         operation.ask(
             templates.SUMMARISE,
@@ -340,6 +343,8 @@ async def _critique(operation: Operation, problem: ProblemResult) -> tuple[Summa
     ]
     if not summaries:
         return summaries, None
+
+    # Critique the attempts together (A.4).
     critique = await operation.ask(
         templates.CRITIQUE,
         "critique",
@@ -424,7 +429,8 @@ async def crossover(
 
     # Record the problems that one prompt alone did best on.
     problems = scored_results[0].problems
-    for column in sorted({column for index in ranking for column in wins[index]}):
+    columns = set(chain.from_iterable(wins[index] for index in ranking))
+    for column in sorted(columns):
         outcome.trace.show(column, problems[column])
 
     # Show each prompt with its problems, and ask for edits of the best one.

@@ -309,11 +309,14 @@ def _find_records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
         for item in value:
             yield from _find_records(item, depth + 1)
     elif isinstance(value, dict):
+        # A dict that names an operation is an edit.
         record = {str(key).strip().casefold(): item for key, item in value.items()}
         has_operation = _read_field(record, "op") is not None
         if has_operation or isinstance(_read_field(record, "search"), str):
             yield record
             return
+
+        # Others may group edits by operation, or wrap a list of them.
         for key, item in record.items():
             if key in ("add", "modify", "merge", "remove"):
                 yield from _read_group(key, item)

@@ -119,6 +119,8 @@ def ranks(scores: Sequence[float], tie_tolerance: float = 0.01) -> list[int]:
     ranks_by_index = [0] * len(scores)
     rank = -1
     first_of_group = math.inf
+
+    # From the best score on, begin a new group where the distance to its first is too large.
     best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
     for index in best_first:
         if first_of_group - scores[index] > tie_tolerance + ROUNDING:
@@ -372,6 +374,8 @@ class Population:
                 f"parents {child.parents} of the child are unknown: ids go to "
                 f"{len(self.members) - 1}"
             )
+
+        # The child's first rating comes from its parents'.
         parent_ratings = []
         for parent in child.parents:
             rating = self.members[parent].rating

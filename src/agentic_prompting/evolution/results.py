@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -96,7 +97,7 @@ class PromptResult:
     @property
     def attempts(self) -> list[Attempt]:
         """All rollouts under the prompt, problem by problem."""
-        return [attempt for problem in self.problems for attempt in problem.attempts]
+        return list(chain.from_iterable(problem.attempts for problem in self.problems))
 
     @property
     def row(self) -> list[float | None]:
@@ -132,6 +133,8 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
     question_lists = {tuple(problem.question for problem in result.problems) for result in results}
     if len(question_lists) > 1:
         raise ValueError("the results of a batch must be over the same problems in the same order")
+
+    # Join the attempts of a prompt that was drawn before.
     merged: dict[int | None, PromptResult] = {}
     for result in results:
         first = merged.get(result.prompt.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from ..llm import Reply
@@ -29,6 +30,7 @@ def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
         )
     problems: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
+        # A question, or a pair of a question and its answer or answers.
         if isinstance(row, str):
             row = {"question": row}
         elif isinstance(row, (tuple, list)) and len(row) == 2:
@@ -37,6 +39,8 @@ def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
                 "question": question,
                 "answers": answers if isinstance(answers, list) else [answers],
             }
+
+        # Every other form is a mapping with a problem in it.
         if not isinstance(row, Mapping):
             raise TypeError(
                 f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, "
@@ -68,12 +72,10 @@ async def score(
     # The arguments of TRL's reward signature.
     scorable_rows = [rows[number] for number in scorable]
     texts = [replies[number].text for number in scorable]
-    column_names = dict.fromkeys(name for row in scorable_rows for name in row)
-    columns: dict[str, list[Any]] = {
-        name: [row.get(name) for row in scorable_rows]
-        for name in column_names
-        if name not in ("prompt", "completion")
-    }
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(chain.from_iterable(scorable_rows)):
+        if name not in ("prompt", "completion"):
+            columns[name] = [row.get(name) for row in scorable_rows]
     columns["prompts"] = [row.get("prompt") or row["question"] for row in scorable_rows]
     columns["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
     columns["rollout"] = [

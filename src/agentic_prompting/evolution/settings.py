@@ -120,7 +120,9 @@ class ESPLSettings:
             raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
         if isinstance(self.reference_sampling, str):
             self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)
-        self.population(SystemPrompt(""))  # checks the settings of a population
+
+        # A population checks its own settings.
+        self.population(SystemPrompt(""))
 
     def population(
         self, root: SystemPrompt, seed: int = 0, window: int | None = None

@@ -165,7 +165,9 @@ class Evolution:
             (held_out,) = await self.evaluate([population.best()])
 
         # Log the step.
-        rewards = [attempt.reward for result in results for attempt in result.attempts]
+        rewards: list[float | None] = []
+        for result in results:
+            rewards += [attempt.reward for attempt in result.attempts]
         child_ids = [child.id if child else None for child in children]
         operators = []
         for outcome, child_id in zip(outcomes, child_ids, strict=True):
@@ -201,23 +203,28 @@ class Evolution:
 
     def _explain_no_evidence(self, best: PromptResult) -> str:
         """Return why no problem was worth reflecting on, and what to do about it."""
+        # Everything was right.
         num_generations = self.config.num_generations
         attempts = best.attempts
         if all(attempt.reward is not None and attempt.reward >= 1 for attempt in attempts):
             return "every attempt at every problem got the reward 1: take harder problems"
+
+        # Everything was wrong, because nothing could be read.
         if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):
             return (
                 "the grammar found no answer in any reply; with grammar='free' the whole reply is "
                 "the answer, or let the prompt ask for <answer> tags"
             )
+
+        # The attempts at a problem could not differ.
         if num_generations == 1 and self.config.reflect_on == "mixed":
             return (
                 "with num_generations=1 no two attempts differ: take more, or "
                 "reflect_on='imperfect'"
             )
-        distinct_replies = [
-            {attempt.text for attempt in problem.attempts} for problem in best.problems
-        ]
+        distinct_replies = []
+        for problem in best.problems:
+            distinct_replies.append({attempt.text for attempt in problem.attempts})
         if all(len(texts) == 1 for texts in distinct_replies):
             return (
                 f"the policy gave the same reply in all {num_generations} attempts at every "
@@ -345,6 +352,8 @@ class Evolution:
                 f"format {_FORMAT}: resume with the version that wrote it, or start a new run with "
                 "another checkpoint file"
             )
+
+        # A checkpoint belongs to the prompt that its run began with.
         root = SystemPrompt.from_json(state["population"]["members"][0]["prompt"])
         if root.text != self.population.members[0].prompt.text:
             raise ValueError(

@@ -58,6 +58,8 @@ class SystemPrompt:
         object.__setattr__(self, "parents", tuple(self.parents))
         if self.principles is None:
             return
+
+        # Each principle is one line, and no line of the preamble looks like one.
         principles = tuple(map(_fold, self.principles))
         if not all(principles):
             raise ValueError(f"principle {principles.index('')} of the system prompt is empty")
@@ -128,8 +130,12 @@ class SystemPrompt:
                 "its own; for a preamble without principles yet use SystemPrompt(text, ()), for "
                 "free text SystemPrompt(text)"
             )
+
+        # A principle goes up to the next mark, or to the end of the text.
         ends = [mark.start() for mark in marks[1:]] + [len(text)]
         principles = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
+
+        # A blank line ends a principle, and nothing may follow it.
         for number, principle in enumerate(principles):
             _, *paragraphs = re.split(r"\n[ \t]*\n", principle, maxsplit=1)
             if paragraphs:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..llm import Message
@@ -129,7 +129,7 @@ class PlainText:
             if not self._forgeable.isdisjoint(piece_ids):
                 # A normaliser that drops invisible characters or folds wide ones has produced an
                 # added token. It cannot if each character is tokenised alone.
-                piece_ids = [token for character in piece for token in self.encode(character)]
+                piece_ids = list(chain.from_iterable(map(self.encode, piece)))
             ids += piece_ids
         return ids
 
@@ -153,7 +153,10 @@ class PlainText:
 
     def ids_of(self, rendered: str) -> list[int]:
         """Tokenise a rendering of [`PlainText.marked`] messages, or a part of one."""
-        return [token for piece in rendered.split(self.mark) for token in self.encode(piece)]
+        ids: list[int] = []
+        for piece in rendered.split(self.mark):
+            ids += self.encode(piece)
+        return ids
 
     def render(
         self,

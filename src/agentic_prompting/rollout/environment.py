@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from ..llm import Budget, LLMError, ServerFailed
@@ -398,7 +399,7 @@ async def reset_rows(
 
 def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return copies of the rows, all with the same columns."""
-    columns = dict.fromkeys(name for row in rows for name in row)
+    columns = dict.fromkeys(chain.from_iterable(rows))
     return [{**columns, **row} for row in rows]
 
 
@@ -410,6 +411,8 @@ async def _reset_row(
             environment = environment.of(row)
         if not environment.has_reset:
             return row
+
+        # Start the episode, and check the environment's row.
         step_timeout = limits.of(row).step_timeout
         episode_row: Any = await call_environment(environment, environment.reset, row, step_timeout)
         if not isinstance(episode_row, Mapping):

@@ -186,6 +186,7 @@ class QuestionGrammar:
     thought_opening: str = field(default="<think>", init=False)
 
     def parse(self, text: str) -> Turn:
+        # Take off a thought at the start.
         before_thought, opened, after_opening = text.partition(self.thought_opening)
         thought: str | None = None
         visible = text
@@ -195,10 +196,13 @@ class QuestionGrammar:
                 return Turn(text, "malformed", False, problem="unclosed tag")
             thought = content.strip() or None
 
+        # A turn without a question is the answer.
         mark = _FIRST_QUESTION_MARK.search(visible)
         if mark is None:
             answer = visible.strip()
             return Turn(text, "answer", bool(answer), thought=thought, answer=answer)
+
+        # The request ends with the question mark, and so should the turn.
         request = visible[: mark.end()].strip()
         if not any(character.isalnum() for character in request):
             return Turn(text, "malformed", False, thought=thought, problem="empty request")

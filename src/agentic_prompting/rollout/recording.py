@@ -20,6 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,7 +102,7 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     metrics: dict[str, float] = {}
 
     # Counts, such as those of a program.
-    count_names = dict.fromkeys(name for fact in facts for name in fact.counts)
+    count_names = dict.fromkeys(chain.from_iterable(fact.counts for fact in facts))
     for name in count_names:
         values = [fact.counts[name] for fact in facts if name in fact.counts]
         metrics[name] = float(np.mean(values))
@@ -114,7 +115,7 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     # Calls of the environment.
     for name in ("calls", "retries", "cached", "shared", "tokens", "cost_usd"):
         metrics[f"environment/{name}"] = float(sum(getattr(fact, name) for fact in facts))
-    latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
+    latencies = list(chain.from_iterable(fact.latencies for fact in facts)) or [0.0]
     metrics["environment/latency_mean"] = float(np.mean(latencies))
     metrics["environment/latency_p95"] = float(np.percentile(latencies, 95))
     return metrics
@@ -132,6 +133,7 @@ def metrics_by_environment(
         facts (`Sequence[RolloutFacts]`): The facts of a batch; each names its environment.
         rewards (`Sequence[float]`): The rollouts' rewards; NaN for a rollout without one.
     """
+    # Sort the rollouts by environment.
     facts_by_name: dict[str, list[RolloutFacts]] = {}
     rewards_by_name: dict[str, list[float]] = {}
     for fact, reward in zip(facts, rewards, strict=True):
@@ -168,11 +170,14 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     `prompt`, `tokens`, `in_loss`), in whose order its turns are, and the `counts`.
     """
     facts = RolloutFacts.of(rollout)
+    # The caller's keys, and the row's.
     record = dict(extra)
     record |= {key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row}
     record["status"] = rollout.status
     record["error"] = {"kind": facts.error_kind, "what": facts.error} if rollout.error else None
     record["answer"] = rollout.answer
+
+    # The conversation.
     record["turns"] = [
         {
             "text": turn.text,
@@ -194,6 +199,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         if observation.parts:
             observation_record["parts"] = list(observation.parts)
         record["observations"].append(observation_record)
+
+    # Its size and cost.
     record["tokens"] = {"agent": facts.agent_tokens, "observation": facts.observation_tokens}
     record["cost_usd"] = facts.cost_usd
     record["worth_usd"] = sum(reply.worth.cost_usd for reply in rollout.replies)
@@ -339,6 +346,7 @@ def _whole_lines(part: Path) -> Iterator[str]:
         file_size = os.fstat(file.fileno()).st_size
         data = file.read(_CHUNK)
         while data:
+            # Read one batch; the rest of the file is lost if it is incomplete.
             unread_bytes = file_size - file.tell() + len(data)
             try:
                 text, data = _decompress_member(file, data)

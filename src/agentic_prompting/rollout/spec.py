@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,7 @@ class AgentSpec:
         other_grammars = [
             grammar for grammar in grammars if not isinstance(grammar, QuestionGrammar)
         ]
-        stops = [stop for grammar in other_grammars or grammars for stop in grammar.stops]
+        stops = chain.from_iterable(grammar.stops for grammar in other_grammars or grammars)
         return tuple(dict.fromkeys(stops))
 
     @property
@@ -450,6 +450,8 @@ def rollout_from_trace(
         )
     chat_format = chat_format.of(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
+
+    # Add the turns and observations as `play` does.
     for text, observation in zip_longest(turns, observations):
         sample = Sample(chat_format.turn_ids(text))
         rollout.add_turn(sample, chat_format.parse(sample.ids))

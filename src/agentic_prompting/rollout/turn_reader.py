@@ -382,6 +382,7 @@ def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return FunctionCall("", body, "it is no JSON object with a name")
 
+    # Some models write the arguments as a JSON text.
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         arguments = _decode_object(arguments)
@@ -478,6 +479,7 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
     if not isinstance(properties, Mapping):
         properties = {}
 
+    # Read each parameter by the types that its schema accepts.
     arguments: dict[str, Any] = {}
     types_by_label: dict[str, set[str]] = {}
     ends = _match_parameters(body, tags)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply
@@ -228,6 +229,8 @@ class Rollout(TokenSequence):
         An answer that is a reference (`#3`) becomes the whole text of that part, if there is one.
         """
         self.add_sampled(sample)
+
+        # Resolve a reference to an earlier observation.
         reference = _REFERENCE.fullmatch(turn.answer or "")
         if reference:
             number = int(reference[1])
@@ -283,12 +286,12 @@ class Rollout(TokenSequence):
     @property
     def replies(self) -> list[Reply]:
         """All large-LLM calls made for this episode."""
-        return [reply for observation in self.observations for reply in observation.replies]
+        return list(chain.from_iterable(observation.replies for observation in self.observations))
 
     @property
     def parts(self) -> list[str]:
         """The texts that the agent may refer to: the reference `#1` means the first one."""
-        return [part for observation in self.observations for part in observation.parts]
+        return list(chain.from_iterable(observation.parts for observation in self.observations))
 
     def __repr__(self) -> str:
         return f"Rollout({self.status}, {len(self.turns)} turns, {len(self.ids)} tokens, seed={self.seed})"

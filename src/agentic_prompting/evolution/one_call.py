@@ -42,11 +42,11 @@ async def revise(
         return outcome.finish("no_evidence")
 
     # Record and render the attempts that the call shows.
-    shown = []
+    problem_failures = []
     for column, attempts in failures.items():
         problem = result.problems[column]
         outcome.trace.show(column, problem, attempts)
-        shown.append((problem.question, problem.truth, attempts))
+        problem_failures.append((problem.question, problem.truth, attempts))
 
     operation = Operation(outcome, prompt, reference, settings, sampling)
     limit = settings.max_ops * len(failures)
@@ -54,7 +54,7 @@ async def revise(
         templates.REVISE,
         "revise",
         prompt=prompt.text,
-        failures=templates.render_failures(shown),
+        failures=templates.render_failures(problem_failures),
         max_ops=limit,
     )
     return operation.finish(reply, Draft(prompt, settings.max_words), OPERATIONS, limit)

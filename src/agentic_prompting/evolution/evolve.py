@@ -89,7 +89,7 @@ def evolve(
     budget: Budget | None = None,
     eval_rows: Sequence[Any] | None = None,
 ) -> EvolveResult:
-    """Evolve a system prompt for a model that is only called, not trained. Also works in a notebook.
+    """Evolve a system prompt for a model that is only called, not trained; also in a notebook.
 
     Args:
         policy ([`ChatModel`] or `Callable`): The model that solves the problems, or a function of

@@ -164,7 +164,9 @@ def principle_id(value: Any) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """JSON text in which single backslashes that are LaTeX's are doubled: `\\frac`, `\\nu`, `\\(`, but not `\\n`.
+    """Return JSON text in which LaTeX's single backslashes are doubled.
+
+    These are `\\frac`, `\\nu`, `\\(`, but not `\\n`.
 
     A backslash in front of b, f or of a known command that begins with n, r or t is LaTeX;
     otherwise `\\n`, `\\r` and `\\t` are the control characters, `\\u` with four hex digits a

@@ -387,7 +387,10 @@ class Population:
         return member
 
     def knows(self, prompt: SystemPrompt) -> bool:
-        """Return whether a member says the same, in or out of the window; see [`SystemPrompt.key`]."""
+        """Return whether a member says the same, in or out of the window.
+
+        See [`SystemPrompt.key`].
+        """
         return any(member.prompt.key == prompt.key for member in self.members)
 
     def best(self, rule: str | None = None) -> SystemPrompt:

@@ -1,4 +1,4 @@
-"""The inputs of [`evolve`]: problems in any of their forms, and TRL's reward functions on replies."""
+"""The inputs of [`evolve`]: problems in any form, and TRL's reward functions on replies."""
 
 from __future__ import annotations
 

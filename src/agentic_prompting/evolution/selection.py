@@ -1,4 +1,4 @@
-"""The rules that choose the system prompts of a batch (eq 3, A.5), and [`select`], which draws by them."""
+"""The rules that choose the system prompts of a batch (eq 3, A.5), and [`select`]."""
 
 from __future__ import annotations
 

@@ -42,12 +42,15 @@ class AskGrammar(TagGrammar):
         <think>...</think> <ask to="A">...</ask> <ask to="B">...</ask>
         <think>...</think> <answer>...</answer>
 
-    A turn has no stop text for requests, because it may hold several: it ends with the end-of-turn token.
+    A turn has no stop text for requests, because it may hold several: it ends with the end-of-turn
+    token.
 
     Args:
         think (`str`, *optional*, defaults to `"think"`): The agent's thought.
-        act (`str`, *optional*, defaults to `"ask"`): A request. Its attribute `to` names the worker.
-        observation (`str`, *optional*, defaults to `"replies"`): The replies to the requests of a turn.
+        act (`str`, *optional*, defaults to `"ask"`): A request. Its attribute `to` names the
+            worker.
+        observation (`str`, *optional*, defaults to `"replies"`): The replies to the requests of a
+            turn.
         answer (`str`, *optional*, defaults to `"answer"`): The agent's final answer.
     """
 

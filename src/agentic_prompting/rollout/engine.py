@@ -278,7 +278,10 @@ def _deliver(future: asyncio.Future[T], result: T | BaseException) -> None:
 
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until the loop has run everything that is ready: requests of the same moment share a batch."""
+    """Wait until the loop has run everything that is ready.
+
+    Requests of the same moment then share a batch.
+    """
     has_settled = threading.Event()
     try:
         loop.call_soon_threadsafe(loop.call_soon, has_settled.set)

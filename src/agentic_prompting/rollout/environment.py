@@ -382,9 +382,9 @@ async def reset_rows(
     """Return the rows of a batch of episodes after the environment's `reset` of each.
 
     Never raises: if a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play`
-    ends its rollout as `failed` before the first turn. Each row gets its seed of `seeds` (by default
-    its number) in the column `RESET_SEED`, unless it has one. All rows have the same columns, since
-    rewards get columns; a missing value is `None`.
+    ends its rollout as `failed` before the first turn. Each row gets its seed of `seeds` (by
+    default its number) in the column `RESET_SEED`, unless it has one. All rows have the same
+    columns, since rewards get columns; a missing value is `None`.
     """
     if environment is None or not environment.has_reset:
         return list(rows)

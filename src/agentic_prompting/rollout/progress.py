@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal or in a notebook, a line a minute in a file or a pipe."""
+"""Progress of long work: a bar on a terminal or in a notebook, else a line a minute."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ STATUSES = ("answered", "out_of_turns", "truncated", "malformed", "failed")
 MAX_BATCH = 2**27
 """Decompressed bytes of a gzip member; a reader skips larger ones."""
 MAX_WAITING = 2**26
-"""Compressed bytes that wait in memory while the disk is full; beyond this the oldest batches are dropped."""
+"""Compressed bytes that wait in memory while the disk is full.
+
+Beyond this the oldest batches are dropped.
+"""
 
 _CHUNK = 2**20
 _ROW_KEYS = ("id", "question", "answers", "task", "environment", "workers", "budget")

@@ -183,20 +183,24 @@ class AgentSpec:
     """The form of an agent.
 
     Args:
-        prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message; `{question}` is filled in.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message;
+            `{question}` is filled in.
         system_prompt (`str`, *optional*): The agent's own system message.
         grammar ([`Grammar`], *optional*): The form of its turns. Defaults to Prompt-R1's tags.
         limits ([`Limits`], *optional*): Turns and tokens.
         chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
-        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag.
-        join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front of a row's own
-            system message, as E-SPL trains, instead of leaving it out there.
+        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing
+            request or answer tag.
+        join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front
+            of a row's own system message, as E-SPL trains, instead of leaving it out there.
         sampling (`dict`, *optional*): Temperature and the like, as in [`Sampling`].
-        prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`, messages for the chat
-            template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
-            trainer sets it by its data: `"text"` if each row has a `prompt` that is a string.
-        environments (`dict[str, dict]`, *optional*): In a run with several environments, the own values of
-            `prompt_template`, `grammar` and `chat_template_kwargs` of each, by name; see [`AgentSpec.of`].
+        prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`,
+            messages for the chat template, or `"text"`, text that is tokenised as it is (TRL's
+            standard format; see [`TextFormat`]). A trainer sets it by its data: `"text"` if each
+            row has a `prompt` that is a string.
+        environments (`dict[str, dict]`, *optional*): In a run with several environments, the own
+            values of `prompt_template`, `grammar` and `chat_template_kwargs` of each, by name; see
+            [`AgentSpec.of`].
 
     Raises:
         `ValueError`: If a template has no `{question}`, or `prompt_format` is neither of the two.
@@ -335,14 +339,17 @@ class AgentSpec:
 
         Args:
             folder (`str` or `Path`): The folder of the file.
-            grammar ([`Grammar`] or `Mapping`, *optional*): The grammar, if the file can only name it, because it
-                belongs to an environment or is the user's own. With several environments a mapping by name.
-            name (`str`, *optional*): Read the form of this environment alone, if the agent has several.
+            grammar ([`Grammar`] or `Mapping`, *optional*): The grammar, if the file can only name
+                it, because it belongs to an environment or is the user's own. With several
+                environments a mapping by name.
+            name (`str`, *optional*): Read the form of this environment alone, if the agent has
+                several.
 
         Raises:
-            `FileNotFoundError`: If there is none: the folder does not hold an agent trained with this library.
-            `ValueError`: If it was written by a newer version, or is damaged, or lacks the environment; the message
-                names the file.
+            `FileNotFoundError`: If there is none: the folder does not hold an agent trained with
+                this library.
+            `ValueError`: If it was written by a newer version, or is damaged, or lacks the
+                environment; the message names the file.
         """
         path = Path(folder) / SPEC_FILE
         if not path.exists():

@@ -294,7 +294,8 @@ class Rollout(TokenSequence):
         return list(chain.from_iterable(observation.parts for observation in self.observations))
 
     def __repr__(self) -> str:
-        return f"Rollout({self.status}, {len(self.turns)} turns, {len(self.ids)} tokens, seed={self.seed})"
+        size = f"{len(self.turns)} turns, {len(self.ids)} tokens"
+        return f"Rollout({self.status}, {size}, seed={self.seed})"
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,8 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.step_timeout is not None and not 0 < self.step_timeout < math.inf:
             raise ValueError(
-                f"step_timeout must be above 0 seconds, or None for no limit, got {self.step_timeout}"
+                "step_timeout must be above 0 seconds, or None for no limit, "
+                f"got {self.step_timeout}"
             )
 
         limit_names = [name for name in vars(self) if name != "environments"]

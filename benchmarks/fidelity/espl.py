@@ -343,7 +343,7 @@ def operators() -> Iterator[Row]:
     }
     for name, (rewards, expected) in filters.items():
         problem = ProblemResult("x", "42", tuple(Attempt("y", reward) for reward in rewards))
-        yield Row("A.2", f"rewards {name}: reflected on", expected, problem.instructive())
+        yield Row("A.2", f"rewards {name}: reflected on", expected, problem.is_instructive())
     reference = ScriptedChat(lambda messages: "never asked")
     outcome = asyncio.run(mutate(reference, results([[[0.0, 0.0], [1.0, 1.0]]])[0]))
     yield Row(

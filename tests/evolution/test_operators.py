@@ -124,9 +124,9 @@ def test_reflect_on():
     graded = problem("g", 0.4, 0.6)
     assert graded.is_instructive()
     assert not problem("g", 0.5, 0.5).is_instructive()
-    assert problem("g", 0.5, 0.5).instructive("imperfect")
-    assert not problem("g", None, None).instructive("imperfect")
-    assert not problem("g", 1.0, 1.0).instructive("imperfect")
+    assert problem("g", 0.5, 0.5).is_instructive("imperfect")
+    assert not problem("g", None, None).is_instructive("imperfect")
+    assert not problem("g", 1.0, 1.0).is_instructive("imperfect")
 
 
 def test_no_evidence_asks_nobody():

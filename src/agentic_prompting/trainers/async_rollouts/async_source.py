@@ -174,8 +174,11 @@ class AsyncSource:
 
     def take_groups(self, count: int, position: BatchPosition) -> list[RolloutGroup]:
         """Start a step's worth of groups, wait for as many, and return the oldest finished ones."""
+        # A step that is played again after a resume uses the same groups.
         self.updates = position.step
         self._used = [group for group in self._used if group.used_at == self.updates]
+
+        # At the first batch decide where to continue, unless a checkpoint has done so.
         if self._trusts_file is None:
             self._trusts_file = self.file.trust(None)
         if self._started_count is None:
@@ -427,6 +430,7 @@ class AsyncSource:
         self.file.forget_before(self._oldest_needed)
         self._oldest_needed = min((group.number for group in groups), default=self._oldest_needed)
 
+        # The state of each group is what its log holds.
         group_states = []
         for group in groups:
             episodes = [
@@ -527,6 +531,7 @@ def make_async_source(
     Raises:
         `ValueError`: If a process cannot hold whole groups, or the rows cannot be counted.
     """
+    # A group is started by one process.
     rollouts_per_row = prompts.rollouts_per_row
     rollouts_per_process = args.per_device_train_batch_size * args.steps_per_generation
     if rollouts_per_process % rollouts_per_row:
@@ -539,6 +544,7 @@ def make_async_source(
             "async_lead > 0 needs a train_dataset with a length: do not stream it, or set async_lead=0"
         )
 
+    # Open this process's log, and the rows in the order of TRL's sampler.
     path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
     identity = describe_run(spec, player.limits, player.environment, rollouts_per_row, args)
     file = InFlightFile(path, identity, fingerprint_weights(model), resumes)

@@ -107,6 +107,7 @@ class EpisodeLog(Environment):
         return self.turns[turn_index]
 
     async def _sample_turn(self, request: SampleRequest) -> dict[str, Any]:
+        # The weights may change while the turn is sampled.
         updates_before = self.count_updates()
         sample = await self.ask_policy(request)
         self.updates_during_turns.append(self.count_updates() - updates_before)

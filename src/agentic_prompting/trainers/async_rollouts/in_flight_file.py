@@ -115,6 +115,8 @@ class InFlightFile:
         Returns:
             `bool`: Whether the groups in flight of the checkpoint itself may be used.
         """
+        # Compare this run's settings with the checkpoint's and the file's, and the weights if there is no
+        # checkpoint that says which run it belongs to.
         changes: set[str] = set()
         if checkpoint_state is not None:
             changes |= self._changed_settings(checkpoint_state["identity"])
@@ -139,6 +141,7 @@ class InFlightFile:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append an entry. If the disk is full, training continues without the log."""
         with self._lock:
+            # The first entry of a run follows its header.
             records = [record]
             if not self._has_header:
                 records = [asdict(RunHeader(self.run, self.identity, self.policy)), record]
@@ -251,6 +254,7 @@ def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> 
     """
     entry_type: Literal["turn", "reply"] = "turn" if "turn" in record else "reply"
     entry = record[entry_type]
+    # A number that is no index, or a field that is missing, raises.
     rollout_index = _check_whole_number(record["rollout"])
     index = _check_whole_number(record["at"])
     is_usable = _is_usable_turn(entry) if entry_type == "turn" else _is_usable_reply(entry)
@@ -260,7 +264,7 @@ def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> 
     episode = episodes.setdefault(rollout_index, SavedEpisode())
     entries = episode.turns if entry_type == "turn" else episode.replies
     if index > len(entries):
-        return False
+        return False  # one before it was lost
     entries[index:] = [entry]
 
     # A turn has its reply after it, and a reply the next turn: these belonged to the old entry.

@@ -35,12 +35,15 @@ class LeadStats:
 
 def gather_lead_metrics(stats: LeadStats) -> dict[str, float]:
     """Return the metrics over all processes. Must be called on every process."""
+    # Merge the ages of all processes.
     processes: Sequence[LeadStats] = gather_object([stats])
     token_ages: Counter[int] = Counter()
     turn_ages: list[int] = []
     for process in processes:
         token_ages += process.token_ages
         turn_ages += process.turn_ages
+
+    # Means are over tokens and turns; idle shares are over processes.
     age_sum = sum(age * count for age, count in token_ages.items())
     return {
         "async/played_anew": float(sum(process.restarted for process in processes)),

@@ -38,12 +38,14 @@ def describe_run(
         environments = list(getattr(environment, "by_name", {"": environment}).values())
     environment_names = [part.described_by.__qualname__ for part in environments]
 
+    # The large LLMs behind them.
     chats = [getattr(part, "chat", None) for part in environments]
     chat_names = []
     for chat in chats:
         if chat is not None:
             chat_names.append(str(getattr(chat, "model", type(chat).__qualname__)))
 
+    # The agent's grammar in each of them.
     grammars = [part.grammar for part in spec.each() or [spec]]
     grammar_names = [f"{type(grammar).__name__} {grammar}" for grammar in grammars]
 

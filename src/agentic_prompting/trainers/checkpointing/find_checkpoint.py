@@ -52,6 +52,8 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
     """
     if not requested:
         return None
+
+    # A checkpoint that was named must be whole.
     if requested is not True:
         damage = find_damage(Path(requested))
         if damage:
@@ -61,7 +63,7 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
             )
         return str(requested)
 
-    # The newest whole one.
+    # Otherwise the newest whole one.
     damages: list[str] = []
     for checkpoint in reversed(sort_checkpoints(str(folder))):
         damage = find_damage(Path(checkpoint))
@@ -83,6 +85,7 @@ def find_damage(checkpoint: Path) -> str:
     """Return which file of a checkpoint is missing or cannot be read, or an empty text."""
     if not checkpoint.is_dir():
         return "there is no such folder"
+    # First what is missing, then what was cut off.
     for path in _required_files(checkpoint):
         if not path.exists():
             return f"{path.name} is missing"

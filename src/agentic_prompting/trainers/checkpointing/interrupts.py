@@ -53,6 +53,7 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # From here on a signal only marks the run; the callback stops it after the step.
     callback = InterruptCallback(prints_notice=trainer.args.process_index == 0)
     trainer.add_callback(callback)
     previous_handler = signal.signal(signal.SIGINT, callback.handle_signal)
@@ -61,6 +62,8 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous_handler)
         trainer.remove_callback(callback)
+
+    # Training has ended early if a signal came.
     if callback.stopped_at is not None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{callback.stopped_at}"
         checkpoint = Path(trainer.args.output_dir) / name
@@ -105,6 +108,7 @@ class InterruptCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
+        # One interrupted process stops all of them, after the same step.
         is_interrupted = self.interrupted_at is not None
         if args.world_size > 1:
             flag = torch.tensor(float(is_interrupted), device=args.device)

@@ -163,6 +163,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         def must_move_aside() -> bool:
             return args.overwrite and not read_resume_option(args) and contains_run(folder)
 
+        # Lock the folder only to move it: the lock of training comes later.
         if decide_on_main_process(processes, must_move_aside):
             with lock_run_folder(folder, processes):
                 decide_on_main_process(processes, lambda: move_run_aside(folder, model))
@@ -215,6 +216,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _check_states(self) -> None:
         """Raise if the state of a part is no plain data: no checkpoint could be read again."""
+        # Write and read each state as a checkpoint would.
         for name, keeper in self.keepers.items():
             file = io.BytesIO()
             try:
@@ -253,6 +255,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _exact_state(self) -> dict[str, Any]:
+        # TRL plays one batch for a block of micro-batches, and keeps the rest of it.
         loop_state = self._step_start.loop_state()
         micro_batches_per_block = self.args.steps_per_generation * self.args.num_iterations
         is_within_block = loop_state.micro_batches % micro_batches_per_block != 0
@@ -290,12 +293,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 and is not resumed; if the requested checkpoint is damaged; if a DeepSpeed checkpoint is of
                 another number of processes. The message says what to do.
         """
+        # Find mistakes before the folder is locked.
         self._check_row_count()
         self._check_states()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = read_resume_option(self.args)
         folder = Path(self.args.output_dir)
 
+        # For as long as this runs, no other run trains in the folder, and Ctrl-C saves a checkpoint.
         lock: AbstractContextManager[None] = nullcontext()
         if self.locks_folder:
             lock = lock_run_folder(folder, self.accelerator)
@@ -306,6 +311,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         with lock, interrupts:
             if not resume_from_checkpoint and self._is_second_run(folder):
                 raise ValueError(second_run_message(folder))
+
+            # All processes resume from the checkpoint that the main process finds.
             checkpoint = decide_on_main_process(
                 self.accelerator, lambda: find_checkpoint(resume_from_checkpoint, folder)
             )
@@ -345,6 +352,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         state = self._read_exact_state(self._checkpoint)
         if state is None:
             return
+        # The position in the block is valid for any number of processes, the rest is not.
         self._step = state["step"]
         if state["world"] != self.accelerator.num_processes:
             logger.warning(
@@ -356,12 +364,15 @@ class ResumableGRPOTrainer(GRPOTrainer):
             )
             return
 
+        # The rest of the block, and what is not logged yet.
         self._buffered_inputs = send_to_device(state["buffered"], self.accelerator.device)
         for mode, metrics in state["metrics"].items():
             self._metrics[mode].update(metrics)
         # The loss of steps that are not logged yet; transformers has set it to zero.
         self._tr_loss += state["loss"]
         self._globalstep_last_logged = state["last_logged"]
+
+        # The parts of the trainer.
         for name, keeper in self.keepers.items():
             keeper_state = state["own"].get(name)
             if keeper_state is not None:
@@ -371,6 +382,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Return the state of this process, or of the first one if there is none for this one."""
         if checkpoint is None:
             return None
+        # The first process's file serves a process that did not exist before.
         for process_index in (self.accelerator.process_index, 0):
             path = Path(checkpoint, STATE_FILE.format(process_index))
             if path.exists():

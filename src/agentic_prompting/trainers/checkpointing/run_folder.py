@@ -73,6 +73,7 @@ def move_run_aside(folder: Path, model: object = None) -> None:
     candidates = [folder.with_name(name) for name in names]
     previous_folder = next(path for path in candidates if not path.exists())
 
+    # Move everything but the lock, which is held, and recorded replies.
     try:
         previous_folder.mkdir()
         for path in folder.iterdir():
@@ -106,6 +107,7 @@ def lock_run_folder(folder: Path, processes: Accelerator | PartialState) -> Iter
 
 def decide_on_main_process(processes: Accelerator | PartialState, decide: Callable[[], T]) -> T:
     """Call `decide` on the main process; every process returns its result, or raises its `ValueError`."""
+    # An error travels as its message, so that every process raises it.
     decision: list[Any] = [None, ""]  # the result and the message of an error
     if processes.is_main_process:
         try:

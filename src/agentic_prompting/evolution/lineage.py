@@ -216,6 +216,7 @@ def read_lineage(path: str | Path) -> Lineage:
     Raises:
         `ValueError`: If the file is neither.
     """
+    # Older files do not name the rule of the best prompt.
     try:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))["population"]
         members = read_members(saved["members"])

@@ -62,6 +62,7 @@ async def revise(
 
 def _choose_failures(result: PromptResult, reflect_on: str) -> dict[int, list[tuple[float, str]]]:
     """Return failed attempts by problem, as reward and text, one of each problem per round."""
+    # In each round take the next failed attempt at every problem, until there are enough.
     failed_attempts = [problem.failed(reflect_on) for problem in result.problems]
     rounds = max(map(len, failed_attempts), default=0)
     failures: dict[int, list[tuple[float, str]]] = {}

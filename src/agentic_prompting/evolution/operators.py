@@ -239,9 +239,13 @@ class Operation:
         """
         if plan is None:
             return self.outcome.finish("call_failed")
+
+        # Read the plan: an empty list of edits is readable, a reply without a list is not.
         parsed = self.read(plan)
         if not parsed.found or (parsed.problems and not parsed.edits):
             return self.outcome.finish("unreadable")
+
+        # Apply it.
         if self.is_free_text:
             allowed = ("replace",)
         self.record_edits(draft.apply(parsed.edits, allowed, limit), "applied")

@@ -242,6 +242,7 @@ def _find_values(text: str) -> Iterator[tuple[list[Any], str]]:
 
 def _repair_across_fences(text: str) -> Iterator[tuple[list[Any], str]]:
     """Yield the first value of a text with fences, repaired up to the last fence and to the end."""
+    # Only a value that begins in front of a fence can go across it.
     fences = [match.start() for match in _FENCE.finditer(text)]
     match = _JSON.search(text)
     if match is None or not fences or fences[-1] < match.start():

@@ -95,6 +95,8 @@ def rate(
     places = ranks(scores, tie_tolerance)
     if len(ratings) < 2:
         return list(ratings)
+
+    # A free-for-all: each prompt is a team of one.
     trueskill = _create_trueskill()
     teams = [(trueskill.create_rating(rating.mu, rating.sigma),) for rating in ratings]
     rated_teams = trueskill.rate(teams, ranks=places)
@@ -162,6 +164,8 @@ def crossover_rating(parents: Sequence[Rating], delta_sigma: float = 1.0) -> Rat
     """
     if not parents:
         raise ValueError("a crossed child needs at least one parent")
+
+    # The parents' beliefs are combined as independent measurements of one value.
     precisions = [rating.sigma**-2 for rating in parents]
     total_precision = sum(precisions)
     weighted_means = (
@@ -287,6 +291,7 @@ class Population:
         one_of("best_rule", best_rule, BEST_RULES)
         self.window = window
         self.independent_draws = independent_draws
+        # Prompts that are played alone are never rated.
         self.best_rule = best_rule if window > 1 else "newest"
         self.exploration = exploration
         self.delta_sigma = delta_sigma
@@ -425,6 +430,7 @@ class Population:
         ]
         distances = []
         for words, other_words in combinations(word_sets, 2):
+            # The Jaccard distance.
             all_words = words | other_words
             distances.append(len(words ^ other_words) / len(all_words) if all_words else 0.0)
         return statistics.fmean(distances) if distances else 0.0
@@ -456,6 +462,7 @@ class Population:
             rng = rng_of(state["rng"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_describe_error(error)}") from None
+        # Everything is valid: continue from it.
         self.members = members
         self.turns = turns
         self.rng = rng
@@ -484,6 +491,8 @@ def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
     members = [Member.from_json(saved_member) for saved_member in saved]
     if not members:
         raise ValueError("it has no members")
+
+    # An id is a position, and parents come before their children.
     for position, member in enumerate(members):
         if member.prompt.id != position:
             raise ValueError(f"member {position} has the id {member.prompt.id}")

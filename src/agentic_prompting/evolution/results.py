@@ -235,6 +235,7 @@ def sole_wins(rows: Sequence[Row]) -> list[list[int]]:
     """
     wins: list[list[int]] = [[] for _ in rows]
     for column in _complete_columns(rows):
+        # The prompts within rounding of the best score; two of them are a tie.
         values = [row[column] or 0.0 for row in rows]
         threshold = max(values) - ROUNDING
         winners = [index for index, value in enumerate(values) if value >= threshold]

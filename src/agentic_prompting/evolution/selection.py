@@ -73,9 +73,12 @@ def softmax(
 
     If the exponentials of all remaining members underflow to 0, they are drawn uniformly.
     """
+    # The largest exponent is 0, so that none overflows.
     logits = [score / temperature for score in optimistic_scores(members, exploration)]
     max_logit = max(logits)
     weights = [math.exp(logit - max_logit) for logit in logits]
+
+    # Draw without replacement: a drawn member has no weight any more.
     positions: list[int] = []
     for _ in range(k):
         if not any(weights):
@@ -130,6 +133,8 @@ def selection_rule(
         )
     if callable(rule):
         return rule
+
+    # A shipped rule, with its parameters.
     if rule not in RULES:
         raise ValueError(
             f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function"

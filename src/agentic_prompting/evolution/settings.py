@@ -157,6 +157,8 @@ class ESPLSettings:
         """
         if not isinstance(prompt, Population):
             return self.population(SystemPrompt.of(prompt), seed, window=1 if alone else None)
+
+        # The user's own population has settings of its own, which must not be contradicted.
         if alone and prompt.window != 1:
             raise ValueError("mode='reflection' needs a Population with window=1")
         defaults = {setting.name: setting.default for setting in fields(ESPLSettings)}
@@ -222,12 +224,15 @@ class EvolveConfig(ESPLSettings):
     seed: int = setting(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:
+        # On a command line some values are texts.
         one_of("mode", self.mode, ("evolution", "reflection"))
         if isinstance(self.grammar, str):
             one_of("grammar", self.grammar, GRAMMARS)
             self.grammar = GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)
+
+        # Check the ranges.
         if self.problems_per_step < 1:
             raise ValueError(f"problems_per_step must be at least 1, got {self.problems_per_step}")
         for name in ("steps", "eval_every"):

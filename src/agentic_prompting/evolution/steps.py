@@ -130,6 +130,7 @@ class Evolution:
                 log = await self._step()
                 span.set({f"{spans.OWN}.reward": log.reward, f"{spans.OWN}.failed": log.failed})
         except BaseException:
+            # Undo the step, but remember its cost.
             usage = self.usage
             self.load_state_dict(state_before)
             self.usage = usage
@@ -304,10 +305,13 @@ class Evolution:
 
     def _check_failures(self, replies: Sequence[Reply], rewards: Sequence[float | None]) -> None:
         """Raise [`EvolutionStopped`] for a fatal error and for too many rollouts without reward."""
+        # A wrong key or a spent budget ends the run at once.
         errors = [reply.error for reply in replies if reply.error is not None]
         for error in errors:
             if error.fatal:
                 raise EvolutionStopped(f"the policy failed with a fatal error: {error}")
+
+        # Other failures end it only if they are too many.
         failed_share = rewards.count(None) / len(rewards)
         if failed_share > self.config.max_failed_share:
             cause = errors[0] if errors else "the reward function returned None"
@@ -317,6 +321,7 @@ class Evolution:
             )
 
     async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
+        # Both operators run at the same time.
         sampling: Any = self.config.reference_sampling or {}
         outcomes = await propose_children(self.reference, task, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())

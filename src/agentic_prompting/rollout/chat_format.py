@@ -178,6 +178,8 @@ class PlainText:
             cuts = self._find_cuts(value, keep_ordinary or self.keep_ordinary)
             pieces = [value[begin:end] for begin, end in pairwise([0, *cuts, len(value)])]
             return self.mark.join(pieces) if cuts else value
+
+        # Messages and their parts are nested; values of other types are left unchanged.
         if isinstance(value, dict):
             return {name: self._mark_strings(part, keep_ordinary) for name, part in value.items()}
         if isinstance(value, list):
@@ -482,6 +484,7 @@ class ChatFormat(TextFormat):
         if not self.chat_template_kwargs.get("tools"):
             return
 
+        # Probe the template with a conversation that calls a tool.
         def render(messages: Sequence[Any], tools: Sequence[Any]) -> str:
             template_kwargs = {**self.chat_template_kwargs, "tools": list(tools)}
             return self._text.render(messages, **template_kwargs)

@@ -215,6 +215,7 @@ class Engine(ABC, Generic[Request, Result]):
         waiting_before = len(self._waiting)
         try:
             pending = self._inbox.get(block, _LISTEN_SECONDS)
+            # `None` only wakes the thread.
             if pending is not None and not self.at_work:
                 _settle(pending.loop)
             while True:
@@ -385,6 +386,7 @@ def run_with_engine(
     Meanwhile an engine that is `on_callers_thread` runs on this thread. The other arguments are
     those of [`Engine.work`].
     """
+    # The coroutine runs on the background loop, an engine on this thread.
     future = start(coroutine)
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:

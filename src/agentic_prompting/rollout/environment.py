@@ -227,10 +227,14 @@ def _as_named_environment(name: str, candidate: Any) -> Environment:
     """Adapt one of several environments; an error names it."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"the name of an environment must be a non-empty str, got {name!r}")
+
+    # Adapt it; an error says which of the environments is meant.
     try:
         environment = as_environment(candidate)
     except TypeError as error:
         raise TypeError(f"environment {name!r}: {error}") from None
+
+    # Only environments with a `step` can share a run.
     is_nested = isinstance(environment, Environments)
     if environment is None or environment.play_episode is not None or is_nested:
         raise TypeError(
@@ -362,9 +366,11 @@ async def call_environment(
         `Exception`: Whatever the method or `receive` raises.
     """
 
+    # The value is converted in the task that called the method.
     async def call_method() -> T:
         return receive(await call_guarded(method, argument))
 
+    # The environment's own limit takes precedence.
     limit = getattr(environment, "step_timeout", None)
     if limit is None:
         limit = step_timeout
@@ -388,6 +394,8 @@ async def reset_rows(
     """
     if environment is None or not environment.has_reset:
         return list(rows)
+
+    # All episodes start at the same time, each row with its seed.
     if seeds is None:
         seeds = range(len(rows))
     resets = [

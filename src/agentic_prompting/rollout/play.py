@@ -137,6 +137,7 @@ async def observe(
     step = environment.step
     started = time.perf_counter()
 
+    # Runs in the step's own task, even if this call is cancelled.
     def receive(returned: Any) -> Observation | None:
         if not (returned is None or isinstance(returned, str | Observation)):
             raise ServerFailed(

@@ -70,6 +70,8 @@ class RolloutFacts:
         """Return the facts of a finished rollout."""
         replies = rollout.replies
         error = rollout.error
+
+        # A program's episode has several token sequences.
         agent_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
         response_tokens = sum(len(sequence.mask) for sequence in rollout.sequences)
         return cls(

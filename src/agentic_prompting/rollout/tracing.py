@@ -84,6 +84,8 @@ async def trace_step(
     """
     if isinstance(environment, Environments):
         environment = environment.of(rollout.row)
+
+    # Nothing is observed without an environment, and a private one has no span.
     described_by = getattr(environment, "described_by", None)
     name = getattr(described_by, "__name__", "_")
     observation = observe(environment, rollout, *args, **kwargs)
@@ -110,6 +112,8 @@ async def _trace_tool_call(name: str, arguments: str, call: Awaitable[T]) -> T:
     with spans.span(f"execute_tool {name}", attributes) as span:
         result = await call
         span.set(spans.content("gen_ai.tool.call.arguments", arguments))
+
+        # An environment returns `None` if the episode is over.
         if isinstance(result, Observation):
             span.set(spans.content("gen_ai.tool.call.result", result.text))
             if result.error is not None:

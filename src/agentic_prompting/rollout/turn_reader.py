@@ -96,6 +96,7 @@ class _Tag(NamedTuple):
 
 def remove_closed_thoughts(text: str) -> str:
     """Remove each `<think>...</think>`. A thought without an end stays."""
+    # Keep the pieces between closed thoughts.
     pieces = []
     position = 0
     while (start := text.find(_THINK, position)) >= 0:
@@ -196,10 +197,13 @@ class _TurnReader:
             if tag.name != "think" or not self._is_blank(self.position, tag.start):
                 break
             closing = self.find_end_of_thought(self.index)
+            # Without an end the rest of the turn is the thought.
             if closing is None:
                 self.is_cut = True
                 thoughts.append(self.text[tag.end :].strip())
                 break
+
+            # Go on behind the thought: another one may follow.
             thoughts.append(self.text[tag.end : self.tags[closing].start].strip())
             self.position = self.tags[closing].end
             self.index = closing + 1
@@ -271,6 +275,7 @@ class _TurnReader:
         They are matched like brackets, because the value of a parameter may quote whole calls. A
         lone closing tag in a value does not count: no parameter ends in front of it.
         """
+        # Opening tags wait on a stack for their closing tags.
         matches: dict[int, int] = {}
         unmatched: list[int] = []
         for number, tag in enumerate(self.tags):
@@ -403,6 +408,8 @@ def load_json(text: str) -> Any:
         `RecursionError`: It is nested far too deeply.
     """
     value = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_float)
+
+    # Measure the depth level by level, without recursion.
     level = [value]
     for _ in range(_MAX_DEPTH):
         if not level:
@@ -410,6 +417,8 @@ def load_json(text: str) -> Any:
         level = _list_children(level)
     if level:
         raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+
+    # An escaped surrogate can only be seen after decoding.
     if "\\ud" in text.lower():
         value = json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
     return value
@@ -595,6 +604,8 @@ def _resolve_reference(reference: str, root: Any) -> Any:
     document, _, pointer = reference.partition("#")
     if document:
         return None
+
+    # Follow a JSON pointer.
     part = root
     for key in pointer.split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")

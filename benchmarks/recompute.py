@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
-from agentic_prompting.report.plots import accuracy_table
+from agentic_prompting.report.refine_plots import accuracy_table
 from benchmarks import first_screen
 from benchmarks.lab import REPOSITORY, Records, markdown
 from benchmarks.learning import (

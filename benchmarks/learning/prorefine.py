@@ -28,7 +28,7 @@ from typing import Any
 
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
-from agentic_prompting.report.plots import accuracy_table, iterations_of, plot_iterations
+from agentic_prompting.report.refine_plots import accuracy_table, iterations_of, plot_iterations
 from agentic_prompting.sandbox.puzzles import (
     COUNTING,
     SORTING,

@@ -10,7 +10,7 @@ import pytest
 from agentic_prompting import PromptAgent
 from agentic_prompting.cli import evaluate
 from agentic_prompting.evolution import Population, SystemPrompt
-from agentic_prompting.report.summary import read_evaluation
+from agentic_prompting.report.evaluation_summary import read_evaluation
 from agentic_prompting.rollout import AgentSpec
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.report.plots import (
+from agentic_prompting.report.refine_plots import (
     accuracy_of,
     accuracy_table,
     iterations_of,

@@ -17,15 +17,12 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
-from agentic_prompting.report.page import pack, sample_evenly, word_diff
-from agentic_prompting.report.summary import (
-    RunSummary,
-    cost_points,
-    current_records,
-    groups_of,
-    read_evaluation,
-    reward_parts,
-)
+from agentic_prompting.report.evaluation_summary import cost_points, read_evaluation
+from agentic_prompting.report.page import pack
+from agentic_prompting.report.page_data import sample_evenly
+from agentic_prompting.report.rollout_records import current_records, groups_of, reward_parts
+from agentic_prompting.report.run_summary import RunSummary
+from agentic_prompting.report.word_diff import word_diff
 from agentic_prompting.rollout import RolloutLog
 from support.browser import evolved, record, write_run
 from support.pages import block

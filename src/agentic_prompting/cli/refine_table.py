@@ -46,7 +46,7 @@ def refine_table(arguments: Sequence[str]) -> None:
     Args:
         arguments (`Sequence[str]`): The command line.
     """
-    from ..report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
+    from ..report.refine_plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
     from ..rewards import REASONING_SCORERS
     from ..sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 

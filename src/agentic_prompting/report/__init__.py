@@ -1,9 +1,11 @@
-"""Reports: a run's folder, read once (`summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
+"""Reports: a run's folder, read once (`run_summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
 
 from ..evolution import plot_lineage, read_lineage
-from .page import watch_report, write_report
+from .page import write_report
 from .plots import plot_reward
-from .summary import RunSummary, history_of
+from .rollout_records import history_of
+from .run_summary import RunSummary
+from .watching import watch_report
 
 __all__ = [
     "RunSummary",

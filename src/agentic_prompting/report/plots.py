@@ -1,25 +1,20 @@
-"""Pictures and tables of a run: curves over the training steps, and what ProRefine's paper shows of its results.
-
-Curves are drawn from the trainer's log history or from [`history_of`] its records; accuracy is laid out as in
-ProRefine's Table 1, iterations as in its Figure 4.
-"""
+"""Curves over the training steps, as pictures: from the trainer's log history or from [`history_of`] its records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..evaluation import Estimate, bootstrap_interval, wilson_interval
 from ..evolution.lineage import LINES, figure_class
-from ..refine import RefinementResult
-from ..rewards.reasoning import Scorer
 from ..rollout import STATUSES
 
 Log = Sequence[Mapping[str, Any]]
 
 
-class Panel(NamedTuple):
+@dataclass(frozen=True)
+class Panel:
     """One picture: a name (of its file), a title, and the log keys in it with their labels."""
 
     name: str
@@ -27,7 +22,7 @@ class Panel(NamedTuple):
     keys: dict[str, str]
 
 
-PANELS = (
+ROLLOUT_PANELS = (
     Panel("reward", "mean reward", {"reward": "reward"}),
     Panel("exact_match", "exact match", {"exact_match": "exact match of training rollouts"}),
     Panel("turns", "turns", {"rollout/turns": "turns per rollout"}),
@@ -36,7 +31,12 @@ PANELS = (
         "share of rollouts",
         {f"rollout/{status}": status.replace("_", " ") for status in STATUSES},
     ),
+    Panel("groups", "share of groups with a gradient", {"groups/with_gradient": "rewards differ"}),
     Panel("cost", "cost (US dollars)", {"environment/cost_usd": "spent on the large LLM"}),
+)
+"""What is drawn of the rollouts."""
+
+OPTIMISATION_PANELS = (
     Panel("loss", "loss", {"loss": "loss"}),
     Panel("kl", "KL divergence", {"kl": "from the reference policy, nats a token"}),
     Panel("grad_norm", "gradient norm", {"grad_norm": "before clipping"}),
@@ -48,20 +48,28 @@ PANELS = (
         {"async/token_age": "mean", "async/token_age_max": "of the oldest"},
     ),
 )
-"""What is drawn, top to bottom. The page draws the same ones. The first five are of the rollouts, the others of the
-trainer's log."""
+"""What is drawn of the trainer's log."""
 
-OPTIMISATION = tuple(key for panel in PANELS[5:] for key in panel.keys)
+EVOLUTION_PANELS = (
+    Panel(
+        "evolution_reward",
+        "mean reward of the prompts",
+        {"evolution/reward": "on the rows of the step", "evolution/held_out": "held out, the best"},
+    ),
+)
+"""What is drawn of the state of `evolve`."""
+
+PANELS = (*ROLLOUT_PANELS, *OPTIMISATION_PANELS, *EVOLUTION_PANELS)
+"""All panels, top to bottom. The page draws the same ones."""
+
+OPTIMISATION = tuple(key for panel in OPTIMISATION_PANELS for key in panel.keys)
 """What the trainer's log is read for."""
 
 
 def panels_in(log: Log) -> list[Panel]:
     """The panels that this log has something for."""
-    return [
-        panel
-        for panel in PANELS
-        if any(entry.get(key) is not None for key in panel.keys for entry in log)
-    ]
+    keys = {key for entry in log for key, value in entry.items() if value is not None}
+    return [panel for panel in PANELS if keys & panel.keys.keys()]
 
 
 def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
@@ -76,38 +84,43 @@ def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
         `ImportError`: If matplotlib is missing.
     """
     # In the trainer's log the cost is that of one step, which is no curve to look at.
-    panels = [
-        panel
-        for panel in panels_in(log_history)
-        if panel.name in ("reward", "exact_match", "turns", "outcomes")
-    ]
+    names = ("reward", "exact_match", "turns", "outcomes")
+    panels = [panel for panel in panels_in(log_history) if panel.name in names]
     if panels:
         _draw(log_history, panels, path, title)
 
 
 def plot_panels(history: Log, folder: str | Path) -> list[Path]:
-    """Draw each panel into a PNG of its own, `<name>.png` in `folder`. Returns what was written."""
-    written = []
+    """Draw each panel into a PNG of its own, `<name>.png` in `folder`. Returns the files."""
+    files = []
     for panel in panels_in(history):
-        written.append(Path(folder) / f"{panel.name}.png")
-        _draw(history, [panel], written[-1], "")
-    return written
+        file = Path(folder) / f"{panel.name}.png"
+        _draw(history, [panel], file, "")
+        files.append(file)
+    return files
+
+
+def constant_limits(value: float) -> tuple[float, float]:
+    """Limits of an axis for a curve that is always at one value: from 0, so that it is seen how large the value is."""
+    if value == 0:
+        return 0.0, 1.0
+    return min(0.0, 2 * value), max(0.0, 2 * value)
 
 
 def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> None:
     figure = figure_class()(figsize=(7, max(3.0, 2.1 * len(panels))), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
+        panel_values = []
         for (key, label), (colour, dashes) in zip(panel.keys.items(), LINES, strict=False):
-            points = [(entry["step"], entry[key]) for entry in log if entry.get(key) is not None]
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True),
-                    label=label,
-                    linewidth=1.6,
-                    color=colour,
-                    dashes=dashes,
-                )
+            entries = [entry for entry in log if entry.get(key) is not None]
+            steps = [entry["step"] for entry in entries]
+            values = [entry[key] for entry in entries]
+            panel_values += values
+            if values:
+                axis.plot(steps, values, label=label, linewidth=1.6, color=colour, dashes=dashes)
+        if min(panel_values) == max(panel_values):
+            axis.set_ylim(constant_limits(panel_values[0]))
         axis.set_ylabel(panel.title)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -117,100 +130,3 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
-
-
-# --- ProRefine -------------------------------------------------------------------------------------------------------
-
-
-def accuracy_of(
-    results: Sequence[RefinementResult],
-    rows: Sequence[Mapping[str, Any]],
-    score: Scorer,
-    threshold: float = 1.0,
-) -> Estimate:
-    """Share of right answers with its 95 % Wilson interval. Failed queries are left out.
-
-    Args:
-        results (`Sequence[RefinementResult]`): What [`ProRefiner.refine_all`] returned.
-        rows (`Sequence[Mapping]`): The rows it was given, with `answers`.
-        score (`Callable[[str, Sequence[str]], float]`): Such as [`integer_match`].
-        threshold (`float`, *optional*, defaults to `1.0`): The least score that is right.
-
-    Raises:
-        `ValueError`: If every query failed.
-    """
-    answered = [
-        (result, row) for result, row in zip(results, rows, strict=True) if result.error is None
-    ]
-    right = sum(score(result.answer, row["answers"]) >= threshold for result, row in answered)
-    return wilson_interval(right, len(answered))
-
-
-def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> str:
-    """Accuracy as a Markdown table laid out like the paper's Table 1.
-
-    Args:
-        accuracy (`Mapping`): By data set, method and task model, in the order to be shown.
-    """
-    models = list(
-        dict.fromkeys(
-            model for methods in accuracy.values() for row in methods.values() for model in row
-        )
-    )
-    lines = [f"| data set | method | {' | '.join(models)} |", "|---" * (2 + len(models)) + "|"]
-    for name, methods in accuracy.items():
-        for method, row in methods.items():
-            cells = [
-                f"{e.mean:.3f} [{e.low:.3f}, {e.high:.3f}]" if (e := row.get(model)) else "–"
-                for model in models
-            ]
-            lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def iterations_of(results: Sequence[RefinementResult]) -> Estimate:
-    """Mean number of refinement steps a query, with its 95 % bootstrap interval; 0 where the first answer was taken."""
-    return bootstrap_interval([len(result.steps) for result in results])
-
-
-def plot_iterations(
-    results: Mapping[str, Mapping[str, Sequence[RefinementResult]]],
-    path: str | Path,
-    title: str = "",
-) -> None:
-    """Draw the mean number of refinement iterations, as in the paper's Figure 4.
-
-    Args:
-        results (`Mapping`): Results by data set and method.
-        path (`str` or `Path`): The PNG to write, with its folders.
-        title (`str`, *optional*): Above the bars.
-
-    Raises:
-        `ImportError`: If matplotlib is missing.
-    """
-    methods = list(dict.fromkeys(method for by_method in results.values() for method in by_method))
-    figure = figure_class()(figsize=(1.5 + 2.2 * len(results), 3.2), layout="constrained")
-    axis, width = figure.subplots(), 0.8 / max(1, len(methods))
-    for number, method in enumerate(methods):
-        found = {
-            i: iterations_of(by[method]) for i, by in enumerate(results.values()) if by.get(method)
-        }
-        places = [i + (number - (len(methods) - 1) / 2) * width for i in found]
-        ends = [[e.mean - e.low for e in found.values()], [e.high - e.mean for e in found.values()]]
-        look: dict[str, Any] = {
-            "color": LINES[number % len(LINES)][0],
-            "error_kw": {"linewidth": 1},
-        }
-        bars = axis.bar(
-            places, [e.mean for e in found.values()], 0.92 * width, yerr=ends, label=method, **look
-        )
-        axis.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
-    axis.set_xticks(range(len(results)), list(results))
-    axis.set(ylabel="mean refinement iterations", axisbelow=True)
-    axis.set_title(title, fontsize="medium")
-    axis.margins(y=0.15)
-    axis.grid(axis="y", alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(methods), fontsize="small", frameon=False)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)

@@ -2,7 +2,7 @@
 
 async function showEvaluation(found) {
   const node = section("evaluation", "Evaluation", "Means with their 95 % intervals; failed answers are in no mean.");
-  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)), printed(found.results), ...(found.repeats.length ? [printed(found.repeats)] : []), ...paired(found.differences));
+  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)), printed(found.results), ...optimisedPrompts(found.prompts), ...(found.repeats.length ? [printed(found.repeats)] : []), ...paired(found.differences));
   const { columns } = found;
   const [tasks, runs] = [new Set(columns.task).size, new Set(columns.run).size];
   const chunks = new Chunks("answers", found.chunk);
@@ -27,6 +27,13 @@ async function showEvaluation(found) {
   node.append(...listing(browser, { system: columns.system, "task of the evaluation": columns.task, judged }));
 }
 
+/** The prompt that each optimiser of the table found. */
+function optimisedPrompts(prompts) {
+  if (!prompts.length) return [];
+  const cards = prompts.map(([system, prompt]) => el("details", {}, el("summary", { text: oneLine(system) }), prompt ? written(prompt) : el("p", { class: "note", text: "(empty)" })));
+  return [el("h3", { text: "The optimised prompts" }), ...cards];
+}
+
 /** The systems of a task below each other, each with its interval. */
 function intervals({ task, metric, systems }) {
   const said = systems.map(([name, mean]) => `${name} ${number(mean)}`).join("; ");
@@ -41,7 +48,7 @@ function intervals({ task, metric, systems }) {
     node.append(svg("text", { x: x(0.5), y: height - 8, "text-anchor": "middle", text: `mean ${metric.replaceAll("_", " ")}, 95 % interval` }));
     systems.forEach(([name, mean, low, high], place) => {
       const y = FRAME.top + (place + 0.7) * ((bottom - FRAME.top) / systems.length);
-      node.append(svg("text", { class: "over", x: x(0), y: y - 10, text: oneLine(name).slice(0, 40) }));
+      node.append(svg("text", { class: "over", x: x(0), y: y - 10, text: oneLine(name).slice(0, Math.max(12, Math.floor((width - 80) / 7))) }));
       node.append(svg("text", { class: "over", x: x(1), y: y - 10, "text-anchor": "end", text: number(mean) }));
       node.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }), svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
     });

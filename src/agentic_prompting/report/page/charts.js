@@ -32,10 +32,8 @@ function ticks(low, high, count = 4) {
 
 /** Axes of a drawing so many pixels wide, and how to get from data to places in it, with a little air above and below. */
 function axes(node, xs, ys, width, label = "training step", shown = Number.isInteger) {
-  let [low, high] = minmax(ys);
-  const air = (high - low || Math.abs(high) || 1) * 0.06;
-  [low, high] = [low >= 0 && low - air < 0 ? 0 : low - air, high <= 1 && high + air > 1 && low >= 0 ? 1 : high + air];
-  const rows = ticks(low, high).map((value) => [value, short(value)]);
+  const [low, high] = limits(ys);
+  const rows = labelled(ticks(low, high));
   const left = 14 + 7 * Math.max(...rows.map(([, text]) => text.length));
   const [first, last] = minmax(xs);
   const right = width - FRAME.right, bottom = FRAME.height - FRAME.bottom;
@@ -45,18 +43,41 @@ function axes(node, xs, ys, width, label = "training step", shown = Number.isInt
     node.append(svg("line", { class: "grid-line", x1: left, x2: right, y1: y(value), y2: y(value) }));
     node.append(svg("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end", text }));
   }
-  for (const value of ticks(first, last, Math.min(8, Math.round(width / 60))).filter(shown)) {
-    if (x(value) + 4 * short(value).length > width) continue;
-    node.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle", text: short(value) }));
+  let end = -Infinity; // of the label before
+  for (const [value, text] of labelled(ticks(first, last, Math.min(8, Math.round(width / 60))).filter(shown))) {
+    const half = 4 * text.length;
+    if (x(value) + half > width || x(value) - half < end + 4) continue;
+    end = x(value) + half;
+    node.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle", text }));
   }
   node.append(svg("text", { x: (left + right) / 2, y: FRAME.height - 8, "text-anchor": "middle", text: label }));
   return { x, y };
 }
 
+/** The ends of an axis: a little air around the values; a constant is drawn from 0, so that its size is seen. */
+function limits(values) {
+  const [low, high] = minmax(values);
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low <= 1e-9 * size) return size ? [Math.min(0, 2 * low), Math.max(0, 2 * high)] : [0, 1];
+  const air = (high - low) * 0.06;
+  const bottom = low >= 0 && low - air < 0 ? 0 : low - air;
+  return [bottom, low >= 0 && high <= 1 && high + air > 1 ? 1 : high + air];
+}
+
+/** Each value with a text of as many digits as it takes to tell the values apart. */
+function labelled(values) {
+  for (let digits = 4; digits < 12; digits++) {
+    const texts = values.map((value) => short(value, digits));
+    if (new Set(texts).size === values.length || digits === 11) return values.map((value, place) => [value, texts[place]]);
+  }
+  return [];
+}
+
 /** A number of an axis. */
-function short(value) {
+function short(value, digits = 4) {
   const size = Math.abs(value);
-  return size && (size < 1e-3 || size >= 1e5) ? value.toExponential().replace("e+", "e") : String(+value.toPrecision(4));
+  const rounded = +value.toPrecision(digits);
+  return size && (size < 1e-3 || size >= 1e5) ? rounded.toExponential().replace("e+", "e") : String(rounded);
 }
 
 const SMOOTHING = { of: 0 };
@@ -170,9 +191,12 @@ function showFront(points) {
   const chart = drawing(said.join("; "), (node, width) => {
     const scale = axes(node, points.map((one) => one.usd), points.flatMap((one) => [one.low, one.high]), width, "US dollars a question", () => true);
     if (best.length > 1) drawLine(node, scale, best.map((one) => [one.usd, one.mean]), lineStyle(0, []));
+    const labels = [];
     points.forEach((one, place) => {
       const [x, y] = [scale.x(one.usd), scale.y(one.mean)];
       const label = { x: x + (x > width / 2 ? -7 : 7), y: y - 6, "text-anchor": x > width / 2 ? "end" : "start" };
+      while (labels.some((other) => Math.abs(other.x - label.x) < 18 && Math.abs(other.y - label.y) < 13)) label.y += 13;
+      labels.push(label);
       node.append(svg("line", { class: "hair", x1: x, x2: x, y1: scale.y(one.low), y2: scale.y(one.high) }));
       node.append(svg("circle", { class: "line line-0", cx: x, cy: y, r: one.front ? 4 : 2 }), svg("text", { ...label, text: place + 1 }));
     });

@@ -36,20 +36,23 @@ function followSections() {
   for (const id of links.keys()) observer.observe(byId(id));
 }
 
-const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log" };
+const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log", evolution: "Over the steps of the evolution" };
 
 function showCurves(history, page) {
   const { run } = page;
   const onStep = (step) => page.only({ from: String(step), to: String(step) });
   const trained = history.modes.train ?? [];
-  const node = section("training", "Training", `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.`);
-  node.append(tiles(run, trained), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
+  const about = run.rollouts ? `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.` : `Means over the attempts of each step, from ${run.folder}.`;
+  const node = section("training", run.rollouts ? "Training" : "Progress", about);
+  if (run.rollouts) node.append(tiles(run, trained));
+  if (run.gradient) node.append(gradientNote(run.gradient));
+  node.append(...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
   const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));
   for (const [mode, entries] of Object.entries(history.modes)) {
     if (!entries.length) continue;
     node.append(el("h3", { text: HEADINGS[mode] }));
     // The log counts a step when it is over, the records when it begins, so that a click would open the wrong one.
-    const clicked = mode === "optimisation" ? undefined : onStep;
+    const clicked = mode === "train" || mode === "eval" ? onStep : undefined;
     node.append(el("div", { class: "charts" }, ...panels(entries).map((panel) => chart(panel, entries, history.dashes, clicked))));
     node.append(values(entries));
   }
@@ -65,11 +68,20 @@ function tiles(run, entries) {
   for (const [key, name] of [["exact_match", "exact match"], ["reward", "reward"]]) {
     if (last[key] !== undefined) shown.push([`${name}, last step`, number(last[key]), `first step ${number(first[key])}`]);
   }
-  shown.push(["training steps", number(entries.length), `of ${plural(run.rollouts, "rollout")}`]);
+  shown.push(["training steps", number(entries.length), `${plural(run.rollouts, "rollout")} in all`]);
+  if (run.gradient) shown.push(["groups with a gradient", `${Math.round(100 * run.gradient.with_gradient / run.gradient.groups)} %`, `${number(run.gradient.with_gradient)} of ${plural(run.gradient.groups, "group")}`]);
   if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", dollars(last["environment/cost_usd"])]);
   if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
   const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }), small ? el("small", { text: small }) : null);
   return el("dl", { class: "tiles" }, ...shown.map(tile));
+}
+
+/** Why some groups train nothing. */
+function gradientNote({ groups, with_gradient, reasons }) {
+  const flat = groups - with_gradient;
+  if (!flat) return el("p", { class: "note", text: "Every group has a gradient: its rollouts have different rewards." });
+  const causes = Object.entries(reasons).sort(([, one], [, other]) => other - one).map(([reason, count]) => `${number(count)} ${reason}`);
+  return el("p", { class: "note", text: `${plural(flat, "group")} without a gradient: equal rewards give advantages of 0, which train nothing. Of them ${causes.join(", ")}.` });
 }
 
 /** Exact match of each policy under each prompt, where there is more to say than before and after. */

@@ -52,8 +52,13 @@ def _object(fields: Mapping[str, Check], needed: Iterable[str] = ()) -> Check:
 def _first_wrong(
     record: Mapping[str, Any], fields: Mapping[str, Check], needed: Iterable[str]
 ) -> str | None:
-    missing = (name for name in needed if name not in record)
-    return next((name for name in (*missing, *fields) if not fields[name](record.get(name))), None)
+    for name in needed:
+        if name not in record:
+            return name
+    for name, is_valid in fields.items():
+        if not is_valid(record.get(name)):
+            return name
+    return None
 
 
 _TURN = _object({"text": is_text, "kind": _maybe(is_text), "problem": _maybe(is_text)}, ("text",))
@@ -85,55 +90,89 @@ ROLLOUT: dict[str, Check] = {
 LOG_ENTRY: dict[str, Check] = {"step": is_step, "run": _maybe(is_number)}
 """The fields of an entry of the trainer's log that it is sorted by."""
 
-_USED = dict.fromkeys(("calls", "tokens", "cost_usd", "worth_usd", "seconds"), _maybe(is_number))
-_HAVE_DEFAULTS = {"run", "mode", "format", *_USED}  # where they are missing: `null` is as good
 ANSWER: dict[str, Check] = {
-    **{"system": is_text, "task": is_text, "run": is_step, "place": is_step, "question": is_text},
+    "system": is_text,
+    "task": is_text,
+    "run": is_step,
+    "place": is_step,
+    "question": is_text,
     "answers": lambda value: value != [] and _list_of(is_text)(value),
-    **{"answer": _maybe(is_text), "whole": _maybe(is_text), "error": _maybe(is_text)},
+    "answer": _maybe(is_text),
+    "whole": _maybe(is_text),
+    "error": _maybe(is_text),
     "trajectory": _maybe(_object({"turns": _maybe(_list_of(_TURN)), "steps": _maybe(is_number)})),
-    **_USED,
+    "calls": _maybe(is_number),
+    "tokens": _maybe(is_number),
+    "cost_usd": _maybe(is_number),
+    "worth_usd": _maybe(is_number),
+    "seconds": _maybe(is_number),
 }
 """The fields of an evaluation's record."""
-_PROMPTS = dict.fromkeys(("prompt", "new_prompt"), is_text)
+_STEP = _object(
+    {
+        "prompt": is_text,
+        "new_prompt": is_text,
+        "output": _maybe(is_text),
+        "feedback": _maybe(is_text),
+        "problem": _maybe(is_text),
+    }
+)
 REFINEMENT: dict[str, Check] = {
-    **dict.fromkeys(("query", "initial_prompt", "prompt", "answer", "stop_reason"), is_text),
-    **dict.fromkeys(("initial_answer", "verdict"), _maybe(is_text)),
+    "query": is_text,
+    "initial_prompt": is_text,
+    "prompt": is_text,
+    "answer": is_text,
+    "stop_reason": is_text,
+    "initial_answer": _maybe(is_text),
+    "verdict": _maybe(is_text),
     "format": _maybe(is_number),
-    "steps": _list_of(
-        _object({**_PROMPTS, **dict.fromkeys(("output", "feedback", "problem"), _maybe(is_text))})
-    ),
+    "steps": _list_of(_STEP),
 }
 """The fields of a refinement result that are shown."""
+_FIELDS_WITH_DEFAULTS = {
+    "run",
+    "mode",
+    "format",
+    "calls",
+    "tokens",
+    "cost_usd",
+    "worth_usd",
+    "seconds",
+}
+"""Fields that may be missing, so that `null` is left out of a record."""
 
 
 def read_sound_answers(path: Path) -> list[Record]:
     """The answers of an evaluation in a file; none if it is a file of another kind."""
-    if not any({"system", "task", "run", "place"} <= set(record) for record in _objects(path)):
+    keys = ("system", "task", "run", "place")
+    if not any(set(keys) <= set(record) for record in _read_objects(path)):
         return []
-    last = {
-        (one["system"], one["task"], one["run"], one["place"]): one
-        for one in sound_objects(path, ANSWER)
-    }
-    return list(last.values())  # of a question that was asked again the last one
+
+    # Of a question that was asked again the last answer counts.
+    answers = {}
+    for record in sound_objects(path, ANSWER):
+        answers[tuple(record[key] for key in keys)] = record
+    return list(answers.values())
 
 
 def read_sound_refinements(path: Path) -> list[RefinementResult]:
     """ProRefine's results in a file; none if it is a file of another kind."""
-    found = []
-    if any({"query", "steps"} <= set(record) for record in _objects(path)):
-        for record in sound_objects(path, REFINEMENT):
-            with suppress(ValueError):  # of a newer version
-                found.append(RefinementResult.from_dict(record))
-    return found
+    if not any({"query", "steps"} <= set(record) for record in _read_objects(path)):
+        return []
+    results = []
+    for record in sound_objects(path, REFINEMENT):
+        with suppress(ValueError):  # the record of a newer version
+            results.append(RefinementResult.from_dict(record))
+    return results
 
 
-def _objects(path: Path) -> Iterator[Record]:
-    """Whatever objects there are in a file, without a word about the rest."""
+def _read_objects(path: Path) -> Iterator[Record]:
+    """The objects in a file of JSON lines; other lines are passed over silently."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             with suppress(ValueError, RecursionError):
-                if isinstance(record := json.loads(line), dict):
+                record = json.loads(line)
+                if isinstance(record, dict):
                     yield record
 
 
@@ -149,9 +188,8 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
     """The objects of a file of JSON lines whose `fields` are right; none where there is no file."""
     if not path.is_file():
         return iter(())
-    lines = path.read_bytes().split(b"\n")[
-        :-1
-    ]  # what follows the last end of a line is still being written
+    # What follows the last end of a line is still being written.
+    lines = path.read_bytes().split(b"\n")[:-1]
     numbered = (
         (path, number, line.decode("utf-8", "replace"))
         for number, line in enumerate(lines, start=1)
@@ -160,25 +198,39 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
 
 
 def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) -> Iterator[Record]:
-    left_out: dict[Path, list[str]] = {}
+    """The records without those that cannot be shown, of which there is one warning for each file."""
+    problems: dict[Path, list[str]] = {}
     for path, number, line in lines:
         try:
             # NaN, which JSON does not know, is no score and no number.
             record = json.loads(line, parse_constant=lambda name: None)
-            wrong = "it is no object" if not isinstance(record, dict) else None
-            name = None if wrong else _first_wrong(record, fields, ())
-            wrong = f"{name!r} is {json.dumps(record.get(name))[:80]}" if name else wrong
         except (ValueError, RecursionError) as error:
-            wrong = str(error) or type(error).__name__
-        if wrong is None:
-            yield {
-                name: value
-                for name, value in record.items()
-                if value is not None or name not in _HAVE_DEFAULTS
-            }
+            problem: str | None = str(error) or type(error).__name__
         else:
-            left_out.setdefault(path, []).append(f"line {number}: {wrong}")
-    for path, what in left_out.items():
+            problem = _find_problem(record, fields)
+        if problem is not None:
+            problems.setdefault(path, []).append(f"line {number}: {problem}")
+            continue
+        yield {
+            name: value
+            for name, value in record.items()
+            if value is not None or name not in _FIELDS_WITH_DEFAULTS
+        }
+    for path, file_problems in problems.items():
         logger.warning(
-            "%s: left out %d of its lines, which are no records; %s", path, len(what), what[0]
+            "%s: left out %d of its lines, which are no records; %s",
+            path,
+            len(file_problems),
+            file_problems[0],
         )
+
+
+def _find_problem(record: Any, fields: Mapping[str, Check]) -> str | None:
+    """What is wrong with a line's content; `None` if nothing is."""
+    if not isinstance(record, dict):
+        return "it is no object"
+    try:
+        name = _first_wrong(record, fields, ())
+        return None if name is None else f"{name!r} is {json.dumps(record.get(name))[:80]}"
+    except RecursionError as error:
+        return str(error)

@@ -1,0 +1,121 @@
+"""What ProRefine's paper shows of its results: accuracy as in its Table 1, iterations as in its Figure 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..evaluation import Estimate, bootstrap_interval, wilson_interval
+from ..evolution.lineage import LINES, figure_class
+from ..refine import RefinementResult
+from ..rewards.reasoning import Scorer
+
+
+def accuracy_of(
+    results: Sequence[RefinementResult],
+    rows: Sequence[Mapping[str, Any]],
+    score: Scorer,
+    threshold: float = 1.0,
+) -> Estimate:
+    """Share of right answers with its 95 % Wilson interval. Failed queries are left out.
+
+    Args:
+        results (`Sequence[RefinementResult]`): What [`ProRefiner.refine_all`] returned.
+        rows (`Sequence[Mapping]`): The rows it was given, with `answers`.
+        score (`Callable[[str, Sequence[str]], float]`): Such as [`integer_match`].
+        threshold (`float`, *optional*, defaults to `1.0`): The least score that is right.
+
+    Raises:
+        `ValueError`: If every query failed.
+    """
+    scores = []
+    for result, row in zip(results, rows, strict=True):
+        if result.error is None:
+            scores.append(score(result.answer, row["answers"]))
+    right = sum(value >= threshold for value in scores)
+    return wilson_interval(right, len(scores))
+
+
+def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> str:
+    """Accuracy as a Markdown table laid out like the paper's Table 1.
+
+    Args:
+        accuracy (`Mapping`): By data set, method and task model, in the order to be shown.
+    """
+    models: dict[str, None] = {}
+    for methods in accuracy.values():
+        for row in methods.values():
+            models |= dict.fromkeys(row)
+    lines = [f"| data set | method | {' | '.join(models)} |", "|---" * (2 + len(models)) + "|"]
+    for name, methods in accuracy.items():
+        for method, row in methods.items():
+            cells = []
+            for model in models:
+                estimate = row.get(model)
+                if estimate is None:
+                    cells.append("–")
+                else:
+                    interval = f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+                    cells.append(f"{estimate.mean:.3f} {interval}")
+            lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def iterations_of(results: Sequence[RefinementResult]) -> Estimate:
+    """Mean number of refinement steps a query, with its 95 % bootstrap interval; 0 where the first answer was taken."""
+    return bootstrap_interval([len(result.steps) for result in results])
+
+
+def plot_iterations(
+    results: Mapping[str, Mapping[str, Sequence[RefinementResult]]],
+    path: str | Path,
+    title: str = "",
+) -> None:
+    """Draw the mean number of refinement iterations, as in the paper's Figure 4.
+
+    Args:
+        results (`Mapping`): Results by data set and method.
+        path (`str` or `Path`): The PNG to write, with its folders.
+        title (`str`, *optional*): Above the bars.
+
+    Raises:
+        `ImportError`: If matplotlib is missing.
+    """
+    methods: dict[str, None] = {}
+    for method_results in results.values():
+        methods |= dict.fromkeys(method_results)
+    figure = figure_class()(figsize=(1.5 + 2.2 * len(results), 3.2), layout="constrained")
+    axis = figure.subplots()
+    width = 0.8 / max(1, len(methods))
+    for number, method in enumerate(methods):
+        offset = (number - (len(methods) - 1) / 2) * width
+        positions = []
+        estimates = []
+        for position, method_results in enumerate(results.values()):
+            if method_results.get(method):
+                positions.append(position + offset)
+                estimates.append(iterations_of(method_results[method]))
+        means = [estimate.mean for estimate in estimates]
+        below = [estimate.mean - estimate.low for estimate in estimates]
+        above = [estimate.high - estimate.mean for estimate in estimates]
+        colour, _ = LINES[number % len(LINES)]
+        bars = axis.bar(
+            positions,
+            means,
+            0.92 * width,
+            yerr=[below, above],
+            label=method,
+            color=colour,
+            error_kw={"linewidth": 1},
+        )
+        axis.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
+    axis.set_xticks(range(len(results)), list(results))
+    axis.set(ylabel="mean refinement iterations", axisbelow=True)
+    axis.set_title(title, fontsize="medium")
+    axis.margins(y=0.15)
+    axis.grid(axis="y", alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(methods), fontsize="small", frameon=False)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)

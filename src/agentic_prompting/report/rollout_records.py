@@ -1,0 +1,268 @@
+"""Recorded rollouts: which of them count, their rewards and groups, and the curves over training steps.
+
+Curves are made of the recorded rollouts and not of the trainer's log: every run has records, whether or not it saved a
+checkpoint, and the curves then agree with the trajectories that are shown beside them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from ..evaluation.repeats import passes
+from ..records import Record
+from ..rewards import PromptR1Reward, exact_match, token_f1
+from ..rollout import STATUSES
+from .sound_records import is_number
+
+_CLOSE = 1e-5  # rewards are recorded with six digits
+_GROUP_KEYS = ("run", "mode", "step", "id", "question", "task", "environment", "system_prompt")
+
+
+def current_records(records: Iterable[Record]) -> list[Record]:
+    """The records without those that a later run in the same folder has replaced.
+
+    A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
+    from the later run's first step on do not belong to the result, but for the evaluation that was made at this step
+    before the checkpoint was written.
+    """
+    all_records = list(records)
+    first_step: dict[int, int] = {}
+    last_evaluating_run: dict[int, int] = {}  # by step
+    for record in all_records:
+        run = record.get("run", 0)
+        step = record["step"]
+        first_step[run] = min(first_step.get(run, step), step)
+        if record.get("mode") == "eval":
+            last_evaluating_run[step] = max(last_evaluating_run.get(step, run), run)
+
+    # For each run the step at which a later one takes over.
+    end_step: dict[int, float] = {}
+    end = float("inf")
+    for run in sorted(first_step, reverse=True):
+        end_step[run] = end
+        end = min(end, first_step[run])
+
+    current = []
+    for record in all_records:
+        run = record.get("run", 0)
+        step = record["step"]
+        is_evaluation_at_end = (
+            record.get("mode") == "eval"
+            and 0 < step == end_step[run]
+            and last_evaluating_run[step] == run
+        )
+        if step < end_step[run] or is_evaluation_at_end:
+            current.append(record)
+    return current
+
+
+def total_reward(record: Record) -> float | None:
+    """The reward that training used: the weighted sum, `reward`, if it was recorded, else the sum of the rewards;
+    `None` if there is none."""
+    if "reward" in record:
+        return record["reward"] if is_number(record["reward"]) else None
+    rewards = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
+    return sum(rewards) if rewards else None
+
+
+def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
+    """The groups and advantages of records.
+
+    A group is the rollouts of one row in one step under one prompt. The advantage is GRPO's default: the difference
+    from the group's mean, divided by its deviation.
+
+    Returns:
+        For each record the number of its group, and its advantage or `None` without a reward.
+    """
+    keys = [tuple(str(record.get(name)) for name in _GROUP_KEYS) for record in records]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    group_numbers = [numbers[key] for key in keys]
+    totals = [total_reward(record) for record in records]
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for group, total in zip(group_numbers, totals, strict=True):
+        if total is not None:
+            rewards[group].append(total)
+
+    advantages: list[float | None] = []
+    for group, total in zip(group_numbers, totals, strict=True):
+        if total is None:
+            advantages.append(None)
+            continue
+        deviation = stdev(rewards[group]) if len(rewards[group]) > 1 else 0.0
+        advantages.append((total - fmean(rewards[group])) / (deviation + 1e-4))
+    return group_numbers, advantages
+
+
+def group_records(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each group."""
+    groups: dict[int, list[Record]] = defaultdict(list)
+    for group, record in zip(groups_of(records)[0], records, strict=True):
+        groups[group].append(record)
+    return list(groups.values())
+
+
+def has_gradient(group: Sequence[Record]) -> bool | None:
+    """Whether the rewards of a group differ, without which its advantages are all 0; `None` below two rewards."""
+    rewards = [total_reward(record) for record in group]
+    known = [reward for reward in rewards if reward is not None]
+    return max(known) - min(known) > _CLOSE if len(known) > 1 else None
+
+
+def gradient_share(records: Sequence[Record]) -> float | None:
+    """The share of groups with a gradient; `None` if no group has two rewards."""
+    decisions = [has_gradient(group) for group in group_records(records)]
+    known = [decision for decision in decisions if decision is not None]
+    return sum(known) / len(known) if known else None
+
+
+def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
+    """How many groups of training there are, how many have a gradient, and why the others have none.
+
+    Returns:
+        `groups`, `with_gradient` and `reasons`, counts by reason; `None` if no group has two rewards.
+    """
+    training = [record for record in records if record.get("mode", "train") == "train"]
+    groups = 0
+    with_gradient = 0
+    reasons: Counter[str] = Counter()
+    for group in group_records(training):
+        decision = has_gradient(group)
+        if decision is None:
+            continue
+        groups += 1
+        with_gradient += decision
+        if not decision:
+            reasons[_reason_without_gradient(group)] += 1
+    if not groups:
+        return None
+    return {"groups": groups, "with_gradient": with_gradient, "reasons": dict(reasons)}
+
+
+def _reason_without_gradient(group: Sequence[Record]) -> str:
+    """What all rollouts of a group have in common, beside their reward."""
+    statuses = {record["status"] for record in group}
+    if statuses == {"answered"}:
+        matches = {exact_match_of_record(record) for record in group}
+        if matches == {1.0}:
+            return "all right"
+        return "all wrong" if matches == {0.0} else "all answered, with equal rewards"
+    if len(statuses) == 1:
+        return f"all {statuses.pop().replace('_', ' ')}"
+    return "different endings, with equal rewards"
+
+
+def exact_match_of_record(record: Record) -> float | None:
+    """1.0 for a right answer, 0.0 for a wrong one or none; `None` if there is nothing to compare with."""
+    if record["status"] == "failed" or not record.get("answers"):
+        return None
+    return exact_match(record.get("answer") or "", record["answers"])
+
+
+def reward_parts(record: Record) -> list[tuple[str, float | None]]:
+    """A record's rewards by name, with the format and answer parts of Prompt-R1's, and the scores of the answer.
+
+    The parts are computed from the turns with the paper's coefficients. They are shown only if their sum is the
+    recorded reward: for a run with other coefficients the reward alone is shown. The weighted total follows several
+    rewards, or one that it differs from.
+    """
+    rewards: Mapping[str, float | None] = record.get("rewards") or {}
+    parts: list[tuple[str, float | None]] = []
+    for name, value in rewards.items():
+        parts.append((name, value))
+        if name == "prompt_r1_reward" and value is not None:
+            parts += _prompt_r1_parts(record, value)
+    if "reward" in record and list(rewards.values()) != [record["reward"]]:
+        parts.append(("total, as weighted in training", total_reward(record)))
+    match = exact_match_of_record(record)
+    if match is not None:
+        parts.append(("exact match", match))
+        parts.append(("token F1", token_f1(record.get("answer") or "", record["answers"])))
+    return parts
+
+
+def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float | None]]:
+    if not record.get("answers"):
+        return []
+    texts = [turn["text"] for turn in record["turns"]]
+    for gate in ("paper", "strict"):
+        score = PromptR1Reward(gate=gate).score_turns(texts, record["answers"])
+        if abs(score.total - recorded) < _CLOSE:
+            answer_part = score.answer if score.total >= 0 else 0.0
+            return [
+                ("· format (−1 + R_fmt)", score.total - answer_part),
+                ("· answer, where the format is whole", answer_part),
+            ]
+    return []
+
+
+def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str, float]]:
+    """One entry per step, in order, as in `trainer.state.log_history`.
+
+    Args:
+        records (`Iterable[Mapping]`): As [`read_rollouts`] returns them.
+        mode (`str`, *optional*, defaults to `"train"`): `train` or `eval`.
+
+    Returns:
+        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; the share
+        of `groups/with_gradient` in training; and `environment/cost_usd`, the dollars spent from the first step to this
+        one, if any; with several environments the means of each, `reward in NAME`; of an evaluation with several
+        rollouts a question `pass@k`, by the first reward function as training logs it. Keys without values are left
+        out.
+    """
+    steps: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.get("mode", "train") == mode:
+            steps[record["step"]].append(record)
+    history = []
+    spent = 0.0
+    for step, step_records in sorted(steps.items()):
+        turns = sum(len(record["turns"]) for record in step_records)
+        entry: dict[str, float] = {"step": step, "rollout/turns": turns / len(step_records)}
+
+        # Without a price, or a cost, there is no curve.
+        spent += sum(record.get("cost_usd") or 0.0 for record in step_records)
+        if spent:
+            entry["environment/cost_usd"] = spent
+        entry |= _mean_scores(step_records, "")
+        for name, environment_records in _by_environment(step_records).items():
+            entry |= _mean_scores(environment_records, f" in {name}")
+        statuses = [record["status"] for record in step_records]
+        for status in STATUSES:
+            entry[f"rollout/{status}"] = statuses.count(status) / len(step_records)
+        if mode == "train":
+            share = gradient_share(step_records)
+            if share is not None:
+                entry["groups/with_gradient"] = share
+        if mode == "eval":
+            entry |= passes([_first_rewards(group) for group in group_records(step_records)])
+        history.append(entry)
+    return history
+
+
+def _mean_scores(records: Sequence[Record], suffix: str) -> dict[str, float]:
+    """The means of reward and exact match over the records that have them."""
+    means = {}
+    for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
+        values = [score(record) for record in records]
+        known = [value for value in values if value is not None]
+        if known:
+            means[name + suffix] = sum(known) / len(known)
+    return means
+
+
+def _first_rewards(group: Sequence[Record]) -> list[float | None]:
+    """The reward of each record by the first reward function."""
+    return [next(iter((record.get("rewards") or {}).values()), None) for record in group]
+
+
+def _by_environment(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each environment by its name; empty if they name fewer than two."""
+    environments: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        name = record.get("environment")
+        if isinstance(name, str):
+            environments[name].append(record)
+    return dict(sorted(environments.items())) if len(environments) > 1 else {}

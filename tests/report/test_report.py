@@ -917,3 +917,63 @@ def test_watching_goes_on_while_files_grow_are_damaged_and_go(tmp_path, caplog):
     watch_report(tmp_path, wait=look)
     assert seen == [1, 1, 3, 3, 3, 4]
     assert caplog.text.count("the page stays as it was") == 1 and "population.json" in caplog.text
+
+
+# --- groups with a gradient, evolutions, optimised prompts --------------------------------------------------------------
+
+
+def test_the_share_of_groups_with_a_gradient(tmp_path):
+    """A group whose rewards are equal trains nothing; the page has the share, and why."""
+    records = []
+    for question, rewards, answers in (
+        ("differ", (0.0, 1.0), ("Lima", "Nairobi")),
+        ("right", (1.0, 1.0), ("Nairobi", "Nairobi")),
+        ("wrong", (0.0, 0.0), ("Lima", "Lima")),
+    ):
+        for reward, answer in zip(rewards, answers, strict=True):
+            records.append(one(question=question, rewards={"r": reward}, answer=answer))
+    records += [
+        one(question="cut", rewards={"r": 0.0}, status="truncated", answer=None) for _ in range(2)
+    ]
+    records.append(one(question="alone", rewards={"r": 0.0}))
+    (entry,) = history_of(records)
+    assert entry["groups/with_gradient"] == 0.25
+    html = write_report(write_run(tmp_path / "run", records), pictures=False).read_text()
+    assert block(html, "run")["gradient"] == {
+        "groups": 4,
+        "with_gradient": 1,
+        "reasons": {"all right": 1, "all wrong": 1, "all truncated": 1},
+    }
+
+
+def test_the_folder_of_evolve_has_its_tree_and_its_rewards(tmp_path):
+    """Also without held-out rows."""
+    population = evolved(tmp_path / "population.json", 3)
+    (tmp_path / "population.json").unlink()
+    steps = [{"step": 0, "reward": 0.25, "held_out": None}, {"step": 1, "reward": 0.5}]
+    state = {"population": population.state_dict(), "steps": steps}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    html = write_report(tmp_path, pictures=False).read_text()
+    assert len(block(html, "lineage")["nodes"]) == len(population.members)
+    assert block(html, "history")["modes"]["evolution"] == [
+        {"step": 0, "evolution/reward": 0.25},
+        {"step": 1, "evolution/reward": 0.5},
+    ]
+
+
+def test_a_table_shows_the_optimised_prompts(tmp_path):
+    folder = evaluated(tmp_path / "e", True)
+    (folder / "prompts").mkdir()
+    prompt = {"prompt": "Count twice.", "calls": 12}
+    (folder / "prompts" / "gepa-of-us-0123abcd.json").write_text(json.dumps(prompt))
+    html = write_report(folder, pictures=False).read_text()
+    assert block(html, "evaluation")["prompts"] == [["gepa-of-us", "Count twice."]]
+
+
+@pytest.mark.parametrize(
+    ("value", "limits"), [(0.5, (0, 1)), (-2, (-4, 0)), (0, (0, 1)), (1e-6, (0, 2e-6))]
+)
+def test_the_axis_of_a_constant_begins_at_zero(value, limits):
+    from agentic_prompting.report.plots import constant_limits
+
+    assert constant_limits(value) == limits

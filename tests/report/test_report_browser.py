@@ -114,6 +114,10 @@ def test_the_log_and_the_held_out_results(browser, tmp_path):
     training = watched.page.locator("#training")
     titles = training.locator("figcaption span").all_text_contents()
     assert titles[-4:] == ["loss", "KL divergence", "gradient norm", "entropy"]
+    constant = training.locator("figure", has_text="KL divergence")
+    ticks = constant.locator("svg text[text-anchor=end]").all_text_contents()
+    assert "0" in ticks and len(set(ticks)) == len(ticks)
+    assert "gradient" in training.inner_text() and "in all" in training.inner_text()
     assert training.locator("tr", has_text=ATTACKS[1]).inner_text().split()[-1] == "0–0.900"
     assert "0.200" in training.locator(".tiles div", has_text="held-out exact match").inner_text()
     assert watched.page.title().endswith("agentic-prompting") and watched.noted == []

@@ -153,7 +153,11 @@ def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[O
 
 def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: bool) -> str:
     """One line about the replies, errors and seconds of the episodes. A tool's errors are not replies."""
-    observations = [observation for rollout in rollouts for observation in rollout.observations]
+    observations: list[Observation] = []
+    has_requests = False
+    for rollout in rollouts:
+        observations += rollout.observations
+        has_requests = has_requests or any(turn.kind == "act" for turn in rollout.turns)
     failed_rollouts = [rollout for rollout in rollouts if rollout.error is not None]
     failed = _failed_observations(rollouts, has_tools)
     replies = len(observations) - len(failed)
@@ -172,11 +176,10 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     if errors:
         summary += f", {errors} error{'s' * (errors > 1)}"
 
-    asked_something = any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns)
     if observations and not program_counts:
         slowest = max(observation.seconds for observation in observations)
         summary += f", the slowest took {slowest:.2f} s"
-    elif not asked_something and not errors:
+    elif not has_requests and not errors:
         reason = "no tool was called" if has_tools else "it was never asked"
         summary += f": {reason}, see --request"
     if is_played_by_model:

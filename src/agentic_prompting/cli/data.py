@@ -52,8 +52,10 @@ def show_sets(
     if as_json:
         print(json.dumps({"checks": [asdict(check) for check in checks]}))
     else:
-        shown = checks if online else problems
-        print(check_table(shown) if shown else f"{len(checks)} records are consistent")
+        listed_checks = checks if online else problems
+        print(
+            check_table(listed_checks) if listed_checks else f"{len(checks)} records are consistent"
+        )
     return 1 if problems else 0
 
 

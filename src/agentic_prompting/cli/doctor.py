@@ -409,8 +409,8 @@ def _endpoint_fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
     if models and chat.model not in models:
         matches = difflib.get_close_matches(chat.model, models, n=1, cutoff=0.3)
         nearest = matches[0] if matches else models[0]
-        more = ", ..." if len(models) > 8 else ""
-        return f"--{role}-model {nearest}  (available: {', '.join(models[:8])}{more})"
+        names = ", ".join(models[:8] + ["..."] * (len(models) > 8))
+        return f"--{role}-model {nearest}  (available: {names})"
     if models is None and not url.endswith("/v1") and _list_models(f"{url}/v1", chat) is not None:
         return f"--{role}-base-url {url}/v1"
     if error.kind == "RateLimited":

@@ -220,18 +220,18 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
     """What tells an agent's answers from another's: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
-    written = []
+    file_states = []
     for folder in folders:
         for pattern in ("*.safetensors", "*.bin", SPEC_FILE):
             for file in sorted(Path(folder).glob(pattern)):
-                written.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
+                file_states.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
     environment = [
         options.sandbox,
         options.environment,
         options.environment_model,
         options.environment_max_tokens,
     ]
-    return f"{', '.join(map(str, folders))} {digest([written, environment])}"
+    return f"{', '.join(map(str, folders))} {digest([file_states, environment])}"
 
 
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:

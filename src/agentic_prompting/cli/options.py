@@ -253,9 +253,9 @@ class HeldOutRows:
 
         datasets = []
         for name in self.eval_task.split(",") if self.eval_task else ():
-            task, split = name, "test"
+            task = name
+            split = ""
             if not is_user_data(name):
-                task, _, named_split = name.partition("/")
-                split = named_split or split
-            datasets.append(load_task(task, split, self.eval_task_rows, seed))
+                task, _, split = name.partition("/")
+            datasets.append(load_task(task, split or "test", self.eval_task_rows, seed))
         return concatenate_datasets(datasets) if datasets else None

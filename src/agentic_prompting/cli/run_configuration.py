@@ -108,10 +108,10 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         )
         on_cpu = {"use_cpu": True, "bf16": False, "fp16": False, "report_to": "none"}
         values = {name: value for name, value in self.values.items() if name != "env"}
-        known = option_defaults(self.method)
+        method_options = option_defaults(self.method)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in known and value is not None:
+            if field.name in method_options and value is not None:
                 values[field.name] = str(value)
         parser = OptionParser(
             f"train {self.method}", (arguments_class, sized_config_class, model_class)
@@ -126,9 +126,9 @@ def option_defaults(method: str) -> dict[str, Any]:
     """The options of a method with their defaults."""
     from .train_program import METHODS
 
-    return {
-        field.name: field.default
-        for settings in METHODS[method]
-        for field in fields(settings)
-        if field.init
-    }
+    defaults = {}
+    for settings in METHODS[method]:
+        for field in fields(settings):
+            if field.init:
+                defaults[field.name] = field.default
+    return defaults

@@ -127,11 +127,11 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     """
     config_parser = ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path)
-    known, words = config_parser.parse_known_args(arguments)
+    config_options, words = config_parser.parse_known_args(arguments)
     words = ["--model_name_or_path" if word == "--model" else word for word in words]
-    values = read_yaml(known.config) if known.config else {}
+    values = read_yaml(config_options.config) if config_options.config else {}
     if not isinstance(values, Mapping):
-        raise ValueError(f"{known.config} does not contain options by name")
+        raise ValueError(f"{config_options.config} does not contain options by name")
 
     # A selection rule of your own has to be known before the config, which checks its name.
     register_selections(words)
@@ -142,7 +142,7 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     hide_library_bars()
     parser = method_parser(method)
-    words = [*parser.set_config(values, str(known.config)), *words]
+    words = [*parser.set_config(values, str(config_options.config)), *words]
     try:
         script, args, model = parser.parse(words)
     except ValueError as error:

@@ -152,7 +152,9 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 def _history(run: RunSummary) -> dict[str, Any]:
     """The curves of a run and the panels that they are drawn in."""
-    names = {panel.name for log in run.history.values() for panel in panels_in(log)}
+    names: set[str] = set()
+    for log in run.history.values():
+        names |= {panel.name for panel in panels_in(log)}
     panels = [asdict(panel) for panel in PANELS if panel.name in names]
     panels[1:1] = _panels_of_run(run)
     return {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}

@@ -68,7 +68,9 @@ OPTIMISATION = tuple(key for panel in OPTIMISATION_PANELS for key in panel.keys)
 
 def panels_in(log: Log) -> list[Panel]:
     """The panels that this log has something for."""
-    keys = {key for entry in log for key, value in entry.items() if value is not None}
+    keys: set[str] = set()
+    for entry in log:
+        keys |= {key for key, value in entry.items() if value is not None}
     return [panel for panel in PANELS if keys & panel.keys.keys()]
 
 

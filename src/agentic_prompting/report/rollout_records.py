@@ -77,9 +77,13 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
     Returns:
         For each record the number of its group, and its advantage or `None` without a reward.
     """
-    keys = [tuple(str(record.get(name)) for name in _GROUP_KEYS) for record in records]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    group_numbers = [numbers[key] for key in keys]
+    numbers: dict[tuple[str, ...], int] = {}
+    group_numbers = []
+    for record in records:
+        key = tuple(str(record.get(name)) for name in _GROUP_KEYS)
+        group_numbers.append(numbers.setdefault(key, len(numbers)))
+
+    # The rewards of each group, then each record's distance from their mean.
     totals = [total_reward(record) for record in records]
     rewards: dict[int, list[float]] = defaultdict(list)
     for group, total in zip(group_numbers, totals, strict=True):
@@ -106,16 +110,18 @@ def group_records(records: Sequence[Record]) -> list[list[Record]]:
 
 def has_gradient(group: Sequence[Record]) -> bool | None:
     """Whether the rewards of a group differ, without which its advantages are all 0; `None` below two rewards."""
-    rewards = [total_reward(record) for record in group]
-    known = [reward for reward in rewards if reward is not None]
-    return max(known) - min(known) > _CLOSE if len(known) > 1 else None
+    totals = [total_reward(record) for record in group]
+    rewards = [total for total in totals if total is not None]
+    if len(rewards) < 2:
+        return None
+    return max(rewards) - min(rewards) > _CLOSE
 
 
 def gradient_share(records: Sequence[Record]) -> float | None:
     """The share of groups with a gradient; `None` if no group has two rewards."""
     decisions = [has_gradient(group) for group in group_records(records)]
-    known = [decision for decision in decisions if decision is not None]
-    return sum(known) / len(known) if known else None
+    decided = [decision for decision in decisions if decision is not None]
+    return sum(decided) / len(decided) if decided else None
 
 
 def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
@@ -246,10 +252,10 @@ def _mean_scores(records: Sequence[Record], suffix: str) -> dict[str, float]:
     """The means of reward and exact match over the records that have them."""
     means = {}
     for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
-        values = [score(record) for record in records]
-        known = [value for value in values if value is not None]
-        if known:
-            means[name + suffix] = sum(known) / len(known)
+        scores = [score(record) for record in records]
+        values = [value for value in scores if value is not None]
+        if values:
+            means[name + suffix] = sum(values) / len(values)
     return means
 
 

@@ -44,7 +44,7 @@ function showCurves(history, page) {
   const trained = history.modes.train ?? [];
   const about = run.rollouts ? `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.` : `Means over the attempts of each step, from ${run.folder}.`;
   const node = section("training", run.rollouts ? "Training" : "Progress", about);
-  if (run.rollouts) node.append(tiles(run, trained));
+  if (trained.length || run.heldOut.length) node.append(tiles(run, trained));
   if (run.gradient) node.append(gradientNote(run.gradient));
   node.append(...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
   const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));

@@ -17,7 +17,8 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
-from agentic_prompting.report.evaluation_summary import cost_points, read_evaluation
+from agentic_prompting.report.cost_points import cost_points
+from agentic_prompting.report.evaluation_summary import read_evaluation
 from agentic_prompting.report.page import pack
 from agentic_prompting.report.page_data import sample_evenly
 from agentic_prompting.report.rollout_records import current_records, groups_of, reward_parts

@@ -22,7 +22,8 @@ from ..evolution import Lineage
 from ..evolution.lineage import LINES, Node
 from ..records import Record
 from ..refine import RefinementResult
-from .evaluation_summary import cost_points, first_scores
+from .cost_points import cost_points
+from .evaluation_summary import first_scores
 from .plots import PANELS, panels_in
 from .rollout_records import (
     exact_match_of_record,

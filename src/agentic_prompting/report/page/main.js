@@ -80,7 +80,7 @@ function tiles(run, entries) {
 function gradientNote({ groups, with_gradient, reasons }) {
   const flat = groups - with_gradient;
   if (!flat) return el("p", { class: "note", text: "Every group has a gradient: its rollouts have different rewards." });
-  const causes = Object.entries(reasons).sort(([, one], [, other]) => other - one).map(([reason, count]) => `${number(count)} ${reason}`);
+  const causes = Object.entries(reasons).sort(([, one], [, other]) => other - one).map(([reason, count]) => `${number(count)} ${oneLine(reason)}`);
   return el("p", { class: "note", text: `${plural(flat, "group")} without a gradient: equal rewards give advantages of 0, which train nothing. Of them ${causes.join(", ")}.` });
 }
 

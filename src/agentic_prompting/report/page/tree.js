@@ -120,16 +120,17 @@ function promptDetail(nodes, place, choose, page) {
 
 /** What an operator did, as sentences. */
 function operatorDid(operator, counts) {
-  const { calls = 0, failed_calls: failed = 0, proposed, applied } = counts;
-  const sentences = [`The ${operator} took ${plural(calls, "call")} of the reference LLM${failed ? `, of which ${number(failed)} failed` : ""}.`];
+  const { calls, failed_calls: failed, proposed, applied } = counts;
+  const sentences = [];
+  if (calls !== undefined) sentences.push(`The ${oneLine(operator)} took ${plural(calls, "call")} of the reference LLM${failed ? `, of which ${number(failed)} failed` : ""}.`);
   if (proposed !== undefined) sentences.push(`${plural(proposed, "edit")} ${proposed === 1 ? "was" : "were"} proposed for single problems.`);
   if (applied !== undefined) sentences.push(`${plural(applied, "edit")} of the final plan ${applied === 1 ? "was" : "were"} applied.`);
   const refusals = Object.entries(counts).filter(([name, count]) => name.startsWith("refused/") && count);
-  const reasons = refusals.map(([name, count]) => `${number(count)} (${name.slice("refused/".length).replaceAll("_", " ")})`);
+  const reasons = refusals.map(([name, count]) => `${number(count)} (${oneLine(name.slice("refused/".length).replaceAll("_", " "))})`);
   if (reasons.length) sentences.push(`Edits refused: ${reasons.join(", ")}.`);
   const known = new Set(["calls", "failed_calls", "proposed", "applied"]);
   for (const [name, count] of Object.entries(counts)) {
-    if (!known.has(name) && !name.startsWith("refused/")) sentences.push(`${name.replaceAll("_", " ")}: ${number(count)}.`);
+    if (!known.has(name) && !name.startsWith("refused/")) sentences.push(`${oneLine(name.replaceAll("_", " "))}: ${number(count)}.`);
   }
   return sentences.join(" ");
 }
@@ -138,7 +139,7 @@ function operatorDid(operator, counts) {
 function evidence(nodes, place, page) {
   const one = nodes[place];
   const content = [];
-  if (Object.keys(one.counts ?? {}).length) content.push(el("h3", { text: `How the ${one.operator} was made` }), el("p", { text: operatorDid(one.operator, one.counts) }));
+  if (Object.keys(one.counts ?? {}).length) content.push(el("h3", { text: `How the ${oneLine(one.operator)} was made` }), el("p", { text: operatorDid(one.operator, one.counts) }));
   content.push(...one.parents.filter((parent) => page.prompts.has(parent)).map((parent) => el("button", {
     type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => page.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
   })));

@@ -28,9 +28,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "agentic_prompting"
 PAGE = ROOT / "docs" / "architecture.md"
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-AIMS = {"row-gradient": 20, "batch-child": 15, "query-answer": 8}
-TRAINERS = {f"trainers/{name}.py" for name in ("resumable", "grpo", "prompt_r1", "espl")}
+AIMS = {"row-gradient": 24, "batch-child": 14, "query-answer": 7}
+TRAINERS = {f"trainers/{name}.py" for name in ("grpo", "prompt_r1", "espl")}
 """The files of the trainer classes, which may call each other."""
+
+
+def is_trainer_code(code: CodeType) -> bool:
+    """Return whether a function of a trainer's file is the trainer's, not another class's."""
+    owner = code.co_qualname.split(".")[0]
+    is_class = owner[:1].isupper()
+    return not is_class or owner.endswith("Trainer")
 
 
 class Trace:
@@ -85,7 +92,8 @@ class Trace:
         if event == "call" and (self._depth or not main):
             self.files += [file] if file not in self.files else []
             caller = _file_of(frame.f_back.f_code) if frame.f_back else None
-            if file in TRAINERS and caller is not None and caller not in TRAINERS:
+            is_entry = file in TRAINERS and caller is not None and caller not in TRAINERS
+            if is_entry and is_trainer_code(code):
                 self.entries.append(f"{caller} -> {code.co_qualname}")
         self._ended = main and event == "return" and name == self.last and not self._depth
 
@@ -143,7 +151,7 @@ def batch_to_child(folder: Path) -> list[str]:
 
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     with Trace(
-        "trainers/espl.py:_after_rewards", "trainers/espl.py:_let_children_join"
+        "trainers/espl.py:_after_rewards", "trainers/espl.py:_add_children"
     ).running() as trace:
         trainer = trainer_for(folder / "tiny", folder / "batch", rows, max_steps=2, evolution_lag=0)
         trainer.train()

@@ -146,7 +146,11 @@ class OneLineProgress(ProgressCallback):
         self._lines: Lines | None = None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         if self.has_bars and watched():
             super().on_train_begin(args, state, control, **kwargs)
@@ -156,7 +160,11 @@ class OneLineProgress(ProgressCallback):
         self._unwritten = ""
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
@@ -164,7 +172,11 @@ class OneLineProgress(ProgressCallback):
             self._lines.update(state.global_step - self._lines.n)
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         if self.has_bars and watched():
             super().on_prediction_step(args, state, control, **kwargs)
@@ -175,7 +187,7 @@ class OneLineProgress(ProgressCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         line = log_line(logs or {}, state.global_step)
         is_training = self.training_bar is not None or self._lines is not None
@@ -199,7 +211,11 @@ class OneLineProgress(ProgressCallback):
             print(line, flush=True)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
     ) -> None:
         if self._unwritten:
             self._write(self._unwritten)
@@ -226,7 +242,7 @@ class LogFile(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if state.is_world_process_zero:
             with suppress(OSError):  # a full disk; the trainer's state has every log
@@ -363,7 +379,7 @@ class LiveView(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if not state.is_world_process_zero or not self.is_wanted():
             return
@@ -486,7 +502,7 @@ def _clean_cell(text: str) -> str:
     return CONTROL_CHARACTERS.sub("\ufffd", text)
 
 
-def _escape_markdown(cell: Any) -> str:
+def _escape_markdown(cell: object) -> str:
     """Return a cell without links, pictures to load or new columns in TensorBoard's Markdown."""
     if cell is None:
         return "–"

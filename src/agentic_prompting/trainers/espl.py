@@ -27,6 +27,7 @@ import torch
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
+from transformers.trainer_utils import TrainOutput
 
 from ..evolution import (
     Attempt,
@@ -317,7 +318,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self.population.note_held_out(prompt, self._eval_rewards)
         return metrics
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """As [`~trl.GRPOTrainer`]'s.
 
         With `eval_all` every rated prompt is evaluated after the last step; with `distill_epochs`
@@ -326,7 +332,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.args.distill_epochs:
             self._check_not_sharded()
         self.prompts.is_distilled = False
-        output = super().train(*args, **kwargs)
+        output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         if self.args.eval_all:
             self.evaluate_prompts()
         if self.args.distill_epochs:
@@ -341,14 +347,21 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self.drop_metrics("eval")
 
     def evaluate_prompts(
-        self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any
+        self,
+        prompts: Sequence[SystemPrompt] | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[int, float]:
         """Evaluate system prompts on the held-out rows, under the current weights (Figure 8).
 
         Args:
             prompts (`Sequence[SystemPrompt]`, *optional*): Members of the population. By default
                 all that were rated.
-            **kwargs: Passed to [`~transformers.Trainer.evaluate`].
+            eval_dataset (`Dataset`, *optional*): As in [`~transformers.Trainer.evaluate`], like
+                the other arguments.
+            ignore_keys (`list[str]`, *optional*): As there.
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`): As there.
 
         Returns:
             `dict[int, float]`: The mean reward by prompt id, where there is one; also kept as
@@ -361,7 +374,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         for prompt in prompts:
             self.prompts.evaluated_prompt = prompt
             try:
-                self.evaluate(**kwargs)
+                self.evaluate(eval_dataset, ignore_keys, metric_key_prefix)
             finally:
                 self.prompts.evaluated_prompt = None
             if self._eval_rewards:
@@ -734,7 +747,7 @@ class PolicyReflector:
         *,
         repeat: int | None = None,
         session: str | None = None,
-        **sampling: Any,
+        **sampling: object,
     ) -> Reply:
         """Sample one turn, as a [`ChatModel`]; an error if the context has no room for one."""
         context = self.chat_format.prompt_ids(messages)

@@ -27,6 +27,7 @@ from typing import Any, Literal, NoReturn, cast
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 
 from ..data import as_dataset
@@ -676,7 +677,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     # --- training and evaluation ---------------------------------------------------------------
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """As [`ResumableGRPOTrainer.train`].
 
         Raises:
@@ -684,7 +690,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 them failed.
         """
         with self._step_spans:
-            output = super().train(*args, **kwargs)
+            output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         failure_reason = self.monitor.failures.failure_reason()
         if failure_reason:
             self._stop(failure_reason)
@@ -772,13 +778,21 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         folder = Path(self.args.output_dir)
         write_card(self.describe_agent(), folder, model_name, dataset_name, tags or [])
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As [`~trl.GRPOTrainer`]'s, but uploads only the model.
 
         Rollouts, spending, recorded replies and checkpoints stay local.
         """
         with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
-            return super().push_to_hub(*args, **kwargs)
+            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):

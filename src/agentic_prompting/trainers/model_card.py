@@ -286,7 +286,7 @@ def sandbox_note_of(agent: TrainedAgent) -> str | None:
     return None
 
 
-def describe_chat(chat: Any) -> str:
+def describe_chat(chat: object) -> str:
     """Return the name and host of a large LLM; of a router those of all its models."""
     models = getattr(chat, "models", None)
     if isinstance(models, dict):

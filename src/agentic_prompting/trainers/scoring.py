@@ -187,7 +187,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
         )
         return [None] * len(columns["completions"])
 
-    def check_return_value(value: Any, **columns: Any) -> list[Any]:
+    def check_return_value(value: object, **columns: Any) -> list[Any]:
         return check_rewards(value, len(columns["completions"]), function)
 
     reward_function: Any = guarded(

@@ -270,7 +270,7 @@ def prepare_rows(
     args: MultiTurnGRPOConfig,
     environment: Environment | None,
     reward_functions: Sequence[RewardFunction],
-    train_dataset: Any,
+    train_dataset: Rows,
     eval_datasets: Sequence[Rows],
     prompt_template: str | Mapping[str, str] | None,
 ) -> Rows:
@@ -324,7 +324,7 @@ def list_datasets(eval_dataset: Rows | Mapping[str, Rows] | None) -> list[Rows]:
     return [eval_dataset]
 
 
-def check_environment_column(dataset: Any, environment: Environments) -> None:
+def check_environment_column(dataset: Rows, environment: Environments) -> None:
     """Raise `ValueError` unless each row names one of the environments."""
     validate_dataset(dataset, columns=("environment",))
     if not hasattr(dataset, "__len__"):

@@ -321,7 +321,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
-        trial: object = None,
+        trial: dict[str, Any] | None = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """As [`~trl.GRPOTrainer`]'s.

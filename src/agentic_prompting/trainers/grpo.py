@@ -680,7 +680,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
-        trial: object = None,
+        trial: dict[str, Any] | None = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """As [`ResumableGRPOTrainer.train`].

@@ -149,7 +149,7 @@ def final_text(text: str) -> str:
     return strip_thoughts(text, payload=_PAYLOAD)
 
 
-def principle_id(value: Any) -> str:
+def principle_id(value: object) -> str:
     """Return the id of a principle in its one form.
 
     `3`, `G3`, `[G3]`, `A.G3` become `"G3"`, A being the set that is edited. An id of another set
@@ -301,7 +301,7 @@ def _read_values(values: list[Any], repaired_text: str) -> ParsedEdits:
     return ParsedEdits(tuple(edits), tuple(problems), found=True)
 
 
-def _find_records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+def _find_records(value: object, depth: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the edits among parsed JSON.
 
     They are dicts that name an operation (or search), in lists, wrapped, or grouped by it.
@@ -327,7 +327,7 @@ def _find_records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
                 yield from _find_records(item, depth + 1)
 
 
-def _read_group(op: str, value: Any) -> Iterator[dict[str, Any]]:
+def _read_group(op: str, value: object) -> Iterator[dict[str, Any]]:
     """Yield edits grouped by operation: `{"add": ["..."], "modify": [{...}], "remove": ["G2"]}`."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
@@ -344,7 +344,7 @@ def _read_field(record: dict[str, Any], field: str) -> Any:
     return None
 
 
-def _is_empty_list(value: Any) -> bool:
+def _is_empty_list(value: object) -> bool:
     return value == [] or (isinstance(value, dict) and [] in value.values())
 
 
@@ -373,7 +373,7 @@ def _read_edit(record: dict[str, Any]) -> Edit | None:
     return Edit(op, ids, _PRINCIPLE_MARK.sub("", text), reason=reason)
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(_text_of, value))
     return "" if value is None else _storable(str(value))

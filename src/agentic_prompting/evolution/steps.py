@@ -370,7 +370,7 @@ class Evolution:
         self.usage = {name: Usage(**usage) for name, usage in state["usage"].items()}
 
 
-def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
+def _check_types(policy: object, reference: object, reward: object, config: object) -> None:
     """Raise a `TypeError` that names the first argument of a wrong type."""
     for name, model in (("policy", policy), ("reference", reference)):
         if not callable(model):

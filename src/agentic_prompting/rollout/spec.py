@@ -368,7 +368,13 @@ class AgentSpec:
             ) from None
 
     @classmethod
-    def _read(cls, saved: Any, path: Path, grammar: Any, name: str | None) -> AgentSpec:
+    def _read(
+        cls,
+        saved: dict[str, Any],
+        path: Path,
+        grammar: Grammar | Mapping[str, Grammar | None] | None,
+        name: str | None,
+    ) -> AgentSpec:
         if saved.pop("format") > _FORMAT:
             raise ValueError(f"{path} was written by a newer agentic-prompting; upgrade to read it")
 

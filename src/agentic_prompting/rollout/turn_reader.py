@@ -632,12 +632,12 @@ def _read_value(text: str, types: set[str]) -> Any:
     return value
 
 
-def _is_of_type(value: Any, types: set[str]) -> bool:
+def _is_of_type(value: object, types: set[str]) -> bool:
     value_type = _json_type(value)
     return value_type in types or (value_type == "integer" and "number" in types)
 
 
-def _json_type(value: Any) -> str:
+def _json_type(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

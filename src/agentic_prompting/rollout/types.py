@@ -379,7 +379,7 @@ def turn_seed(seed: int, turn: int) -> int:
     return _mix(seed * 1_000_003 + turn)
 
 
-def rollout_seed(*parts: Any) -> int:
+def rollout_seed(*parts: object) -> int:
     """Return a seed made of the parts that identify a rollout: run seed, step, position, ...
 
     Equal parts give equal seeds.

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -396,8 +397,7 @@ def prorefine_served() -> tuple[bool, None, bool]:
     import openai
 
     from agentic_prompting.refine import ProRefiner, RefinedChat
-    from agentic_prompting.serve import ChatAnswers, Metrics, ServeConfig, Service
-    from agentic_prompting.serve.app import server_of
+    from agentic_prompting.serve import ChatAnswers, Metrics, ServeConfig, Server, Service
 
     def refined(says: Any) -> ChatAnswers:
         helper = ScriptedChat(lambda messages: "Be brief.")
@@ -409,8 +409,11 @@ def prorefine_served() -> tuple[bool, None, bool]:
         "prorefine": refined(lambda m: "Nairobi"),
         "down": refined(lambda m: ServerFailed("down")),
     }
-    server = server_of(Service(models, ServeConfig(port=0), Metrics()))
-    with served(server) as port:
+    server = Server(Service(models, ServeConfig(port=0), Metrics()))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=server.run, args=[listener], daemon=True).start()
+        server.has_started.wait(10)
+        port = listener.getsockname()[1]
         client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         )

@@ -526,13 +526,13 @@ def test_evolve_needs_models(run):
 
 def test_without_its_extra_serving_says_so_before_anything_is_loaded():
     """46 s came before it. In a process of its own: what has been imported here stays imported."""
-    code = "import sys; sys.modules['uvicorn'] = None; from agentic_prompting.cli import main\n"
+    code = "import sys; sys.modules['prometheus_client'] = None; from agentic_prompting.cli import main\n"
     code += "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (2, "\n"), done.stderr
     assert (
         done.stderr
-        == "agentic-prompting: serving needs more (uvicorn): pip install 'agentic-prompting[serve]'\n"
+        == "agentic-prompting: serving needs more (prometheus_client): pip install 'agentic-prompting[serve]'\n"
     )
 
 

@@ -341,12 +341,13 @@ def test_10_an_unsupported_vllm(doctor, monkeypatch):
 
 
 def test_11_a_missing_extra(doctor, config, monkeypatch):
-    missing(monkeypatch, "uvicorn", "math-verify", "vllm")
+    missing(monkeypatch, "prometheus-client", "math-verify", "vllm")
     status, found = doctor()
     fixes = {one["fix"]: one["level"] for one in found["extras"]}
     assert fixes["pip install 'agentic-prompting[serve]'"] == "warning" and status == 0
     assert any(
-        "(uvicorn), needed for agentic-prompting serve" in one["says"] for one in found["extras"]
+        "(prometheus-client), needed for agentic-prompting serve" in one["says"]
+        for one in found["extras"]
     )
     _, found = doctor("--config", config("espl/sandbox.yaml", reward="math"))
     assert problem(found, "extras")["fix"] == "pip install 'agentic-prompting[math]'"

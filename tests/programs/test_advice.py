@@ -55,6 +55,17 @@ def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
     ] * warned
 
 
+@pytest.mark.parametrize(("length", "warned"), [(900, True), (9, False)])
+def test_replies_that_are_cut_are_counted_and_warned_of(length, warned, caplog):
+    async def agent(row, say):
+        await say([Q])
+        return "done"
+
+    rollouts, _ = play_program(program_of(agent), lambda text, request: "x" * length, n=40)
+    assert [one.counts["program/cut_replies"] for one in rollouts] == [warned] * 40
+    assert any("were cut off" in text for text in warnings_in(caplog)) == warned
+
+
 def changed_date(messages):
     return [{"role": "system", "content": f"it is {len(messages)} o'clock"}, *messages]
 

@@ -246,6 +246,14 @@ def test_the_whole_set_of_events_of_a_message():
     )
 
 
+def test_messages_name_the_stop_sequence():
+    completion = Completion("agent", "x", stop_text="END")
+    body = Messages().write_body(completion)
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "END")
+    *_, message_delta, _ = parsed(Messages().write_events(completion, ASKED))
+    assert message_delta["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+
+
 def test_a_reply_of_google_is_one_event():
     said = Completion("agent", "", "hm", (CALL, BROKEN), "tool_calls", 5, 7, id="abcd")
     (whole,) = parsed(Google().write_events(said, ASKED))

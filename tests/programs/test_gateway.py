@@ -274,7 +274,12 @@ def test_refused_requests_are_counted():
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/messages/count_tokens", ASK), ("/models", None), ("/nowhere", ASK)],
+    [
+        ("/messages/count_tokens", ASK),
+        ("/models", None),
+        ("/models/agent", None),
+        ("/nowhere", ASK),
+    ],
 )
 def test_requests_of_any_kind_have_a_limit(path, body):
     def agent(row, base_url, api_key):

@@ -407,6 +407,7 @@ def test_a_large_llm_is_counted_and_its_failure_ends_the_rollout():
 
     rollout, _ = play_program(agent, llms={"big": fine})
     assert rollout.answer == "said q" and len(rollout.replies) == 1
+    assert rollout.counts["program/llm_calls"] == 1
     rollout, _ = play_program(agent, llms={"big": FunctionChat(down)})
     assert rollout.status == "failed" and "down" in str(rollout.error) and len(rollout.replies) == 1
 

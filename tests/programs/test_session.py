@@ -215,8 +215,10 @@ def test_samples_are_cut_at_a_stop(stops, kept, text):
     chat_format = byte_format()
     ids = chat_format.tokenizer("<a>x</a> and more")["input_ids"]
     sample = Sample(ids, logprobs=[-1.0] * len(ids), finished=False)
-    cut, cut_text = cut_at_stop(sample, stops, chat_format)
-    assert chat_format.tokenizer.decode(cut.ids) == kept and cut_text == text
+    cut_reply = cut_at_stop(sample, stops, chat_format)
+    cut = cut_reply.sample
+    assert chat_format.tokenizer.decode(cut.ids) == kept and cut_reply.text == text
+    assert cut_reply.stop_text == (stops[0] if kept != "<a>x</a> and more" else None)
     assert len(cut.logprobs) == len(cut.ids) and cut.finished == (kept != "<a>x</a> and more")
 
 

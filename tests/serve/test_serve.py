@@ -33,20 +33,21 @@ from agentic_prompting.llm import (
     loop as loop_module,
 )
 from agentic_prompting.llm.loop import run, start
+from agentic_prompting.programs import ChatCompletions
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import (
     AgentAnswers,
     ChatAnswers,
     ServeConfig,
+    Server,
     Service,
-    app,
     make_app,
     run_service,
+    server as server_module,
 )
 from agentic_prompting.serve.answering import conversation
-from agentic_prompting.serve.app import server_of
-from agentic_prompting.serve.protocol import ChatRequest, MessageBody
+from agentic_prompting.serve.requests import read_answer_request
 from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
@@ -179,7 +180,9 @@ def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
             .choices[0]
             .message.refusal
         )
-    refused = MessageBody(**said.model_dump()).as_message()
+    body = {"model": "agent", "messages": history}
+    read = read_answer_request(json.dumps(body).encode(), ChatCompletions(), "")
+    refused = read.messages[1]
     assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
 
 
@@ -368,7 +371,7 @@ async def stops_its_loop():
     ("body", "status", "param"),
     [
         (b"{", 400, None),
-        (b"[]", 400, None),
+        (b"[]", 400, "messages"),
         ({"model": "agent"}, 400, "messages"),
         ({"model": "agent", "messages": []}, 400, "messages"),
         ({"model": "agent", "messages": [{"role": "assistant", "content": "x"}]}, 400, "messages"),
@@ -457,17 +460,18 @@ def test_a_request_of_too_many_parts_is_refused(serve, body):
 def test_long_requests_are_read_beside_the_loop(serve, monkeypatch):
     """The loop that serves all clients is not held by one of them."""
     threads = []
-    validate = ChatRequest.model_validate
-    monkeypatch.setattr(
-        ChatRequest,
-        "model_validate",
-        lambda body: threads.append(threading.current_thread().name) or validate(body),
-    )
+    read_request = ChatCompletions.read_request
+
+    def watched(self, body, path=""):
+        threads.append(threading.current_thread().name)
+        return read_request(self, body, path)
+
+    monkeypatch.setattr(ChatCompletions, "read_request", watched)
     address = serve()
     for length in (10, 200_000):
         post(address, {"model": "agent", "messages": [{"role": "user", "content": "a " * length}]})
     short, long = threads
-    assert short != long and "asyncio" in long
+    assert short != long and "requests" in long
 
 
 def test_refused_requests_are_counted(serve, monkeypatch):
@@ -620,7 +624,7 @@ def test_a_body_that_does_not_come(serve):
     "sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
 )
 def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
-    monkeypatch.setattr("agentic_prompting.serve.protocol._HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("agentic_prompting.serve.server._HEAD_SECONDS", 0.3)
     with connection_to(serve()) as raw:
         raw.sendall(sent)
         said = b"".join(iter(lambda: raw.recv(4096), b""))
@@ -628,7 +632,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
 
 
 def test_connections_are_bounded(serve, monkeypatch):
-    monkeypatch.setattr("agentic_prompting.serve.app._SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr("agentic_prompting.serve.server._SPARE_CONNECTIONS", 1)
     address = serve(max_concurrency=2)
     with ExitStack() as stack:
         idle = [stack.enter_context(connection_to(address)) for _ in range(3)]
@@ -662,7 +666,7 @@ def _status_soon(address):
 
 
 def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch, capfd):
-    monkeypatch.setattr("agentic_prompting.serve.app._GRACE_SECONDS", 1)
+    monkeypatch.setattr("agentic_prompting.serve.server._GRACE_SECONDS", 1)
     chat = ScriptedChat([reply()], latency=60)
     address = serve(chat)
     with ThreadPoolExecutor(2) as threads:
@@ -673,7 +677,7 @@ def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch
         deadline = time.monotonic() + 10
         while len(chat.calls) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        serve.service.server.should_exit = True  # as SIGTERM does
+        serve.service.server.stop()  # as SIGTERM does
         got = [future.result(timeout=30) for future in asked]
     assert [status for status, _ in got] == [503, 503]
     assert {said["error"]["code"] for _, said in got} == {"shutting_down"}
@@ -713,7 +717,7 @@ def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
     """It was printed before: also where the port was taken, and port 0 as 0."""
     servers = []
     monkeypatch.setattr(
-        app, "server_of", lambda *given: servers.append(server_of(*given)) or servers[-1]
+        server_module, "Server", lambda *given: servers.append(Server(*given)) or servers[-1]
     )
     monkeypatch.setattr(
         "agentic_prompting.serve.app.requests_log.handlers", [logging.NullHandler()]
@@ -735,7 +739,7 @@ def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
         port = re.fullmatch(r"http://127.0.0.1:(\d+)/v1  models: one  \(Ctrl-C stops\)\n", out)[1]
         assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
     finally:
-        servers[-1].should_exit = True
+        servers[-1].stop()
         served.join(15)
 
 

@@ -6,11 +6,20 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
 from agentic_prompting import ScriptedChat
-from agentic_prompting.serve import make_app
-from support.serving import scripted_agent, service_of
+from support.serving import running, scripted_agent, service_of
 
 HERE = {"Host": "localhost"}
-PATHS = ["/v1/chat/completions", "/v1/models", "/health", "/metrics"]
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/health",
+    "/metrics",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1beta/models/{model}:generateContent",
+    "/v1beta/models/{model}:streamGenerateContent",
+]
 # A conversation must end with a user's message that is not empty, which a schema cannot say: some of what the schema
 # allows is a 400. And OpenAI's clients send fields that are ignored here, so not everything beside the schema is one.
 LEFT_OUT = ("positive_data_acceptance", "negative_data_rejection")
@@ -19,7 +28,8 @@ LEFT_OUT = ("positive_data_acceptance", "negative_data_rejection")
 @pytest.fixture(scope="module")
 def description(tiny_policy):
     service = service_of(scripted_agent(tiny_policy, ScriptedChat(["the answer is Nairobi ."])))
-    yield schemathesis.openapi.from_asgi("/openapi.json", make_app(service), headers=HERE)
+    with running(service) as address:
+        yield schemathesis.openapi.from_url(f"{address}/openapi.json", headers=HERE)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from agentic_prompting.agent import PromptAgent
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.rollout import BatchEngine, Sample
-from agentic_prompting.serve import Metrics, ServeConfig, Service
+from agentic_prompting.serve import Metrics, ServeConfig, Server, Service
 from agentic_prompting.serve.answering import AgentAnswers
-from agentic_prompting.serve.app import server_of
 
 ASK = "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
 END = "<think> done </think> <answer> Nairobi </answer>"
@@ -55,15 +54,13 @@ def running(service: Service) -> Iterator[str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(1024)
-    server = service.server = server_of(service)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    server = service.server = Server(service)
+    thread = threading.Thread(target=server.run, args=[listener], daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
+    server.has_started.wait(10)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(timeout=15)
         listener.close()

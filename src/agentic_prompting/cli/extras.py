@@ -17,7 +17,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "mcp": (("mcp",), "tools of MCP servers"),
     "dspy": (("dspy",), "agents in DSPy"),
     "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
-    "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
+    "serve": (("prometheus-client",), "agentic-prompting serve"),
     "otel": (
         ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
         "traces (OpenTelemetry)",

@@ -154,7 +154,8 @@ class Sandbox:
         arguments: list[str] = []
         hidden_folders = []
         for path in sorted(options, key=lambda path: (path.count("/"), path)):
-            option, above = options[path], _deepest_above(path, options)
+            option = options[path]
+            above = _deepest_above(path, options)
             is_visible = above is not None and above != "/tmp" and options[above] == "--ro-bind"
             if option == "--bind":
                 arguments += ["--perms", "0755", "--dir", path, "--bind", str(self.tmp), path]
@@ -182,10 +183,10 @@ class Sandbox:
 
     def _option_by_path(self) -> dict[str, str]:
         """How each path is mounted: `--ro-bind` (shown), `--tmpfs` (hidden) or `--bind` (`/tmp`)."""
-        shown = {*SYSTEM_PATHS, *map(os.path.normpath, self.shows)}
+        shown_paths = {*SYSTEM_PATHS, *map(os.path.normpath, self.shows)}
         if self.network:  # a link into /run on many systems
-            shown.add(os.path.realpath("/etc/resolv.conf"))
-        options = {path: "--ro-bind" for path in shown if os.path.exists(path)}
+            shown_paths.add(os.path.realpath("/etc/resolv.conf"))
+        options = {path: "--ro-bind" for path in shown_paths if os.path.exists(path)}
         # A hidden path may be reached through a link above a shown one, so that real paths are compared.
         real_paths = {path: os.path.realpath(path) for path in options}
         for hidden in map(os.path.realpath, self.hides):
@@ -212,12 +213,17 @@ def why_unavailable(network: bool = False) -> str:
             os.chmod(folder, 0o755)
             sandbox = Sandbox(Path(folder), "/tmp", paths_of(command), network=network)
             command_line = sandbox.command_line(command, filter_descriptor)
-            ended = subprocess.run(command_line, pass_fds=[filter_descriptor], capture_output=True)
+            completed = subprocess.run(
+                command_line, pass_fds=[filter_descriptor], capture_output=True
+            )
     finally:
         os.close(filter_descriptor)
-    if ended.returncode == 0:
+    if completed.returncode == 0:
         return ""
-    return ended.stderr.decode(errors="replace").strip() or f"bwrap ended with {ended.returncode}"
+    return (
+        completed.stderr.decode(errors="replace").strip()
+        or f"bwrap ended with {completed.returncode}"
+    )
 
 
 def paths_of(command: Sequence[str]) -> set[str]:
@@ -292,7 +298,8 @@ def _installation_around(folder: str) -> Iterator[str]:
     if "node_modules" in path.parts:  # of npm: packages find each other there
         end = len(path.parts) - path.parts[::-1].index("node_modules")
         yield str(Path(*path.parts[:end]))
-    prefix, home = path.parent, Path(os.path.expanduser("~"))
+    prefix = path.parent
+    home = Path(os.path.expanduser("~"))
     if path.name not in ("bin", "sbin", "shims") or prefix in (home, *home.parents):
         return
     parts = _PARTS_OF_PROGRAMS if prefix == home / ".local" else _PARTS_OF_PROGRAMS + _PARTS_OF_DATA

@@ -79,14 +79,14 @@ class ControlGroup:
 @cache
 def _parent_group(pid: int) -> Path | None:
     """A group in which this process may create others with a limit of memory: its own, or the one around it."""
-    own = None
+    current_group = None
     with contextlib.suppress(OSError):  # there is no /proc outside of Linux
-        own = _own_group(
+        current_group = _own_group(
             Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
         )
-    if own is None:
+    if current_group is None:
         return None
-    for folder in (own, own.parent):
+    for folder in (current_group, current_group.parent):
         if not (folder / "cgroup.controllers").exists():
             break
         with contextlib.suppress(OSError):  # it has processes itself, or belongs to someone else

@@ -197,10 +197,10 @@ def give_to(user: int, folder: Path) -> None:
 def _run(tool: str, *arguments: str | Path) -> bool:
     """Whether a command of the system succeeds. Its last argument is a path."""
     *options, path = map(str, arguments)
-    ended = subprocess.run(
+    completed = subprocess.run(
         [tool, *options, "--", path], stdin=subprocess.DEVNULL, capture_output=True
     )
-    return ended.returncode == 0
+    return completed.returncode == 0
 
 
 # --- what a row puts into a folder -----------------------------------------------------------------------------------
@@ -239,20 +239,20 @@ def source_path(files: Any, source: str | None) -> Path | None:
 
 
 def _path_in_source(files: Any, source: str | None) -> Path:
-    shown = repr(files)[:80]
+    quoted_files = repr(files)[:80]
     if not isinstance(files, str | Path):
         raise ServerFailed(
-            f"the row's files are neither texts by path nor the path of a folder or git bundle: {shown}"
+            f"the row's files are neither texts by path nor the path of a folder or git bundle: {quoted_files}"
         )
     if source is None:
         raise ServerFailed(
-            f"the row's files are a path, {shown}: say with Workspace(source=FOLDER) in which folder such paths lie"
+            f"the row's files are a path, {quoted_files}: say with Workspace(source=FOLDER) in which folder such paths lie"
         )
     top = Path(source).expanduser().resolve()
     path = Path(top, Path(files).expanduser()).resolve()
     if not path.is_relative_to(top):
         raise ServerFailed(
-            f"the row's files are a path outside of the workspace's source {top}: {shown}"
+            f"the row's files are a path outside of the workspace's source {top}: {quoted_files}"
         )
     if not path.exists():
         raise ServerFailed(f"the row's files are a path that does not exist: {path}")

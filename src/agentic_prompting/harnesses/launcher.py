@@ -43,15 +43,15 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     plan = read_plan(channel)
     sockets = open_sockets(plan)
-    descriptors = [one.fileno() for one in sockets]
+    descriptors = [network_socket.fileno() for network_socket in sockets]
     if descriptors:
         socket.send_fds(channel, [b"ready"], descriptors)
     else:
         channel.sendall(b"ready")
     if not channel.recv(1):  # the trainer has given up
         sys.exit(1)
-    for one in (channel, *sockets):
-        one.close()
+    for inherited_socket in (channel, *sockets):
+        inherited_socket.close()
     if plan["supervises"]:
         supervise(plan)
     execute(plan)
@@ -129,8 +129,8 @@ def supervise(plan: dict[str, Any]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return
     while True:
-        ended, status = os.wait()
-        if ended == command:
+        process, status = os.wait()
+        if process == command:
             code = os.waitstatus_to_exitcode(status)
             end_children(code=code if code >= 0 else 128 - code)
 

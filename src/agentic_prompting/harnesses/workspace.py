@@ -228,7 +228,7 @@ class RolloutWorkspace:
             return None
         return f"http://127.0.0.1:{_PORT}/{key}/v1"
 
-    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The command's environment: none of this process's secrets."""
         # What it inherits. Proxies only without a password.
         environment: dict[str, str] = {}
@@ -244,7 +244,7 @@ class RolloutWorkspace:
         folders = {"HOME": self.home, "TMPDIR": self.root / "tmp", "PWD": self.work}
         for name, path in folders.items():
             environment[name] = str(self.path_for_command(path))
-        return {**environment, **self.workspace.environment, **more}
+        return {**environment, **self.workspace.environment, **variables}
 
     # --- its processes --------------------------------------------------------------------------------------------
 
@@ -388,16 +388,16 @@ class RolloutWorkspace:
             [`LimitExceeded`]: It uses more than its workspace allows.
         """
         assert self._process is not None
-        ended = asyncio.ensure_future(self._process.wait())
-        watched = asyncio.ensure_future(watch(self._process.pid, self))
+        exit_code = asyncio.ensure_future(self._process.wait())
+        watcher = asyncio.ensure_future(watch(self._process.pid, self))
         try:
-            await asyncio.wait({ended, watched}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                watched.result()
-            return await ended
+            await asyncio.wait({exit_code, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if not exit_code.done():
+                watcher.result()
+            return await exit_code
         finally:
-            ended.cancel()
-            watched.cancel()
+            exit_code.cancel()
+            watcher.cancel()
 
     async def end(self) -> None:
         """End all processes of the command, note the limit that it has broken, and tidy its folders."""
@@ -469,14 +469,14 @@ class RolloutWorkspace:
         if self.listener is not None:
             self.listener.close()
         if failed and self.workspace.keep_failed is not None:
-            kept = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
+            target = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
             try:
                 tidy(self.root / "tmp")
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(self.root, kept)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(self.root, target)
             except (OSError, RecursionError) as error:
                 # On another disk: it is full, or a folder still to be removed is left.
-                logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
+                logger.warning("not all of a failed rollout is kept in %s: %s", target, error)
         if self.root.exists():
             remove(self.root)
 

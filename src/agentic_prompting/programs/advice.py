@@ -1,7 +1,8 @@
 """Warns once about common problems of programs whose rollouts train, but not as their author expects.
 
 A program that uses the address only for its first call, that sends its history back changed, or that
-raises whenever the policy writes little causes no error anywhere. Its rollouts show it.
+raises whenever the policy writes little causes no error anywhere. Neither do replies that are cut off
+at their limit. The rollouts show it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class _RolloutFacts:
     """What is remembered of a rollout."""
 
     agent_calls: int
+    calls: int
+    cut_replies: int
     sampled_tokens: int
     has_raised: bool
 
@@ -64,12 +67,15 @@ class Advice:
         """
         facts = _RolloutFacts(
             agent_calls=sum(call.role == "agent" for call in calls),
+            calls=len(calls),
+            cut_replies=sum(not call.sample.finished for call in calls),
             sampled_tokens=sum(len(call.sample.ids) for call in calls),
             has_raised=has_raised,
         )
         self._rollouts.append(facts)
         self._warn_of_ignored_settings(ignored_settings)
         self._warn_of_single_calls()
+        self._warn_of_cut_replies()
         if changed_message:
             self.warn_once(
                 "changed",
@@ -104,6 +110,16 @@ class Advice:
                 "single",
                 f"{single_calls} of the last {count} rollouts made a single call. If the agent has several turns, it "
                 "uses its base_url only for the first one, or gives up at the first reply",
+            )
+
+    def _warn_of_cut_replies(self) -> None:
+        calls = sum(rollout.calls for rollout in self._rollouts)
+        cut_replies = sum(rollout.cut_replies for rollout in self._rollouts)
+        if len(self._rollouts) >= _MIN_ROLLOUTS and 2 * cut_replies > calls:
+            self.warn_once(
+                "cut",
+                f"{cut_replies} of the {calls} replies in the last {len(self._rollouts)} rollouts were cut off at their "
+                "limit. Raise max_turn_tokens (or max_completion_length), or the max_tokens of the program's requests",
             )
 
     def _warn_of_short_failures(self) -> None:

@@ -379,6 +379,9 @@ class AgentProgram(Environment, ABC):
             "program/calls": len(calls),
             "program/sequences": len(sequences),
             "program/auxiliary_calls": sum(call.role == "auxiliary" for call in calls),
+            "program/cut_replies": sum(not call.sample.finished for call in calls),
+            "program/llm_calls": session.llm_call_count,
+            "program/llm_seconds": session.llm_seconds,
             "program/undelivered_tokens": session.tree.undelivered_tokens,
             "program/limits_reached": float(session.limit_reached is not None),
         }

@@ -117,7 +117,7 @@ def _read_message(message: Mapping[str, Any]) -> ChatMessage:
         tool_calls.append(ToolCall(str(call.get("id") or ""), str(function.get("name")), arguments))
     return ChatMessage(
         role=fields.read_role(message.get("role")),
-        text=read_text(message.get("content")),
+        text=read_text(message.get("content") or message.get("refusal")),
         thought=read_text(message.get("reasoning_content") or message.get("reasoning")),
         tool_calls=tuple(tool_calls),
     )

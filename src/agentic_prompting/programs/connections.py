@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 logger = logging.getLogger(__name__)
 
@@ -73,32 +73,44 @@ class RolloutNetwork:
         del self.connection_keys[protocol]
 
 
+class ConnectionLimit(Protocol):
+    """Decides which connections are made: a [`RolloutNetwork`] for one."""
+
+    make_protocol: Callable[[], asyncio.Protocol]
+
+    def has_room(self) -> bool: ...
+
+    def add(self, protocol: asyncio.Protocol, transport: asyncio.Transport) -> None: ...
+
+    def remove(self, protocol: asyncio.Protocol) -> None: ...
+
+
 class BoundedConnection(asyncio.Protocol):
-    """A connection of a [`RolloutNetwork`]. Passes everything on to an HTTP protocol.
+    """A connection that counts towards a limit. Passes everything on to an HTTP protocol.
 
     It counts from the moment it is made until it is lost. asyncio creates the protocols of several
     connections before any of them is made, so their number says nothing.
 
     Args:
-        network ([`RolloutNetwork`]): The network.
+        limit ([`ConnectionLimit`]): The limit.
     """
 
-    def __init__(self, network: RolloutNetwork):
-        self._network = network
+    def __init__(self, limit: ConnectionLimit):
+        self._limit = limit
         self._http: asyncio.Protocol | None = None  # None if the connection was refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        if not self._network.has_room():
+        if not self._limit.has_room():
             transport.abort()
             return
-        self._http = self._network.make_protocol()
-        self._network.add(self._http, transport)
+        self._http = self._limit.make_protocol()
+        self._limit.add(self._http, transport)
         self._http.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._http is not None:
-            self._network.remove(self._http)
+            self._limit.remove(self._http)
             self._http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

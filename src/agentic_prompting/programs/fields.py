@@ -201,7 +201,7 @@ def read_text(content: Any) -> str:
             )
         part_type = part.get("type") or "text"
         if part_type not in _TEXT_PARTS:
-            message = f"A message contains {quote(part_type)}: the policy reads only text."
+            message = f"A message contains {quote(part_type)}: this model reads only text."
             raise Refusal(400, message, "invalid_value")
         texts.append(str(part.get("text") or part.get("refusal") or ""))
     return "".join(texts)

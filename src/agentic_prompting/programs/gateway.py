@@ -15,7 +15,7 @@ import re
 import resource
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ _LARGE_BODY = 2**17  # bytes: requests of this size are parsed in a thread
 _EXPIRED_KEYS = 2**14  # that are remembered, with the reason
 _OPEN_FILES = 2**16
 # What a body raises that has another shape than any client sends, while it is read or rendered.
-_SHAPE_ERRORS = (RecursionError, TypeError, AttributeError, KeyError, ValueError)
+SHAPE_ERRORS = (RecursionError, TypeError, AttributeError, KeyError, ValueError)
 
 _Answer = Callable[[web.Request, Dialect, Session], Awaitable[web.StreamResponse]]
 
@@ -146,7 +146,7 @@ class Gateway:
             shutdown_timeout=1,
             # A megabyte can be a gigabyte, which would be unpacked on this event loop.
             auto_decompress=False,
-            logger=_http_logger,
+            logger=http_logger,
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
@@ -160,6 +160,7 @@ class Gateway:
 
     def _build_app(self) -> web.Application:
         app = web.Application(client_max_size=self.max_body_bytes)
+        app.on_response_prepare.append(add_request_id)
         version = "/{version:v1(?:beta)?}"
         for prefix in ("/{key}" + version, version):  # the key in the address, or only in a header
             for dialect in DIALECTS:
@@ -168,7 +169,8 @@ class Gateway:
                     app.router.add_post(
                         prefix + dialect.count_path, self._handler(dialect, self._count_tokens)
                     )
-            app.router.add_get(f"{prefix}/models", self._list_models)
+            app.router.add_get(f"{prefix}/models", self._show_models)
+            app.router.add_get(f"{prefix}/models/{{model}}", self._show_models)
         app.router.add_route("*", "/{unknown:.*}", self._refuse_path)
         return app
 
@@ -194,7 +196,7 @@ class Gateway:
         """Turn the errors that a body of an unknown shape causes into a refusal. The first is logged."""
         try:
             yield
-        except _SHAPE_ERRORS as error:
+        except SHAPE_ERRORS as error:
             log = logger.debug if self._has_logged_malformed else logger.warning
             self._has_logged_malformed = True
             log("a request of a program cannot be read", exc_info=True)
@@ -224,21 +226,21 @@ class Gateway:
         session.count_request()
         return session
 
-    async def _list_models(self, request: web.Request) -> web.Response:
-        """The models in the forms of all dialects at once."""
+    async def _show_models(self, request: web.Request) -> web.Response:
+        """All models, or the one that the path names."""
         try:
             session = self._find_session(request)
+            names = [session.model, *session.llms]
+            name = request.match_info.get("model")
+            if name is None:
+                return web.json_response(describe_models(names))
+            if name not in names:
+                message = f"The model {name[:80]!r} does not exist: there are {', '.join(names)}."
+                raise Refusal(404, message, "model_not_found", "model")
         except Refusal as refusal:
             return web.json_response(refusal.body, status=refusal.status)
-        models = []
-        google_models = []
-        for name in (session.model, *session.llms):
-            model = {"id": name, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
-            models.append({**model, "type": "model", "display_name": name})
-            google_models.append({"name": f"models/{name}", "displayName": name})
-        return web.json_response(
-            {"object": "list", "data": models, "has_more": False, "models": google_models}
-        )
+        models = describe_models([name])
+        return web.json_response({**models["data"][0], **models["models"][0]})
 
     async def _refuse_path(self, request: web.Request) -> web.Response:
         # Count the request if its path has a key.
@@ -307,7 +309,7 @@ class Gateway:
             self._check_body(request)
             body = await request.read()
             parse = partial(_parse_request, body, dialect, request.path_qs)
-            if _is_large(request):
+            if is_large_body(request):
                 return await run_in_request_thread(parse)
             return parse()
         except web.HTTPRequestEntityTooLarge:
@@ -336,6 +338,25 @@ class Gateway:
         return Refusal(413, message, "request_too_large")
 
 
+def describe_models(names: Iterable[str], created: int = 0) -> dict[str, Any]:
+    """A list of models in the forms of all dialects at once."""
+    models = []
+    google_models = []
+    for name in names:
+        model = {"id": name, "object": "model", "created": created, "owned_by": "agentic-prompting"}
+        models.append({**model, "type": "model", "display_name": name})
+        google_models.append({"name": f"models/{name}", "displayName": name})
+    return {"object": "list", "data": models, "has_more": False, "models": google_models}
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Name a response: by the id that its request has, or a new one."""
+    request_id = request.headers.get("x-request-id", "")
+    if not re.fullmatch(r"[\w.-]{1,128}", request_id, re.ASCII):
+        request_id = f"req_{secrets.token_hex(12)}"
+    response.headers["x-request-id"] = request_id
+
+
 def _find_key(request: web.Request) -> str:
     """The key of a request: in its path, in one of the vendors' headers, or in its query."""
     if "key" in request.match_info:
@@ -350,13 +371,14 @@ def _find_key(request: web.Request) -> str:
     return next(filter(None, candidates), "")
 
 
-def _is_large(request: web.Request) -> bool:
+def is_large_body(request: web.Request) -> bool:
+    """Whether the body of a request should be parsed in a thread."""
     return request.content_length is None or request.content_length > _LARGE_BODY
 
 
 def _wait_if_large(request: web.Request, session: Session) -> AbstractAsyncContextManager[None]:
     """Large requests of one rollout wait for each other: they would hold memory and threads of all rollouts."""
-    return session.large_requests if _is_large(request) else nullcontext()
+    return session.large_requests if is_large_body(request) else nullcontext()
 
 
 def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionRequest:
@@ -437,5 +459,5 @@ class _ClientErrorFilter(logging.Filter):
         return False
 
 
-_http_logger = logging.getLogger(f"{__name__}.http")
-_http_logger.addFilter(_ClientErrorFilter())
+http_logger = logging.getLogger(f"{__name__}.http")
+http_logger.addFilter(_ClientErrorFilter())

@@ -101,11 +101,15 @@ class Google(Dialect):
         signed_part = call_parts[0] if call_parts else parts[-1]
         signed_part["thoughtSignature"] = completion.id
 
-        candidate = {
+        candidate: dict[str, Any] = {
             "content": {"role": "model", "parts": parts},
             "finishReason": "MAX_TOKENS" if completion.finish_reason == "length" else "STOP",
             "index": 0,
         }
+        if completion.refusal is not None:
+            candidate["content"]["parts"] = []
+            candidate["finishReason"] = "OTHER"
+            candidate["finishMessage"] = completion.refusal
         return {
             "candidates": [candidate],
             "usageMetadata": {
@@ -225,7 +229,7 @@ def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
         other_fields = part.keys() - {"text", "thought", "thoughtSignature"}
         if other_fields:
             message = (
-                f"A message contains {fields.quote(min(other_fields))}: the policy reads only text."
+                f"A message contains {fields.quote(min(other_fields))}: this model reads only text."
             )
             raise Refusal(400, message, "invalid_value", "contents")
     return "".join(str(part.get("text") or "") for part in parts)
@@ -234,7 +238,7 @@ def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
 def _read_result(result: Mapping[str, Any]) -> str:
     """A tool's result as the text that other dialects send."""
     if result.get("parts"):
-        message = "A tool's result contains 'parts': the policy reads only text."
+        message = "A tool's result contains 'parts': this model reads only text."
         raise Refusal(400, message, "invalid_value")
 
     # Many clients wrap a text: {"output": "..."}.

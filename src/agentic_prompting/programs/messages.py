@@ -88,8 +88,8 @@ class Messages(Dialect):
             "role": "assistant",
             "model": completion.model,
             "content": blocks,
-            "stop_reason": _STOP_REASONS[completion.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": _stop_reason(completion),
+            "stop_sequence": completion.stop_text,
             "usage": {
                 "input_tokens": completion.prompt_tokens,
                 "output_tokens": completion.completion_tokens,
@@ -102,7 +102,13 @@ class Messages(Dialect):
         message = self.write_body(completion)
         usage = message["usage"]
         started_usage = {**usage, "output_tokens": 0}
-        started_message = {**message, "content": [], "stop_reason": None, "usage": started_usage}
+        started_message = {
+            **message,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": started_usage,
+        }
         yield _format_named_event("message_start", message=started_message)
         yield _format_named_event("ping")
 
@@ -128,7 +134,10 @@ class Messages(Dialect):
                 yield _format_named_event("content_block_delta", index=index, delta=delta)
             yield _format_named_event("content_block_stop", index=index)
 
-        message_delta = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+        message_delta = {
+            "stop_reason": message["stop_reason"],
+            "stop_sequence": message["stop_sequence"],
+        }
         yield _format_named_event("message_delta", delta=message_delta, usage=usage)
         yield _format_named_event("message_stop")
 
@@ -145,6 +154,14 @@ class Messages(Dialect):
 
     def write_token_count(self, tokens: int) -> dict[str, Any]:
         return {"input_tokens": tokens}
+
+
+def _stop_reason(completion: Completion) -> str:
+    if completion.refusal is not None:
+        return "refusal"
+    if completion.stop_text is not None and completion.finish_reason == "stop":
+        return "stop_sequence"
+    return _STOP_REASONS[completion.finish_reason]
 
 
 def _format_named_event(event_type: str, **data: Any) -> bytes:

@@ -149,6 +149,7 @@ class Completion:
         completion_tokens (`int`, *optional*, defaults to `0`): Tokens written.
         logprobs (`list[tuple[str, float]]`, *optional*): Text and log-probability of each token.
         refusal (`str`, *optional*): Why there is no text.
+        stop_text (`str`, *optional*): The stop text of the request that has ended the reply.
         extra_fields (`dict`, *optional*): More fields for the body, or the last chunk of a stream.
         id (`str`, *optional*): Random by default.
     """
@@ -162,6 +163,7 @@ class Completion:
     completion_tokens: int = 0
     logprobs: Sequence[tuple[str, float]] | None = None
     refusal: str | None = None
+    stop_text: str | None = None
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 

@@ -12,6 +12,7 @@ import json
 import logging
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..llm import Misconfigured
@@ -29,7 +30,11 @@ from .protocol import ChatMessage, Refusal, ToolCall
 logger = logging.getLogger(__name__)
 
 # Words that no template rewrites.
-_USER, _AGENT, _SYSTEM, _RESULT, _MORE = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ", "QMOREQ"
+_USER = "QUSERQ"
+_AGENT = "QAGENTQ"
+_SYSTEM = "QSYSTEMQ"
+_RESULT = "QRESULTQ"
+_MORE = "QMOREQ"
 _WORD = "QWORDQ"
 _PROBE = ToolCall("call_0", "probe", json.dumps({"word": _WORD}))
 _PROBE_TOOL = {
@@ -41,43 +46,63 @@ _PROBE_TOOL = {
     },
 }
 
+# How a message follows a reply: the number of its calls, the roles of the new messages, whether there are tools.
+_SeamType = tuple[int, tuple[str, ...], bool]
+
+
+@dataclass(frozen=True)
+class Seam:
+    """What a template writes between a reply and the next turn.
+
+    Args:
+        closing (`str`): The end of the reply's turn.
+        continuation (`str`): The new messages, and the beginning of the next turn.
+    """
+
+    closing: str
+    continuation: str
+
 
 class Renderer:
     """Renders conversations for one tokenizer and its chat template.
 
     Args:
-        form ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a turn.
+        chat_format ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a turn.
 
     Attributes:
         turn_prefix (`str`): What the template has already written of a turn when sampling starts.
     """
 
-    def __init__(self, form: ChatFormat):
-        self.form, self._tokenizer = form, form.tokenizer
-        self._text = PlainText(form.tokenizer, keep_ordinary=True)
-        self._ends = [self._tokenizer.decode([token]) for token in sorted(form.end_of_turn_ids)]
+    def __init__(self, chat_format: ChatFormat):
+        self.chat_format = chat_format
+        self._tokenizer = chat_format.tokenizer
+        self._text = PlainText(self._tokenizer, keep_ordinary=True)
+        end_ids = sorted(chat_format.end_of_turn_ids)
+        self._turn_ends = [self._tokenizer.decode([token]) for token in end_ids]
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
-        self._seams: dict[
-            Any, bool
-        ] = {}  # by kind: whether the template writes it as in the whole conversation
-        self._needs_tools: dict[Any, bool] = {}
-        self._takes_text: bool | None = (
-            None  # whether arguments may be a text; unknown until it matters
-        )
         self._warned: set[str] = set()
-        self._closing = (
-            ""  # the placeholder conversation without calls and tools, which most calls need
-        )
+
+        # By type of seam: whether the template writes it as in the whole conversation, and whether tools change it.
+        self._is_seam_faithful: dict[_SeamType, bool] = {}
+        self._seam_needs_tools: dict[_SeamType, bool] = {}
+
+        # Whether arguments of calls may be a text; unknown until it matters.
+        self._takes_text: bool | None = None
+        # The placeholder conversation without calls and tools, which most calls need.
+        self._plain_placeholder = ""
+
         # Whether the template opens the thought itself, as those of thinking models do.
-        begun = self._text.render([{"role": "user", "content": _USER}], **form.chat_template_kwargs)
-        self.turn_prefix = "<think>\n" if begun.rstrip().endswith("<think>") else ""
+        opening = self._text.render(
+            [{"role": "user", "content": _USER}], **chat_format.chat_template_kwargs
+        )
+        self.turn_prefix = "<think>\n" if opening.rstrip().endswith("<think>") else ""
 
     def problem(self, with_tools: bool, with_system: bool = True) -> Misconfigured | None:
         """Why the template cannot hold such conversations: some drop a part without an error. Looked at once."""
-        kind = with_tools, with_system
-        if kind not in self._problems:
-            self._problems[kind] = self._find_problem(*kind)
-        return self._problems[kind]
+        parts = (with_tools, with_system)
+        if parts not in self._problems:
+            self._problems[parts] = self._find_problem(with_tools, with_system)
+        return self._problems[parts]
 
     def warn_of(self, problem: Misconfigured) -> None:
         """Log once that requests are refused because of the chat template: an agent may hide it."""
@@ -85,20 +110,20 @@ class Renderer:
             self._warned.add(str(problem))
             logger.warning("requests of the agent are refused: %s", problem)
 
-    def whole_ids(self, entries: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
+    def whole_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
         """The ids of a conversation, up to where the policy's turn begins.
 
         Raises:
             [`Refusal`]: The template cannot render it.
         """
-        return self._ids(self._render(_folded(entries), tools))
+        return self._ids(self._render(_fold_system_messages(messages), tools))
 
     def ids_after(
         self,
         ids: Sequence[int],
         reply: ChatMessage,
-        new: Sequence[ChatMessage],
-        entries: Sequence[ChatMessage],
+        new_messages: Sequence[ChatMessage],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Any],
     ) -> list[int] | None:
         """The ids between a reply and the next turn of the policy.
@@ -106,109 +131,138 @@ class Renderer:
         Args:
             ids (`Sequence[int]`): The sampled ids of the reply.
             reply ([`ChatMessage`]): The reply, with its calls.
-            new (`Sequence[ChatMessage]`): The messages since, at least one.
-            entries (`Sequence[ChatMessage]`): The whole conversation, for the comparison.
+            new_messages (`Sequence[ChatMessage]`): The messages since, at least one.
+            messages (`Sequence[ChatMessage]`): The whole conversation, for the comparison.
             tools (`Sequence[dict]`): The tools of the request.
 
         Returns:
             `list[int]`: `None` if the template writes them in another way than behind the reply.
         """
-        kind = (len(reply.tool_calls), tuple(dict.fromkeys(one.role for one in new)), bool(tools))
-        if self._seams.get(kind) is False:
+        # Render the seam, unless the template is known to write this type differently.
+        roles = tuple(dict.fromkeys(message.role for message in new_messages))
+        seam_type: _SeamType = (len(reply.tool_calls), roles, bool(tools))
+        if self._is_seam_faithful.get(seam_type) is False:
             return None
+        seam_tools = tools if self._seam_needs_tools.get(seam_type, True) else ()
         try:
-            seam = self._seam(reply, new, tools if self._needs_tools.get(kind, True) else ())
-        except Refusal:  # of these messages alone: others of this kind may be fine
+            seam = self._render_seam(reply, new_messages, seam_tools)
+        except Refusal:  # of these messages alone: others of this type may be fine
             return None
         if seam is None:
-            self._seams[kind] = False
+            self._is_seam_faithful[seam_type] = False
             return None
-        closing, behind = seam
-        if kind not in self._seams:
-            whole = self._render(_folded(entries), tools).replace(self._text.mark, "")
-            self._seams[kind] = whole.endswith(behind.replace(self._text.mark, ""))
-            self._needs_tools[kind] = bool(tools) and self._seam_without_tools(reply, new) != seam
-            if not self._seams[kind]:
+
+        # Compare the first seam of each type with the whole conversation.
+        if seam_type not in self._is_seam_faithful:
+            whole = self._render(_fold_system_messages(messages), tools)
+            whole = whole.replace(self._text.mark, "")
+            continuation = seam.continuation.replace(self._text.mark, "")
+            self._is_seam_faithful[seam_type] = whole.endswith(continuation)
+            without_tools = self._render_seam_without_tools(reply, new_messages)
+            self._seam_needs_tools[seam_type] = bool(tools) and without_tools != seam
+            if not self._is_seam_faithful[seam_type]:
                 logger.warning(
                     "the chat template writes %s after a reply in another way than in the whole conversation: such "
-                    "calls begin a new token sequence each", " and ".join(kind[1]),
-                )  # fmt: skip
+                    "calls begin a new token sequence each",
+                    " and ".join(roles),
+                )
                 return None
-        if ids and ids[-1] in self.form.end_of_turn_ids:
-            closing = closing.removeprefix(next(filter(closing.startswith, self._ends), ""))
-        return self._ids(closing + behind)
 
-    def _seam(
-        self, reply: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]
-    ) -> tuple[str, str] | None:
-        """What the template writes to end the reply, and what behind it; `None` if it changes the reply.
+        # The policy may have sampled the end of its turn itself.
+        closing = seam.closing
+        if ids and ids[-1] in self.chat_format.end_of_turn_ids:
+            for turn_end in self._turn_ends:
+                if closing.startswith(turn_end):
+                    closing = closing.removeprefix(turn_end)
+                    break
+        return self._ids(closing + seam.continuation)
+
+    def _render_seam(
+        self, reply: ChatMessage, new_messages: Sequence[ChatMessage], tools: Sequence[Any]
+    ) -> Seam | None:
+        """What the template writes behind a reply; `None` if it changes the reply.
 
         Raises:
             [`Refusal`]: The template cannot render them.
         """
-        base = [
+        # A placeholder conversation up to the reply, and with the new messages.
+        placeholder = [
             ChatMessage("user", _USER),
             ChatMessage("assistant", _AGENT, tool_calls=reply.tool_calls),
         ]
         if reply.tool_calls or tools:
-            before = self._render(base, tools, generation_prompt=False)
+            before = self._render(placeholder, tools, generation_prompt=False)
         else:
-            before = self._closing = self._closing or self._render(
-                base, (), generation_prompt=False
-            )
-        after = self._render([*base, *_folded(new, leads=False)], tools)
-        if (
-            _AGENT in before and _AGENT in after
-        ):  # thoughts in front of the last turn alone make no difference
-            before, after = before.rpartition(_AGENT)[2], after.partition(_AGENT)[2]
-        end = max((before.rfind(text) for text in self._ends), default=-1)
+            if not self._plain_placeholder:
+                self._plain_placeholder = self._render(placeholder, (), generation_prompt=False)
+            before = self._plain_placeholder
+        new_parts = _fold_system_messages(new_messages, leads=False)
+        after = self._render([*placeholder, *new_parts], tools)
+
+        # Compare what follows the reply: thoughts in front of the last turn alone make no difference.
+        if _AGENT in before and _AGENT in after:
+            before = before.rpartition(_AGENT)[2]
+            after = after.partition(_AGENT)[2]
         if not after.startswith(before):
             return None
-        return (before[end:] if end >= 0 else ""), after[len(before) :]
+        end = max((before.rfind(turn_end) for turn_end in self._turn_ends), default=-1)
+        closing = before[end:] if end >= 0 else ""
+        return Seam(closing, after[len(before) :])
 
-    def _seam_without_tools(
-        self, reply: ChatMessage, new: Sequence[ChatMessage]
-    ) -> tuple[str, str] | None:
+    def _render_seam_without_tools(
+        self, reply: ChatMessage, new_messages: Sequence[ChatMessage]
+    ) -> Seam | None:
         try:
-            return self._seam(reply, new, ())
+            return self._render_seam(reply, new_messages, ())
         except Refusal:
             return None
 
     def _render(
-        self, entries: Sequence[ChatMessage], tools: Sequence[Any], generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Any],
+        generation_prompt: bool = True,
     ) -> str:
-        messages = self._text.marked(self._to_messages(entries))
-        options = {**self.form.chat_template_kwargs, **({"tools": list(tools)} if tools else {})}
+        marked_messages = self._text.marked(self._to_messages(messages))
+        options = dict(self.chat_format.chat_template_kwargs)
+        if tools:
+            options["tools"] = list(tools)
         try:
-            return self._text.render(messages, generation_prompt, **options)
+            return self._text.render(marked_messages, generation_prompt, **options)
         except Exception as error:
-            what = f"The chat template cannot render these messages: {str(error)[:200]}"
-            raise Refusal(400, what, "invalid_value", "messages") from error
+            message = f"The chat template cannot render these messages: {str(error)[:200]}"
+            raise Refusal(400, message, "invalid_value", "messages") from error
 
     def _ids(self, rendered: str) -> list[int]:
         return self._text.ids_of(rendered)
 
     def _find_problem(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
-        """Render one message of each kind and look for it."""
-        calls = (_PROBE,) if with_tools else ()
-        probe = [*[ChatMessage("system", _SYSTEM)] * with_system, ChatMessage("user", _USER)]
-        probe += (
-            [ChatMessage("assistant", tool_calls=calls), ChatMessage("tool", _RESULT)]
-            if calls
-            else []
-        )
+        """Render a conversation with a message of each role, and look for its words."""
+        # The conversation, and what each of its words stands for.
+        probe: list[ChatMessage] = []
+        parts = {_USER: "user messages", _AGENT: "earlier replies", _MORE: "later user messages"}
+        if with_system:
+            probe.append(ChatMessage("system", _SYSTEM))
+            parts[_SYSTEM] = "system messages"
+        probe.append(ChatMessage("user", _USER))
+        if with_tools:
+            probe.append(ChatMessage("assistant", tool_calls=(_PROBE,)))
+            probe.append(ChatMessage("tool", _RESULT))
+            parts |= {_WORD: "tool calls", _RESULT: "results of tools"}
         probe += [ChatMessage("assistant", _AGENT), ChatMessage("user", _MORE)]
+
+        # What the template drops.
         try:
-            rendered = self._render(probe, [_PROBE_TOOL] if calls else ())
+            rendered = self._render(probe, [_PROBE_TOOL] if with_tools else ())
         except Refusal as error:
             return Misconfigured(error.message)
-        parts = {_USER: "user messages", _AGENT: "earlier replies", _MORE: "later user messages"}
-        parts |= {_SYSTEM: "system messages"} if with_system else {}
-        parts |= {_WORD: "tool calls", _RESULT: "results of tools"} if calls else {}
-        if missing := [what for word, what in parts.items() if word not in rendered]:
+        dropped_parts = [part for word, part in parts.items() if word not in rendered]
+        if dropped_parts:
             return Misconfigured(
-                f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen"
+                f"the chat template drops {' and '.join(dropped_parts)}: an agent would lose them unseen"
             )
+
+        # Whether calls are read back as the template writes them.
         problem = find_tool_problem(self._render_messages, _read_calls) if with_tools else ""
         if problem:
             return Misconfigured(
@@ -217,36 +271,39 @@ class Renderer:
         return None
 
     def _render_messages(self, messages: Sequence[Any], tools: Sequence[Any]) -> str:
-        options = {**self.form.chat_template_kwargs, "tools": list(tools)}
+        options = {**self.chat_format.chat_template_kwargs, "tools": list(tools)}
         return self._text.render(messages, **options)
 
-    def _to_messages(self, entries: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """The messages as chat templates take them. Results belong to calls by their place, as ids may have been
-        dropped; the ids shown are numbers, so that rollouts of a group read the same tokens."""
-        messages: list[dict[str, Any]] = []
-        pending_results: list[
-            tuple[str, str]
-        ] = []  # id and name of the calls whose results come next
+    def _to_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """The messages as chat templates take them.
+
+        Results belong to calls by their order, as ids may have been dropped. The ids shown are numbers, so that
+        rollouts of a group read the same tokens.
+        """
+        converted_messages: list[dict[str, Any]] = []
+        awaited_results: list[tuple[str, str]] = []  # ids and names of the last calls
         number = 0
-        for entry in entries:
-            message: dict[str, Any] = {"role": entry.role, "content": entry.text}
-            if entry.thought:
-                message["reasoning_content"] = entry.thought
-            if entry.tool_calls:
-                pending_results = []
-                message["tool_calls"] = []
-                for call in entry.tool_calls:
-                    id = f"call_{number}"
+        for message in messages:
+            converted: dict[str, Any] = {"role": message.role, "content": message.text}
+            if message.thought:
+                converted["reasoning_content"] = message.thought
+            if message.tool_calls:
+                awaited_results = []
+                converted["tool_calls"] = []
+                for call in message.tool_calls:
+                    call_id = f"call_{number}"
                     number += 1
-                    pending_results.append((id, call.name))
+                    awaited_results.append((call_id, call.name))
                     function = {"name": call.name, "arguments": self._to_arguments(call.arguments)}
-                    message["tool_calls"].append(
-                        {"id": id, "type": "function", "function": function}
+                    converted["tool_calls"].append(
+                        {"id": call_id, "type": "function", "function": function}
                     )
-            if entry.role == "tool" and pending_results:
-                message["tool_call_id"], message["name"] = pending_results.pop(0)
-            messages.append(message)
-        return messages
+            if message.role == "tool" and awaited_results:
+                call_id, name = awaited_results.pop(0)
+                converted["tool_call_id"] = call_id
+                converted["name"] = name
+            converted_messages.append(converted)
+        return converted_messages
 
     def _to_arguments(self, text: str) -> Any:
         """Arguments as the template takes them: an object, also where the policy wrote something else."""
@@ -290,9 +347,8 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
     thought = turn.thought or ""
     calls = [read_call(call.body, tools) for call in turn.calls]
     if not calls or not all(call.name for call in calls):
-        return ChatMessage(
-            "assistant", turn.visible if turn.thought is None else turn.visible.strip(), thought
-        )
+        text = turn.visible if turn.thought is None else turn.visible.strip()
+        return ChatMessage("assistant", text, thought)
     text_before_calls = turn.visible[: turn.calls[0].start].strip()
     tool_calls = tuple(_to_tool_call(call, call.name in custom) for call in calls)
     return ChatMessage("assistant", text_before_calls, thought, tool_calls)
@@ -306,18 +362,20 @@ def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
     return ToolCall(f"call_{secrets.token_hex(12)}", call.name, arguments, is_custom)
 
 
-def _folded(entries: Sequence[ChatMessage], leads: bool = True) -> list[ChatMessage]:
+def _fold_system_messages(messages: Sequence[ChatMessage], leads: bool = True) -> list[ChatMessage]:
     """The conversation as every template can hold it: one system message at its head, a later one as the user's.
 
     Several system messages are dropped without a word by some templates and refused by others.
     """
-    system: list[str] = []
-    shown: list[ChatMessage] = []
-    for entry in entries:
-        if entry.role != "system":
-            shown.append(entry)
-        elif leads and not shown:
-            system.append(entry.text)
+    system_texts: list[str] = []
+    other_messages: list[ChatMessage] = []
+    for message in messages:
+        if message.role != "system":
+            other_messages.append(message)
+        elif leads and not other_messages:
+            system_texts.append(message.text)
         else:
-            shown.append(ChatMessage("user", entry.text))
-    return [ChatMessage("system", "\n\n".join(system)), *shown] if system else shown
+            other_messages.append(ChatMessage("user", message.text))
+    if not system_texts:
+        return other_messages
+    return [ChatMessage("system", "\n\n".join(system_texts)), *other_messages]

@@ -226,12 +226,14 @@ def _write_items(completion: Completion) -> list[dict[str, Any]]:
 
 def _write_message(completion: Completion) -> dict[str, Any]:
     logprobs = [fields.logprob_item(token, logprob) for token, logprob in completion.logprobs or ()]
-    part = {
+    part: dict[str, Any] = {
         "type": "output_text",
         "text": completion.text or "",
         "annotations": [],
         "logprobs": logprobs,
     }
+    if completion.refusal is not None:
+        part = {"type": "refusal", "refusal": completion.refusal}
     return {
         "type": "message",
         "id": f"msg_{completion.id}",
@@ -267,13 +269,20 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             "response.output_item.added",
             {"item": {**item, "status": "in_progress", "content": []}},
         )
-        yield "response.content_part.added", {**location, "part": {**part, "text": ""}}
-        logprobs = part["logprobs"]
-        yield (
-            "response.output_text.delta",
-            {**location, "delta": part["text"], "logprobs": logprobs},
-        )
-        yield "response.output_text.done", {**location, "text": part["text"], "logprobs": logprobs}
+        if part["type"] == "refusal":
+            refusal = part["refusal"]
+            yield "response.content_part.added", {**location, "part": {**part, "refusal": ""}}
+            yield "response.refusal.delta", {**location, "delta": refusal}
+            yield "response.refusal.done", {**location, "refusal": refusal}
+        else:
+            text = part["text"]
+            logprobs = part["logprobs"]
+            yield "response.content_part.added", {**location, "part": {**part, "text": ""}}
+            yield (
+                "response.output_text.delta",
+                {**location, "delta": text, "logprobs": logprobs},
+            )
+            yield "response.output_text.done", {**location, "text": text, "logprobs": logprobs}
         yield "response.content_part.done", {**location, "part": part}
     elif item["type"] == "reasoning":
         part = item["summary"][0]

@@ -12,11 +12,12 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -75,6 +76,8 @@ class Session:
     Attributes:
         tree ([`CallTree`]): The calls of the policy.
         llm_replies (`list[Reply]`): Replies of large LLMs since the last call of the policy.
+        llm_call_count (`int`): Calls of large LLMs.
+        llm_seconds (`float`): Seconds that these took.
         ignored_settings (`dict`): Settings in requests that have no effect here.
         limit_reached (`str`, *optional*): The first limit that a call exceeded: `truncated` or
             `out_of_turns`. Not an end: the program may continue with a shorter conversation.
@@ -116,6 +119,8 @@ class Session:
         # State that the gateway and the program read.
         self.tree = CallTree()
         self.llm_replies: list[Reply] = []
+        self.llm_call_count = 0
+        self.llm_seconds = 0.0
         self.ignored_settings: dict[str, Any] = {}
         self.limit_reached: Status | None = None
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -127,7 +132,6 @@ class Session:
         self._grace_timer: asyncio.TimerHandle | None = None
         self._request_count = 0
         self._call_count = 0
-        self._llm_call_count = 0
         self._context_errors = 0  # since the last call that continued a conversation
         self._undelivered_attempts: Counter[bytes] = Counter()  # by conversation, until a retry
         self._llm_request_counts: Counter[int] = Counter()  # by hash of the request
@@ -151,7 +155,7 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has made all its calls.
         """
-        if self._call_count >= self.max_calls and self._llm_call_count >= self.max_llm_calls:
+        if self._call_count >= self.max_calls and self.llm_call_count >= self.max_llm_calls:
             raise self._limit_exceeded(f"{self.max_calls} calls")
 
     def count_unreadable_request(self) -> None:
@@ -221,7 +225,7 @@ class Session:
             conversation=call.conversation_id,
         )
         turn_number = call.number - 1
-        turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.form)
+        turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.chat_format)
         try:
             sample = await self._run_cancellable(turn)
             self._refuse_if_ended()
@@ -255,9 +259,9 @@ class Session:
             [`Refusal`]: The session has ended, the limit is reached, or the request has tools.
         """
         self._refuse_if_ended()
-        if self._llm_call_count >= self.max_llm_calls:
+        if self.llm_call_count >= self.max_llm_calls:
             raise self._limit_exceeded(f"{self.max_llm_calls} calls of large LLMs")
-        self._llm_call_count += 1
+        self.llm_call_count += 1
         if request.tools:
             message = f"{request.model} has no tools at this address."
             raise Refusal(400, message, "unsupported_value", "tools")
@@ -274,12 +278,15 @@ class Session:
             session=str(self.rollout.seed),
             **self._llm_sampling(request),
         )
+        start = time.monotonic()
         try:
             reply = await self._run_cancellable(pending_reply)
         except BaseException:
             # The client hung up, or the session ended.
             self._refuse_if_ended()
             raise
+        finally:
+            self.llm_seconds += time.monotonic() - start
         self.llm_replies.append(reply)
         if reply.error is not None:
             self.fail(reply.error)
@@ -523,8 +530,9 @@ class Session:
         """Turn a sample into the reply of its call and the completion for the client."""
         # Parse the text in front of the stop.
         request = call.request
-        call.sample, text = cut_at_stop(sample, request.stops, self.renderer.form)
-        call.text = self.renderer.turn_prefix + text
+        cut_reply = cut_at_stop(sample, request.stops, self.renderer.chat_format)
+        call.sample = cut_reply.sample
+        call.text = self.renderer.turn_prefix + cut_reply.text
         callable_tools = request.tools if request.allows_tool_calls else ()
         turn = read_turn(call.text, callable_tools, request.custom_tools)
         reply = replace(turn, handle=secrets.token_hex(12))
@@ -550,6 +558,7 @@ class Session:
             thought=reply.thought,
             tool_calls=reply.tool_calls,
             finish_reason=finish_reason,
+            stop_text=cut_reply.stop_text,
             prompt_tokens=call.context_length,
             completion_tokens=len(call.sample.ids),
             logprobs=self._token_logprobs(call.sample) if request.logprobs else None,
@@ -560,7 +569,7 @@ class Session:
         """The text and log-probability of each token; `None` if the policy returns none."""
         if sample.logprobs is None:
             return None
-        decode = self.renderer.form.tokenizer.decode
+        decode = self.renderer.chat_format.tokenizer.decode
         tokens = [decode([token_id]) for token_id in sample.ids]
         return list(zip(tokens, sample.logprobs, strict=True))
 
@@ -585,24 +594,32 @@ def context_exceeded_message(length: int, max_length: int) -> str:
     )
 
 
-def cut_at_stop(
-    sample: Sample, stops: Sequence[str], chat_format: ChatFormat
-) -> tuple[Sample, str]:
-    """Cut a sample after the first stop text.
+@dataclass(frozen=True)
+class CutReply:
+    """A sample up to its first stop text.
 
-    Returns:
-        `tuple[Sample, str]`: The sample up to the token that completes the stop text, and the text
-        before the stop text. The unchanged sample and its text if it contains no stop text.
+    Args:
+        sample ([`Sample`]): Up to the token that completes the stop text; unchanged if it has none.
+        text (`str`): The text before the stop text.
+        stop_text (`str`, *optional*): The stop text.
     """
+
+    sample: Sample
+    text: str
+    stop_text: str | None = None
+
+
+def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -> CutReply:
+    """Cut a sample after the first stop text."""
     # Decode without the tokens that end the turn.
     length = 0
     while length < len(sample.ids) and sample.ids[length] not in chat_format.end_of_turn_ids:
         length += 1
     decode = chat_format.tokenizer.decode
     text = decode(sample.ids[:length], skip_special_tokens=False)
-    stop_positions = [text.find(stop) for stop in stops if stop in text]
+    stop_positions = {text.find(stop): stop for stop in reversed(stops) if stop in text}
     if not stop_positions:
-        return sample, text
+        return CutReply(sample, text)
 
     def contains_stop(token_count: int) -> bool:
         prefix = decode(sample.ids[:token_count])
@@ -617,4 +634,5 @@ def cut_at_stop(
         finished=True,
         updates=sample.updates[:cut_length],
     )
-    return cut_sample, text[: min(stop_positions)]
+    position = min(stop_positions)
+    return CutReply(cut_sample, text[:position], stop_positions[position])

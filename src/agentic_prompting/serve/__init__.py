@@ -1,8 +1,11 @@
-"""A trained agent, and ProRefine, behind OpenAI's chat completions. Needs the extra `serve`."""
+"""A trained agent, and ProRefine, behind the APIs of OpenAI, Anthropic and Google. Needs the extra `serve`."""
 
 from .answering import AgentAnswers, Answers, ChatAnswers, ServedAnswer
-from .app import Metrics, Service, agent_service, make_app, run_service
-from .protocol import KEY_VARIABLE, ServeConfig
+from .app import make_app
+from .config import KEY_VARIABLE, ServeConfig
+from .metrics import Metrics
+from .server import Server, run_service
+from .service import Service, agent_service
 
 __all__ = [
     "KEY_VARIABLE",
@@ -12,6 +15,7 @@ __all__ = [
     "Metrics",
     "ServeConfig",
     "ServedAnswer",
+    "Server",
     "Service",
     "agent_service",
     "make_app",

@@ -1,316 +1,50 @@
-"""The service: OpenAI's chat completions over a trained agent, so that any OpenAI client can use it as one model."""
+"""The web application of the service: a trained agent in the formats of OpenAI, Anthropic and Google."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
 
-import uvicorn
-from fastapi import FastAPI, Request
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
-from prometheus_client.core import GaugeMetricFamily
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..llm import (
-    Budget,
-    BudgetExceeded,
-    ChatModel,
-    Closed,
-    LLMError,
-    Message,
-    Misconfigured,
-    RateLimited,
-    Unreachable,
-    charge,
-)
-from ..llm.loop import LoopEnded, loop_error, start
+from ..llm.loop import loop_error
 from ..llm.masking import escape_controls
-from ..llm.spans import under
-from ..programs import ChatCompletions, CompletionRequest, Refusal, error_body
-from ..refine import RefinedChat
-from .answering import AgentAnswers, Answers, ChatAnswers, CostLimit, PromptTooLong, ServedAnswer
-from .protocol import (
-    CLOSED_REQUEST,
-    ChatRequest,
-    ErrorBody,
-    Guards,
-    ServeConfig,
-    bounded_protocol,
-    completion,
-    read_request,
+from ..programs import (
+    ChatCompletions,
+    Completion,
+    CompletionRequest,
+    Dialect,
+    Refusal,
+    error_body,
 )
+from ..programs.gateway import DIALECTS, add_request_id, describe_models, is_large_body
+from ..programs.request_threads import run_in_request_thread
+from .access import check_access
+from .answering import ServedAnswer
+from .description import describe
+from .requests import AnswerRequest, read_answer_request
+from .service import CLOSED_REQUEST, Service
 
-if TYPE_CHECKING:
-    from ..agent import PromptAgent
-
-logger = logging.getLogger(__name__)
 requests_log = logging.getLogger(f"{__package__}.requests")
 
+_BODY_SECONDS = 30.0
+_QUIET_PATHS = ("/health", "/metrics")  # not in the log while they succeed
 _CHAT = ChatCompletions()
-_SCHEMAS = "#/components/schemas/"
-_BODY = {
-    "content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS}ChatRequest"}}},
-    "required": True,
-}
-_GRACE_SECONDS = 10  # for the requests that are open when the service stops
-_BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
-_SPARE_CONNECTIONS = (
-    256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
-)
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-_UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in {
-        400: "The request cannot be read",
-        401: "The key is missing or wrong",
-        402: "The request came to cost more than one may",
-        403: "Not for this service's host, which has no key",
-        404: "No such model",
-        408: "The request's body did not arrive in time",
-        413: "The request is too large",
-        429: "Too many requests at once",
-        502: "A model behind this one failed",
-        503: "A model behind this one cannot be asked at present",
-        504: "The request took longer than one may",
-    }.items()
-}
+# What the log says of the request that the current task answers.
+_summary: ContextVar[str] = ContextVar("summary", default="")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Service:
-    """The models, and the state that all requests share.
-
-    Args:
-        models (`dict[str, Answers]`): By the name that clients use.
-        config ([`ServeConfig`]): The limits.
-        metrics ([`Metrics`], *optional*): Where to count.
-    """
-
-    def __init__(
-        self, models: Mapping[str, Answers], config: ServeConfig, metrics: Metrics | None = None
-    ):
-        self.models = models
-        self.config = config
-        self.metrics = metrics or Metrics()
-        self.started = int(time.time())
-        self._in_flight = 0
-
-    async def answer(self, request: Request, chat_request: ChatRequest) -> ServedAnswer:
-        """The answer to one request.
-
-        Raises:
-            [`Refusal`]: There is none. It has the status and the error for the client.
-        """
-        model = chat_request.model
-        if model not in self.models:
-            raise Refusal(
-                404, f"The model {model[:80]!r} does not exist.", "model_not_found", "model"
-            )
-        outcome = "error"
-        details = ""
-        try:
-            messages = chat_request.conversation()
-            if self._in_flight >= self.config.max_concurrency:
-                raise Refusal(
-                    429, "Too many requests at once; try again soon.", "rate_limit_exceeded"
-                )
-            self._count(+1)
-            try:
-                with self.metrics.seconds.labels(model).time():
-                    answer = await self._play(request, chat_request, messages)
-            except LoopEnded as error:
-                raise Refusal(
-                    503, "The service has failed and must be started again.", "service_failed"
-                ) from error
-            finally:
-                self._count(-1)
-            self.metrics.answered(model, answer)
-            if answer.error is not None:
-                raise _refusal(answer.error)
-            outcome = "answered" if answer.text is not None else "no_answer"
-            if answer.trajectory:
-                details = f", {len(answer.trajectory['turns'])} turns"
-            details += f", ${answer.usage.cost_usd:.4f}"
-            return answer
-        except Refusal as refusal:
-            outcome = str(refusal.status)
-            raise
-        finally:
-            self.metrics.requests.labels(model, outcome).inc()
-            request.state.about = f"{model[:80]} {outcome}{details}"
-
-    async def _play(
-        self, request: Request, chat_request: ChatRequest, messages: Sequence[Message]
-    ) -> ServedAnswer:
-        """Play the episode of a request, but no longer than its client waits and than a request may take."""
-        seed = chat_request.seed
-        if seed is None:
-            seed = secrets.randbits(63)
-        greedy = self.config.greedy or chat_request.temperature == 0
-        answering = self.models[chat_request.model](
-            messages, seed, chat_request.token_limit, greedy
-        )
-        with under(request.headers):
-            episode = start(answering)
-
-        done = asyncio.wrap_future(episode)  # cancels the episode if it is cancelled
-        disconnected = asyncio.create_task(_disconnected(request))
-        pending: set[asyncio.Future[Any]] = {done, disconnected}
-        try:
-            remaining = max(request.state.deadline - asyncio.get_running_loop().time(), 0)
-            await asyncio.wait(pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            if done.done():
-                return done.result()
-            if disconnected.done():
-                raise Refusal(CLOSED_REQUEST, "The client closed the connection.")
-            raise Refusal(504, f"No answer within {self.config.timeout:g} seconds.", "timeout")
-        except Refusal:
-            raise
-        except Exception as error:
-            logger.exception("a request failed")
-            failed = Closed(f"the request ended with {type(error).__name__}")
-            return ServedAnswer(error=error if isinstance(error, LLMError) else failed)
-        finally:
-            disconnected.cancel()
-            done.cancel()
-
-    def _count(self, change: int) -> None:
-        self._in_flight += change
-        self.metrics.in_flight.set(self._in_flight)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _refusal(error: LLMError) -> Refusal:
-    """A failure behind the model as the client reads it: what happened, but not where."""
-    if isinstance(error, CostLimit):
-        return Refusal(402, error.message, "cost_limit")
-    if isinstance(error, PromptTooLong):
-        return Refusal(400, error.message, "context_length_exceeded", "messages")
-    logger.warning("%s: %s", error.kind, error)
-    return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.message, error.kind)
-
-
-def agent_service(
-    agent: PromptAgent,
-    config: ServeConfig = ServeConfig(),
-    name: str = "agent",
-    refined: ChatModel | None = None,
-    budget: Budget | None = None,
-) -> Service:
-    """A service over an agent.
-
-    Args:
-        agent ([`PromptAgent`]): With its environment.
-        config ([`ServeConfig`], *optional*): Address and limits.
-        name (`str`, *optional*, defaults to `"agent"`): What clients call it.
-        refined ([`ChatModel`], *optional*): Served beside it as `prorefine`; a [`RefinedChat`].
-        budget ([`Budget`], *optional*): What all of them may spend, each in its role: `environment`, and those of the
-            refiner (`task`, `feedback`, `optimizer`, `verifier`). Models that are one object have one account.
-    """
-    metrics = Metrics()
-    metrics.sampling.set_function(lambda: agent.policy.at_work)
-    models: dict[str, Answers] = {name: AgentAnswers(agent, config.max_cost_usd)}
-    if refined is not None:
-        models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)
-    if budget is not None:
-        roles = (
-            refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}
-        )
-        charge(budget, environment=agent.environment, **roles)
-        metrics.show(budget)
-    return Service(models, config, metrics)
-
-
-def run_service(service: Service) -> None:
-    """Serve until interrupted, with a line per request on standard error; prints the address once it listens. Open
-    requests have ten seconds to end, and then get a 503.
-
-    Raises:
-        `ValueError`: If the address needs a key and there is none.
-        `SystemExit`: If the address cannot be listened on, with the reason on standard error.
-    """
-    if not requests_log.handlers:
-        lines = logging.StreamHandler()
-        lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        requests_log.addHandler(lines)
-        requests_log.setLevel(logging.INFO)
-    server = server_of(service)
-    listener = server.config.bind_socket()
-    listener.listen(_BACKLOG)
-    address = f"{service.config.host}:{listener.getsockname()[1]}"
-    print(f"http://{address}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
-    server.run([listener])
-
-
-def server_of(service: Service) -> uvicorn.Server:
-    """The server, not yet running."""
-    # Not uvicorn's access log: ours has no address of a client, and what an answer took.
-    return uvicorn.Server(
-        uvicorn.Config(
-            make_app(service),
-            host=service.config.host,
-            port=service.config.port,
-            http=bounded_protocol(service.config.max_concurrency + _SPARE_CONNECTIONS),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-            backlog=_BACKLOG,
-        )
-    )
-
-
-class RequestLog:
-    """ASGI middleware: a line per request in the log, without questions, keys and checks of health. Counts requests
-    for an answer that were refused before their model was known."""
-
-    def __init__(self, app: Any, metrics: Metrics):
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        started = time.perf_counter()
-        status = 0
-        state = scope.setdefault("state", {})
-
-        async def sending(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, sending)
-        finally:
-            if scope["path"] == "/v1/chat/completions" and "about" not in state:
-                self.metrics.requests.labels("", str(status or CLOSED_REQUEST)).inc()
-            if status != 200 or scope["path"] not in ("/health", "/metrics"):
-                about = f", {state['about']}" if "about" in state else ""
-                line = f"{scope['method']} {scope['path'][:80]} {status} {time.perf_counter() - started:.2f} s{about}"
-                requests_log.info("%s", " ".join(escape_controls(line).split()))
-
-
-# The application ------------------------------------------------------------------------------------------------------
-
-
-def make_app(service: Service) -> FastAPI:
-    """The ASGI application.
+def make_app(service: Service) -> web.Application:
+    """The web application.
 
     Args:
         service ([`Service`]): The models and their limits.
@@ -318,128 +52,221 @@ def make_app(service: Service) -> FastAPI:
     Raises:
         `ValueError`: If its address needs a key and there is none.
     """
+    return _App(service).build()
 
-    app = FastAPI(title="agentic-prompting", docs_url=None, redoc_url=None)
-    app.add_middleware(Guards, config=service.config, key=service.config.find_key())
-    app.add_middleware(RequestLog, metrics=service.metrics)
-    app.add_exception_handler(Refusal, _send_refusal)
-    app.add_exception_handler(HTTPException, _send_http_error)
 
-    @app.post("/v1/chat/completions", responses=_ERRORS, openapi_extra={"requestBody": _BODY})
-    async def chat_completions(request: Request) -> Any:
-        """An answer to a conversation, in OpenAI's format."""
-        chat_request = await read_request(request)
-        answer = await service.answer(request, chat_request)
-        reply = completion(answer, chat_request.model, chat_request.trajectory)
+class _App:
+    """The handlers of one service.
+
+    Args:
+        service ([`Service`]): The models and their limits.
+    """
+
+    def __init__(self, service: Service):
+        self.service = service
+        self.config = service.config
+        self.key = service.config.find_key()
+        self._dialects: dict[Any, Dialect] = {}  # by the resource of the router
+
+    def build(self) -> web.Application:
+        app = web.Application(
+            client_max_size=self.config.max_body_bytes, middlewares=[self._middleware()]
+        )
+        app.on_response_prepare.append(add_request_id)
+        for dialect in DIALECTS:
+            path = "/{version:v1(?:beta)?}" + dialect.path
+            route = app.router.add_post(path, partial(self._complete, dialect))
+            self._dialects[route.resource] = dialect
+        app.router.add_get("/{version:v1(?:beta)?}/models", self._list_models, allow_head=False)
+        app.router.add_get(
+            "/{version:v1(?:beta)?}/models/{model}", self._show_model, allow_head=False
+        )
+        app.router.add_get("/health", self._show_health, allow_head=False)
+        app.router.add_get("/metrics", self._show_metrics, allow_head=False)
+        app.router.add_get("/openapi.json", self._show_description, allow_head=False)
+        return app
+
+    # ---- every request ----
+
+    def _middleware(self) -> Any:
+        @web.middleware
+        async def respond(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            """Check access, send refusals in the format of the request, and write a line into the log."""
+            start = time.perf_counter()
+            status = CLOSED_REQUEST
+            dialect = self._dialects.get(request.match_info.route.resource)
+            try:
+                try:
+                    check_access(request, self.key, self.config.host)
+                    response = await handler(request)
+                except Refusal as refusal:
+                    response = _write_refusal(dialect or _CHAT, refusal)
+                except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+                    response = self._refuse_path(request, error)
+                status = response.status
+                return response
+            finally:
+                self._log(request, dialect, status, time.perf_counter() - start)
+
+        return respond
+
+    def _log(
+        self, request: web.Request, dialect: Dialect | None, status: int, seconds: float
+    ) -> None:
+        """Write a line without questions, keys and checks of health, and count a request that was refused early."""
+        summary = _summary.get()
+        if dialect is not None and not summary:
+            self.service.metrics.requests.labels("", str(status)).inc()
+        if status == 200 and request.path in _QUIET_PATHS:
+            return
+        line = f"{request.method} {request.path[:80]} {status} {seconds:.2f} s{summary}"
+        requests_log.info("%s", " ".join(escape_controls(line).split()))
+
+    def _refuse_path(self, request: web.Request, error: web.HTTPError) -> web.Response:
+        served_paths = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS[:-1])
+        message = (
+            f"{request.method} {request.path[:80]} is not served here. POST {served_paths} and Google's "
+            "models/...:generateContent are, and GET /v1/models, /health, /metrics and /openapi.json."
+        )
         headers = {}
-        ignored_fields = chat_request.ignored()
-        if ignored_fields:
-            headers["X-Ignored-Parameters"] = ", ".join(ignored_fields)
-        if not chat_request.stream:
-            return JSONResponse(_CHAT.write_body(reply), headers=headers)
-        options = chat_request.stream_options
-        stream_usage = options is not None and bool(options.include_usage)
-        completion_request = CompletionRequest(chat_request.model, (), stream_usage=stream_usage)
-        stream = _CHAT.write_events(reply, completion_request, by_word=True)
-        headers["Cache-Control"] = "no-cache"
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            headers["Allow"] = error.headers["Allow"]
+        body = error_body(error.status, message, "not_found")
+        return web.json_response(body, status=error.status, headers=headers)
 
-    @app.get("/v1/models", responses={status: _ERRORS[status] for status in (401, 403)})
-    async def models() -> dict[str, Any]:
-        """The models that can be asked."""
-        shared = {"object": "model", "created": service.started, "owned_by": "agentic-prompting"}
-        return {"object": "list", "data": [{"id": name, **shared} for name in service.models]}
+    # ---- answers ----
 
-    @app.get("/health", responses={503: {"description": "The service has failed: start it again"}})
-    async def health() -> JSONResponse:
+    async def _complete(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation, in the format of a dialect."""
+        # Read the request. A long one is read in a thread: the loop is that of all requests.
+        deadline = asyncio.get_running_loop().time() + self.config.timeout
+        body = await self._read_body(request)
+        read = partial(read_answer_request, body, dialect, request.path_qs)
+        answer_request = await run_in_request_thread(read) if is_large_body(request) else read()
+        self._check_model(answer_request.model)
+
+        # Get the answer.
+        outcome = f", {answer_request.model[:80]}"
+        _summary.set(outcome)
+        try:
+            answer = await self.service.answer(answer_request, deadline, request.headers)
+            _summary.set(outcome + _summarize(answer))
+        except Refusal as refusal:
+            _summary.set(f"{outcome} {refusal.status}")
+            raise
+
+        # Send it. An answer is known only when the last turn is done: a stream starts then.
+        completion = _to_completion(answer, answer_request)
+        headers = {}
+        if answer_request.ignored:
+            headers["X-Ignored-Parameters"] = ", ".join(answer_request.ignored)
+        if not answer_request.completion_request.stream:
+            text = json.dumps(dialect.write_body(completion))
+            return web.Response(text=text, content_type="application/json", headers=headers)
+        headers |= {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        stream = web.StreamResponse(headers=headers)
+        await stream.prepare(request)
+        for event in _write_events(dialect, completion, answer_request.completion_request):
+            await stream.write(event)
+        await stream.write_eof()
+        return stream
+
+    async def _read_body(self, request: web.Request) -> bytes:
+        """The body of a request, up to the size and the time that it may take.
+
+        Raises:
+            [`Refusal`]: It is too large, too slow, compressed, or not called JSON.
+        """
+        too_large = Refusal(
+            413,
+            f"The request is larger than {self.config.max_body_bytes} bytes.",
+            "request_too_large",
+        )
+        if (request.content_length or 0) > self.config.max_body_bytes:
+            raise too_large
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            message = "Compressed bodies are not supported: send the body uncompressed."
+            raise Refusal(415, message, "unsupported_encoding")
+        try:
+            async with asyncio.timeout(min(self.config.timeout, _BODY_SECONDS)):
+                body = await request.read()
+        except TimeoutError:
+            raise Refusal(408, "The request's body did not arrive in time.") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise too_large from None
+        except web.RequestPayloadError:
+            raise Refusal(400, "The body is not valid HTTP.", "invalid_value") from None
+        if "json" not in request.headers.get("Content-Type", ""):
+            message = "Send the body as JSON, with the header `Content-Type: application/json`."
+            raise Refusal(400, message, "invalid_content_type")
+        return body
+
+    def _check_model(self, name: str) -> None:
+        if name not in self.service.models:
+            message = f"The model {name[:80]!r} does not exist: there are {', '.join(self.service.models)}."
+            raise Refusal(404, message, "model_not_found", "model")
+
+    # ---- pages ----
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        return web.json_response(describe_models(self.service.models, self.service.started))
+
+    async def _show_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        self._check_model(name)
+        models = describe_models([name], self.service.started)
+        return web.json_response({**models["data"][0], **models["models"][0]})
+
+    async def _show_health(self, request: web.Request) -> web.Response:
         """Whether the service can answer. Asks nothing of the models behind it."""
         if loop_error() is not None:  # the reason is in the log: this page needs no key
-            return JSONResponse({"status": "failed"}, 503)
-        return JSONResponse({"status": "ok"})
+            return web.json_response({"status": "failed"}, status=503)
+        return web.json_response({"status": "ok"})
 
-    @app.get(
-        "/metrics",
-        responses={status: _ERRORS[status] for status in (401, 403)},
-        response_class=Response,
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        exposition = self.service.metrics.exposition()
+        return web.Response(body=exposition, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _show_description(self, request: web.Request) -> web.Response:
+        return web.json_response(describe(list(self.service.models)))
+
+
+def _write_refusal(dialect: Dialect, refusal: Refusal) -> web.Response:
+    response = web.json_response(dialect.write_error(refusal), status=refusal.status)
+    if refusal.status == 429:
+        response.headers["Retry-After"] = "1"
+    if refusal.status in (401, 403, 408, 413):
+        # An unread rest of a body would keep the connection open.
+        response.force_close()
+    return response
+
+
+def _write_events(
+    dialect: Dialect, completion: Completion, request: CompletionRequest
+) -> Iterator[bytes]:
+    if isinstance(dialect, ChatCompletions):
+        return dialect.write_events(completion, request, by_word=True)
+    return dialect.write_events(completion, request)
+
+
+def _to_completion(answer: ServedAnswer, request: AnswerRequest) -> Completion:
+    """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
+    extra_fields = {}
+    if request.wants_trajectory:
+        extra_fields["trajectory"] = answer.trajectory
+    return Completion(
+        model=request.model,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=answer.usage.prompt_tokens,
+        completion_tokens=answer.usage.completion_tokens,
+        refusal=answer.why_none,
+        extra_fields=extra_fields,
     )
-    async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-    _describe(app, list(service.models))
-    return app
 
 
-def _describe(app: FastAPI, models: list[str]) -> None:
-    """Complete the OpenAPI description: the form of a request, and the names of the models."""
-    schema = ChatRequest.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
-    schema["properties"]["model"]["enum"] = models
-    app.openapi()["components"]["schemas"].update(schema.pop("$defs"), ChatRequest=schema)
-
-
-async def _send_refusal(request: Request, refusal: Any) -> Response:
-    headers = {"Retry-After": "1"} if refusal.status == 429 else None
-    return JSONResponse(refusal.body, refusal.status, headers)
-
-
-async def _send_http_error(request: Request, error: Any) -> Response:
-    return JSONResponse(
-        error_body(error.status_code, str(error.detail)), error.status_code, error.headers
-    )
-
-
-# Counters for Prometheus. They hold no text, no key and no question ---------------------------------------------------
-
-
-class Metrics:
-    """The counters of one service."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        common: Any = {"namespace": "agentic_prompting", "registry": self.registry}
-        self.requests = Counter(
-            "requests", "Requests by model and outcome.", ["model", "outcome"], **common
-        )
-        self.seconds = Histogram(
-            "request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common
-        )
-        self.in_flight = Gauge("requests_in_flight", "Requests being answered.", **common)
-        self.turns = Histogram(
-            "agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common
-        )
-        self.sampling = Gauge(
-            "turns_being_sampled", "Turns of the agent that are being written.", **common
-        )
-        self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
-        self.errors = Counter(
-            "environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common
-        )
-
-    def answered(self, model: str, answer: ServedAnswer) -> None:
-        """Count what an answer came to."""
-        self.cost.labels(model).inc(answer.usage.cost_usd)
-        if answer.error is not None:
-            self.errors.labels(model, answer.error.kind).inc()
-        elif answer.trajectory is not None:
-            self.turns.labels(model).observe(len(answer.trajectory["turns"]))
-
-    def show(self, budget: Budget) -> None:
-        """Add what each role has spent of a budget, from its book."""
-        self.registry.register(_Spending(budget))
-
-    def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
-        return generate_latest(self.registry)
-
-
-class _Spending:
-    def __init__(self, budget: Budget):
-        self.budget = budget
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        spent = GaugeMetricFamily(
-            "agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"]
-        )
-        for role, usage in self.budget.by_account().items():
-            spent.add_metric([role], usage.cost_usd)
-        yield spent
+def _summarize(answer: ServedAnswer) -> str:
+    """An answer in the log: how it ended and what it took."""
+    outcome = "answered" if answer.text is not None else "no_answer"
+    turns = f", {len(answer.trajectory['turns'])} turns" if answer.trajectory else ""
+    return f" {outcome}{turns}, ${answer.usage.cost_usd:.4f}"

@@ -44,6 +44,7 @@ def ask(arguments: Sequence[str]) -> int:
         )
     run = Path(words[0])
     question = words[1]
+    # Everything that can be wrong is found before the model is loaded.
     options.check_environment()
     check_agent(run)
     options.start_tracing()
@@ -97,6 +98,7 @@ def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
             error = observation.error and str(observation.error)
             messages.append({"role": "environment", "text": observation.text, "error": error})
 
+    # The bill: replies of the large LLM, and the tokens that the agent sampled.
     usages = [reply.usage for reply in rollout.replies]
     return {
         "question": question,
@@ -147,6 +149,7 @@ def _print_end(rollout: Rollout) -> None:
         cause = f": {rollout.error}" if rollout.error else ""
         print_styled(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
 
+    # What the conversation took.
     turns = len(rollout.turns)
     calls = len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)

@@ -67,6 +67,7 @@ def check_env(arguments: Sequence[str]) -> int:
 
     from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
 
+    # Load the environment, and make sure that a script or a model can play in it.
     environment: Any = load_environment(words[0])
     if environment.play_episode is not None and options.model is None:
         raise ValueError(
@@ -97,6 +98,7 @@ def check_env(arguments: Sequence[str]) -> int:
     else:
         rollouts = _play_script(environment, spec, rows, options.request, tools)
 
+    # Show the episodes, then what went wrong.
     if options.json:
         records = [rollout_record(rollout) for rollout in rollouts]
         print_text(json.dumps({"episodes": records}, default=str))
@@ -182,6 +184,7 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     elif not has_requests and not errors:
         reason = "no tool was called" if has_tools else "it was never asked"
         summary += f": {reason}, see --request"
+    # A model may end an episode in several ways, a script only in one.
     if is_played_by_model:
         statuses = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
         summary += "; " + ", ".join(f"{count} {status}" for status, count in statuses.items())

@@ -99,6 +99,7 @@ def doctor(arguments: Sequence[str]) -> int:
         for name, function in CHECKS.items():
             findings += [(name, finding) for finding in run_check(function, options)]
 
+    # The worst level decides the exit status.
     levels = [finding.level for _, finding in findings]
     worst = next(level for level in ("problem", "warning", "ok") if level in levels)
     if options.json:
@@ -153,6 +154,7 @@ def versions(run: RunConfiguration) -> Iterator[Finding]:
     """The packages that matter against the ranges of pyproject.toml; vLLM's is TRL's."""
     from packaging.requirements import Requirement
 
+    # The supported ranges: ours, and those of TRL for its own extras.
     requirements = list(metadata.requires("trl") or ()) if version_of("trl") else []
     requirements += metadata.requires(PACKAGE) or ()
     ranges = {}
@@ -316,6 +318,7 @@ def batch(run: RunConfiguration) -> Iterator[Finding]:
     per_device = int(values["per_device_train_batch_size"])
     steps = int(values["steps_per_generation"] or values["gradient_accumulation_steps"])
     set_size = int(values["generation_batch_size"] or 0)
+    # TRL splits the generation batch into groups of rollouts.
     batch_size = set_size or per_device * processes * steps
     description = (
         f"generation batch of {batch_size} rollouts on {processes} process{'es' * (processes > 1)}"

@@ -86,6 +86,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         options.run is None or not (options.run / POPULATION).is_file()
     ):
         raise ValueError(f"--base needs --run with a folder of E-SPL, which holds {POPULATION}")
+    # Judges are metrics of their own names from now on.
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
 
@@ -107,6 +108,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
         return 130
 
+    # The JSON on standard output is the file of the table with two more fields.
     if options.json:
         record = json.loads(results.files["json"].read_text(encoding="utf-8"))
         record["skipped"] = results.left_out
@@ -179,6 +181,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         options.check_environment()
     if options.base is not None:
         check_model(options.base)
+    # The rows are a task named after their file, in the metrics of the options.
     task = EvaluationTask(Path(options.dataset).stem, list(options.load("", 0)))
     metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
 
@@ -209,6 +212,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         evaluation = evaluate_agent(
             systems, [task], metrics, n=None, runs=options.samples, output=folder
         )
+    # All four systems are compared with the untrained one under the first prompt.
     comparisons: Sequence[Comparison] = []
     if options.base is not None:
         comparisons = compare_systems(evaluation, next(iter(systems)))
@@ -270,6 +274,7 @@ def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[st
             f"{config} does not exist; in examples/configs/ there are {', '.join(names)}"
         )
     table = tables.load_config(config)
+    # Metrics of the options replace those of the table, in the sandbox, too.
     if metrics:
         table = replace(table, metrics=metrics, sandbox={**table.sandbox, "metrics": metrics})
     if judges:
@@ -302,6 +307,7 @@ def import_paper_tables() -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
 
+    # Of an installed package CLONE is no clone but a folder of the environment.
     is_clone = Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting"
     script = None
     for root in (CLONE if is_clone else None, find_shared_folder()):
@@ -315,6 +321,7 @@ def import_paper_tables() -> ModuleType:
             "(docs/evaluation.md)"
         )
 
+    # Import the file under its plain name, by which its own modules import each other.
     spec = importlib.util.spec_from_file_location(name, script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -146,6 +146,7 @@ def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, An
     )
     environment = LLMEnvironment(sandbox.oracle)
     agent = PromptAgent.from_pretrained(sandbox.model, environment, max_batch_size=256)
+    # The tiny agent writes in a format of its own, and its mistakes are what is reflected on.
     config = replace(
         config,
         reflect_on="imperfect",
@@ -185,6 +186,7 @@ def _describe_reward_error(reward: str, error: Exception) -> str | None:
     """What is wrong with the user's reward, with its place; `None` for an error of the library itself."""
     if isinstance(error, TypeError) and str(error).startswith("the reward"):
         return str(error)
+    # An error whose last frame is in the library is a bug of ours.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     library = Path(__file__).parents[1]
     if Path(frame.filename).is_relative_to(library):
@@ -199,6 +201,7 @@ def _print_step(log: StepLog) -> None:
         if value is not None:
             values.append(f"{prompt}: {value:.2f}")
     line = f"step {log.step}: prompt {', '.join(values)}"
+    # Children that were born in the step.
     children = [
         str(operator["child"]) for operator in log.operators if operator["child"] is not None
     ]

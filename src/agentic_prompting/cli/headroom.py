@@ -99,6 +99,7 @@ def headroom(arguments: Sequence[str]) -> int:
                 seed=options.seed,
             )
 
+    # Save and print what was measured.
     path = measured.save(options.output_dir)
     if options.json:
         print_text(json.dumps({**measured.to_json(), "file": str(path)}, ensure_ascii=False))
@@ -136,6 +137,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
         "metric": each(load_score(options.score)),
         "reward": None if options.reward is None else load_reward(options.reward),
     }
+    # Each part is measured only if its model is named.
     if options.policy_model:
         parts["policy"] = options.connect(stack, options.policy_model, options.policy_base_url)
         charge(budget, policy=parts["policy"])

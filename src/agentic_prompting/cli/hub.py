@@ -15,6 +15,7 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 
 def check_agent(run: str | Path) -> None:
     """Raise `ValueError` for a folder that does not exist or holds no model. A hub id (`user/name`) passes."""
+    # A local folder has to hold a model; a hub id is looked up below.
     folder = Path(run)
     is_hub_id = "/" in str(run) and not only_a_folder(str(run))
     if not folder.exists() and not is_hub_id:

@@ -85,6 +85,7 @@ class OptionParser(HfArgumentParser):
             option = f"--{name}"
             if not self.is_option(name):
                 raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
+            # Scalars and lists become words that argparse checks.
             action = self._option_string_actions[option]
             is_list = isinstance(value, list)
             if is_list and value and action.nargs == "+":

@@ -70,6 +70,7 @@ def plan(arguments: Sequence[str]) -> int:
             raise ValueError(f"{file} does not exist")
         if not isinstance(read_yaml(file), dict):
             raise ValueError(f"{file} does not contain options by name")
+    # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
     if options.json:
@@ -122,6 +123,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         max_wait=max_wait,
     )
 
+    # Costs need the price of the large LLM, and say what is missing otherwise.
     environment_model = options.value("environment_model")
     costs: CostEstimate | str
     try:

@@ -57,6 +57,7 @@ class RefineModels(Spending, Recording):
                 "name the feedback model with --feedback-model NAME (or try --sandbox)"
             )
 
+        # The task model is local or at an endpoint; the other roles share the feedback model.
         roles: dict[str, ChatModel] = {}
         if self.local_model is not None:
             roles["task"] = stack.enter_context(load_local_chat(self.local_model))
@@ -139,6 +140,7 @@ def refine(arguments: Sequence[str]) -> int:
             final_max_tokens=options.final_max_tokens,
             max_failures=options.max_failures,
         )
+        # The account of the budget is beside the results, so that a resumed run continues it.
         account = None
         if options.output is not None:
             account = options.output.with_suffix(".spending.sqlite")
@@ -155,6 +157,7 @@ def refine(arguments: Sequence[str]) -> int:
             print(f"agentic-prompting: stopped; {advice}", file=sys.stderr)
             return 130
 
+    # Print the results, then the questions that failed.
     summary = summarize(results) | _accuracy(results, rows, score)
     if options.json:
         record: dict[str, Any] = {"summary": summary}

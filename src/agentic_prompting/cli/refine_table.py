@@ -86,6 +86,7 @@ def refine_table(arguments: Sequence[str]) -> None:
                         f"stopped: {result.error}. Spent so far: {budget}; the same command goes on"
                     )
 
+    # Accuracy laid out as in the paper, then iterations, then a picture of them.
     model = options.task_model or "scripted (sandbox)"
     accuracies = {}
     for setting, setting_results in results.items():

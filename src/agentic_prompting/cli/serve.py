@@ -68,6 +68,7 @@ def serve(arguments: Sequence[str]) -> int:
             model, base_url = options.start_endpoint(stack)
             roles = [options.connect(stack, model, base_url) for _ in range(4)]
             refined = RefinedChat(ProRefiner(*roles))
+        # Load the agent, and serve it until it is stopped.
         cache_mb = options.prefix_cache_mb
         if cache_mb is None:
             cache_mb = free_for_cache_mb(folder)

@@ -22,6 +22,7 @@ TRAIN_METHODS = {
 
 def train(arguments: Sequence[str]) -> int:
     """Train through accelerate."""
+    # The first word is the method; an agent needs no name.
     words = list(arguments)
     if words and words[0].partition("=")[0] in ("--harness", "--program"):
         words.insert(0, "agent")
@@ -50,6 +51,7 @@ def train(arguments: Sequence[str]) -> int:
         print(method_help(method, everything="--help-all" in program_words))
         return 0
 
+    # Check the file here: errors of the launched processes come late and several times.
     config = find_example(options.config)
     if config is not None and not config.is_file():
         raise ValueError(

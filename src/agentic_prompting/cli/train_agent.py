@@ -105,6 +105,7 @@ class AgentArguments(DataAndEnvironment):
             if isinstance(program, AgentProgram):
                 return program
             return Program(program) if callable(program) else CommandProgram(program)
+        # A known harness runs in work folders of its own, one for each rollout.
         workspace = Workspace(
             source=self.source,
             keep_failed=self.keep_failed,

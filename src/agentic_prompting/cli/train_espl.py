@@ -62,6 +62,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         self, args: ESPLConfig, model: ModelConfig, stack: ExitStack
     ) -> tuple[Trainer, Callable[[Trainer, float], object] | None]:
         """The trainer, and a report of the finished run in the sandbox."""
+        # The reference LLM, unless the policy reflects itself.
         reference: ChatModel | None = None
         if args.evolves and args.reflector == "reference":
             if self.is_in_sandbox and not self.reference_model:
@@ -71,6 +72,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         if self.is_in_sandbox:
             return self._build_sandbox_trainer(args, model, reference)
 
+        # Everything that can be wrong is found before data or weights are loaded.
         environment = self.build_environment(args.seed, stack)
         check_before_loading(args, model, environment.get("environment"), reference)
         text = text_or_file(self.initial_prompt) or ""

@@ -125,6 +125,7 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     Raises:
         `ValueError`: An option does not exist, or its value is wrong.
     """
+    # Separate the file from the options.
     config_parser = ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path)
     config_options, words = config_parser.parse_known_args(arguments)
@@ -141,6 +142,7 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     # These warn of transformers' renamed arguments, which TRL still sets under the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     hide_library_bars()
+    # Options of the file come first, so that those of the command line win.
     parser = method_parser(method)
     words = [*parser.set_config(values, str(config_options.config)), *words]
     try:

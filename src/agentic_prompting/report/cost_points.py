@@ -56,6 +56,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         else:
             answers += _training_answers(run.rollouts, name)
 
+    # A question counts once, however often it was asked.
     costs: dict[str, list[float]] = defaultdict(list)
     scores: dict[str, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:

@@ -66,6 +66,7 @@ def write_report(
         `FileNotFoundError`: If there is no such run, or nothing in it that a report could show.
         `ValueError`: If a population cannot be read.
     """
+    # Read the runs, and find the folder of the page.
     paths = [Path(run)] if isinstance(run, str | Path) else [Path(path) for path in run]
     summaries = [RunSummary.read(path) for path in paths]
     is_comparison = len(paths) > 1

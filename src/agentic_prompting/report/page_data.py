@@ -80,7 +80,9 @@ def comparison_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
     if len(runs) > len(LINES):
         raise ValueError(f"at most {len(LINES)} runs can be told apart in a chart, got {len(runs)}")
     names = short_names([run.folder for run in runs])
+    # Curves of all runs in the same charts.
     panels, entries = _compared_curves(runs, names)
+    # Evaluations are compared pair by pair, on the same questions.
     evaluations = []
     held_out: list[list[Any]] = []
     for name, run in zip(names, runs, strict=True):
@@ -175,6 +177,7 @@ def _panels_of_run(run: RunSummary) -> list[dict[str, Any]]:
         labels = {key: key.removeprefix(prefix) for key in sorted(keys) if key.startswith(prefix)}
         if labels:
             panels.append({"name": title.replace(" ", "_"), "title": title, "keys": labels})
+    # pass@k has a line for each k.
     counts = sorted(int(key.removeprefix("pass@")) for key in keys if key.startswith("pass@"))
     if counts:
         title = "pass@k: a right answer among k"
@@ -197,6 +200,7 @@ def _evaluation_blocks(
     evaluation: Evaluation, optimised_prompts: Mapping[str, str]
 ) -> Iterator[Block]:
     """Tables as they are printed, every pair of systems tested, the optimised prompts, and each answer."""
+    # Compare each pair of systems once.
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     pairs = set(combinations(systems, 2))
     comparisons = []
@@ -204,6 +208,7 @@ def _evaluation_blocks(
         for comparison in compare_systems(evaluation, system):
             if (system, comparison.first) in pairs:
                 comparisons.append(comparison)
+    # Columns for the list of answers, which are unpacked when they are opened.
     records = evaluation.records
     columns: dict[str, Any] = {
         "system": [record["system"] for record in records],

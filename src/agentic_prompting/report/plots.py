@@ -121,6 +121,7 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
             panel_values += values
             if values:
                 axis.plot(steps, values, label=label, linewidth=1.6, color=colour, dashes=dashes)
+        # An automatic axis would magnify the noise of a constant.
         if min(panel_values) == max(panel_values):
             axis.set_ylim(constant_limits(panel_values[0]))
         axis.set_ylabel(panel.title)

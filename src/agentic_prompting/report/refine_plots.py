@@ -43,6 +43,7 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]])
     Args:
         accuracy (`Mapping`): By data set, method and task model, in the order to be shown.
     """
+    # The columns: every model that any row has.
     models: dict[str, None] = {}
     for methods in accuracy.values():
         for row in methods.values():
@@ -96,6 +97,7 @@ def plot_iterations(
             if method_results.get(method):
                 positions.append(position + offset)
                 estimates.append(iterations_of(method_results[method]))
+        # Bars with their 95 % intervals.
         means = [estimate.mean for estimate in estimates]
         below = [estimate.mean - estimate.low for estimate in estimates]
         above = [estimate.high - estimate.mean for estimate in estimates]

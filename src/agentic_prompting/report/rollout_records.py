@@ -225,6 +225,7 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     history = []
     spent = 0.0
     for step, step_records in sorted(steps.items()):
+        # Means and shares over the rollouts of the step.
         turns = sum(len(record["turns"]) for record in step_records)
         entry: dict[str, float] = {"step": step, "rollout/turns": turns / len(step_records)}
 

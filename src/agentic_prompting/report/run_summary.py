@@ -97,6 +97,7 @@ class RunSummary:
 
     @classmethod
     def _read_folder(cls, folder: Path) -> RunSummary:
+        # Curves: from rollouts, the log of the trainer, and the state of an evolution.
         rollouts = current_records(read_sound_rollouts(folder / "rollouts"))
         history = {
             "train": history_of(rollouts, "train"),
@@ -111,6 +112,7 @@ class RunSummary:
             lineage = read_lineage(folder / POPULATION)
         elif "population" in read_json_object(folder / EVOLVE_STATE):
             lineage = read_lineage(folder / EVOLVE_STATE)
+        # ProRefine writes results into files of any name, an evaluation into the folder or one below it.
         refinements = []
         for path in sorted(folder.glob("*.jsonl")):
             if not path.name.endswith(JOURNAL_FILE):

@@ -26,7 +26,7 @@ from .agent_program import AgentProgram, AgentRun, RunRequest, read_reward
 from .call_tree import Call
 from .protocol import MAX_BODY_BYTES
 from .session import Session
-from .workers import THREADS, Workers
+from .workers import THREADS, WorkerProcesses
 
 
 class Program(AgentProgram):
@@ -100,7 +100,7 @@ class Program(AgentProgram):
             max_body_bytes=max_body_bytes,
         )
         self.agent = agent
-        self._workers = Workers(agent, self.mistakes, workers) if workers else None
+        self._workers = WorkerProcesses(agent, self.mistakes, workers) if workers else None
 
     @property
     def described_by(self) -> Any:
@@ -128,10 +128,10 @@ class FunctionRun(AgentRun):
 
     Args:
         agent (`Callable`): The function.
-        workers ([`Workers`], *optional*): Where it runs. By default in this process.
+        workers ([`WorkerProcesses`], *optional*): Where it runs. By default in this process.
     """
 
-    def __init__(self, agent: Callable[..., Any], workers: Workers | None):
+    def __init__(self, agent: Callable[..., Any], workers: WorkerProcesses | None):
         self.agent = agent
         self.workers = workers
         self.takes_system_prompt = _takes_system_prompt(agent)

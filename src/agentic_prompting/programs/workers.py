@@ -52,7 +52,7 @@ class WorkerFailure:
         return error
 
 
-class Workers:
+class WorkerProcesses:
     """Runs an agent in worker processes. Lives on the background loop.
 
     Args:

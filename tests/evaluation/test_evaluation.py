@@ -212,7 +212,7 @@ def test_failures_are_asked_again(tmp_path):
 
 def test_results_of_others_are_not_continued(tmp_path):
     evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
-    with pytest.raises(ValueError, match="answers of another system or other settings"):
+    with pytest.raises(ValueError, match="answers of another system"):
         evaluate_agent(
             PromptedSystem(ScriptedChat(add), "Subtract."),
             [TASK],

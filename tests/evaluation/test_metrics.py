@@ -218,10 +218,10 @@ def test_a_metric_of_the_package_as_an_object(script):
     ]
 
 
-def test_a_combination_is_given_one_by_one(script):
+def test_a_combination_of_metrics_is_refused(script):
     import evaluate
 
-    with pytest.raises(ValueError, match="one by one"):
+    with pytest.raises(ValueError, match="combination of metrics"):
         find_metrics({"both": evaluate.combine([script("same"), script("overlap")])})
 
 

@@ -1,7 +1,7 @@
-"""`evaluate_agent`: systems on tasks, several runs each, with every answer on disk and an interval at every number.
+"""`evaluate_agent`: evaluates systems on tasks, with several runs per question.
 
-Nothing that was answered is asked again: a run that was killed goes on. Failed answers are counted apart, and never as
-wrong ones.
+Every answer is saved as soon as it arrives, so a run that was killed resumes where it stopped. Failed
+answers are counted separately and never scored as wrong.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data import TASKS, find_task, is_user_data, load_task, validate_dataset
 from ..llm import spans
 from ..records import Record, RecordFile, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rollout.progress import progress as progress_of
+from ..rollout.progress import progress as show_progress
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
 from .systems import Answer, Row, System, as_system
 
 
 class EvaluationStopped(RuntimeError):
-    """A system cannot continue: a wrong key, a spent budget. Its answers are on disk; run again to resume."""
+    """A system cannot continue, for example because of a wrong key or a spent budget.
+
+    The answers so far are saved; run again to resume.
+    """
 
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Questions to be asked.
+    """Questions to ask, and the metrics that score the answers.
 
     Args:
-        name (`str`): For tables and files.
-        rows (`list`): With `question` and `answers`.
-        metrics (`tuple[str, ...]`): The metrics to report, the main one first.
+        name (`str`): Name of the task in tables and files.
+        rows (`list`): Rows with `question` and `answers`.
+        metrics (`tuple[str, ...]`): Metrics to report, the main one first.
     """
 
     name: str
@@ -48,20 +51,21 @@ class Evaluation:
     """The result of [`evaluate_agent`].
 
     Args:
-        results (`list[Result]`): One per system and task.
-        records (`list[dict]`): Every answer.
+        results (`list[Result]`): One result per system and task.
+        records (`list[dict]`): One record per answer.
     """
 
     results: list[Result] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
     def result(self, system: str, task: str) -> Result:
-        """One system on one task.
+        """Return the result of one system on one task.
 
         Raises:
-            `KeyError`: There is none.
+            `KeyError`: If there is no such result.
         """
-        return {(result.system, result.task): result for result in self.results}[system, task]
+        results = {(result.system, result.task): result for result in self.results}
+        return results[system, task]
 
 
 def evaluate_agent(
@@ -78,99 +82,131 @@ def evaluate_agent(
     encoder: str | Encoder | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Ask systems the questions of tasks, score their answers.
+    """Ask systems the questions of tasks and score their answers.
 
     Args:
-        system ([`System`], `Callable` or `dict` of them by name): A [`System`], or a function from questions to answers
-            (lists of texts). [`PromptAgent`] becomes one by [`AgentSystem`].
-        tasks (`list`, `dict` or `datasets.Dataset`): Names that [`load_task`] knows (`"hotpotqa"`, or
-            `"hotpotqa/validation"` with its split; `test` where there is one, else `validation`), [`EvaluationTask`]s,
-            rows by name, or the rows of one task: a data set, or a list of dicts.
-        metrics (`list` or `dict`, *optional*): Names of [`METRICS`]; names, paths or objects of `evaluate` metrics;
-            functions. See [`find_metrics`]. By default each task's own.
-        n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`; `None`, or a task with fewer:
-            all. 128 is the paper's (Appendix E).
-        runs (`int`, *optional*, defaults to `3`): How often each question is asked; with seeds `seed`, `seed + 1`, ...
-            From 2 on the results also have pass@1 to pass@`runs`, the majority's score and the spread between runs.
-        seed (`int`, *optional*, defaults to `0`): Of samples and runs.
-        output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer. If it holds some
-            already, only the others are asked for.
-        encoder (`str` or [`Encoder`], *optional*): For `semantic_similarity`.
+        system ([`System`], `Callable` or `dict` of them by name): A [`System`], or a function from
+            questions to answers (lists of texts). Wrap a [`PromptAgent`] in [`AgentSystem`].
+        tasks (`list`, `dict` or `datasets.Dataset`): Names that [`load_task`] accepts (`"hotpotqa"`,
+            or `"hotpotqa/validation"` with a split; the default split is `test` if it exists, else
+            `validation`), [`EvaluationTask`]s, rows by task name, or the rows of a single task (a data
+            set or a list of dicts).
+        metrics (`list` or `dict`, *optional*): Names of [`METRICS`]; names, paths or objects of
+            `evaluate` metrics; functions. See [`find_metrics`]. Defaults to the metrics of each task.
+        n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`. `None` asks
+            all of them, and so does a task that has fewer. 128 is the paper's number (Appendix E).
+        runs (`int`, *optional*, defaults to `3`): How often each question is asked, with the seeds
+            `seed`, `seed + 1`, ... With two or more runs the results also contain pass@1 to
+            pass@`runs`, the score of the majority answer, and the spread between runs.
+        seed (`int`, *optional*, defaults to `0`): Seed of the samples and the runs.
+        output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer. Answers
+            that it already holds are not asked for again.
+        encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
 
     Returns:
         [`Evaluation`]
 
     Raises:
-        `ValueError`: Before anything is asked: a task, split or metric does not exist, a row lacks its question or its
-            answers (names it), `output` holds another system's answers, or another process is writing them.
-        [`EvaluationStopped`]: A system failed in a way that no other question can escape.
+        `ValueError`: Before any question is asked: if a task, split or metric does not exist, a row has
+            no question or no answers, `output` holds answers of another system, or another process is
+            writing to it.
+        [`EvaluationStopped`]: If a system fails in a way that affects all further questions.
     """
     if runs < 1 or (n is not None and n < 1):
         raise ValueError(f"runs and n must be at least 1, got {runs} and {n}")
     systems = system if isinstance(system, Mapping) else {"system": system}
-    prepared = [_prepared(task, n, seed) for task in _listed_tasks(tasks)]
-    names = [task.name for task in prepared]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(
-            f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)"
-        )
-    shared = None if metrics is None else find_metrics(metrics, encoder)
-    chosen = {
-        task.name: find_metrics(task.metrics, encoder) if shared is None else shared
-        for task in prepared
-    }
-    for task in prepared:
-        for metric in chosen[task.name].values():
-            check_answers_of_rows(metric, task.rows)
-    evaluation = Evaluation()
-    for name, one in systems.items():
-        answering = as_system(one)
-        path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
-        with (
-            nullcontext() if path is None else only_writer(path),
-            spans.workflow("evaluation", runs=runs),
-        ):
-            records = _answers(name, answering, prepared, runs, seed, path, progress)
-        evaluation.records += records
-        for task in prepared:
-            of_task = [record for record in records if record["task"] == task.name]
-            evaluation.results.append(
-                summarise(name, task.name, of_task, chosen[task.name], answering.fit_calls)
+
+    # Load and check all tasks before the first question is asked.
+    prepared_tasks = [_prepare_task(task, n, seed) for task in _list_tasks(tasks)]
+    task_names = [task.name for task in prepared_tasks]
+    for task_name in task_names:
+        if task_names.count(task_name) > 1:
+            raise ValueError(
+                f"two tasks are called {task_name!r}: give each task a different name (a file's name "
+                "is the name of its task)"
             )
+
+    # Metrics passed by the caller apply to all tasks. Otherwise each task has its own.
+    metrics_by_task = {}
+    if metrics is not None:
+        metrics_by_task = dict.fromkeys(task_names, find_metrics(metrics, encoder))
+    else:
+        for task in prepared_tasks:
+            metrics_by_task[task.name] = find_metrics(task.metrics, encoder)
+    for task in prepared_tasks:
+        for metric in metrics_by_task[task.name].values():
+            check_answers_of_rows(metric, task.rows)
+
+    evaluation = Evaluation()
+    for name, system_or_function in systems.items():
+        current_system = as_system(system_or_function)
+        path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
+        lock = nullcontext() if path is None else only_writer(path)
+        with lock, spans.workflow("evaluation", runs=runs):
+            records = _collect_answers(
+                name, current_system, prepared_tasks, runs, seed, path, progress
+            )
+        evaluation.records += records
+
+        # One result per task of this system.
+        for task in prepared_tasks:
+            task_records = [record for record in records if record["task"] == task.name]
+            result = summarise(
+                name,
+                task.name,
+                task_records,
+                metrics_by_task[task.name],
+                current_system.fit_calls,
+            )
+            evaluation.results.append(result)
     return evaluation
 
 
 def file_name(name: str) -> str:
-    """A system's name as a file's."""
+    """Turn the name of a system into a file name."""
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
 def load_evaluation_task(
     name: str, n: int | None = None, seed: int = 0, **options: Any
 ) -> EvaluationTask:
-    """A task by its name, `name` or `name/split`, or a file of one's own; `options` go to [`load_task`].
+    """Load a task by name (`name` or `name/split`) or from a file.
+
+    Args:
+        name (`str`): Name of the task, or path of a file.
+        n (`int`, *optional*): Number of rows to sample. Defaults to all.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sample.
+        **options: Passed to [`load_task`].
 
     Raises:
-        `ValueError`: It does not exist.
+        `ValueError`: If the task does not exist.
     """
     if is_user_data(name):
-        return EvaluationTask(Path(name).stem, _sampled(list(load_task(name, **options)), n, seed))
-    base, _, split = name.partition("/")
-    has = TASKS[base].expected_rows if base in TASKS else {"test": 0}
-    base, split, task = find_task(
-        base, split or next((one for one in ("test", "validation") if one in has), next(iter(has)))
-    )
-    few = split in task.expected_rows and n is not None and task.expected_rows[split] <= n
-    rows = load_task(base, split, None if few else n, seed, **options)
-    return EvaluationTask(name, list(rows), task.metrics)
+        rows = list(load_task(name, **options))
+        return EvaluationTask(Path(name).stem, _sample_rows(rows, n, seed))
+
+    # Without a split: test, else validation, else the task's first split.
+    task_name, _, split = name.partition("/")
+    if not split:
+        splits = list(TASKS[task_name].expected_rows) if task_name in TASKS else ["test"]
+        preferred_splits = [split for split in ("test", "validation") if split in splits]
+        split = preferred_splits[0] if preferred_splits else splits[0]
+    task_name, split, task = find_task(task_name, split)
+
+    # A split with at most n rows is loaded as it is, in its order.
+    expected_rows = task.expected_rows.get(split)
+    if n is not None and expected_rows is not None and expected_rows <= n:
+        n = None
+    task_rows = load_task(task_name, split, n, seed, **options)
+    return EvaluationTask(name, list(task_rows), task.metrics)
 
 
-def _listed_tasks(tasks: Any) -> list[str | EvaluationTask]:
+def _list_tasks(tasks: Any) -> list[str | EvaluationTask]:
     """The tasks of [`evaluate_agent`] as a list of names and [`EvaluationTask`]s.
 
     Raises:
-        `ValueError`: It holds something else; the message says how to pass it.
+        `ValueError`: If an entry is neither a name nor rows. The message explains how to pass it.
     """
     advice = 'pass a list of names, {"my task": rows}, or the rows of one task (a data set or a list of dicts)'
     if isinstance(tasks, EvaluationTask):
@@ -210,7 +246,7 @@ def _holds_rows(rows: Any) -> bool:
 
 
 def _task_of_rows(rows: list[Row]) -> EvaluationTask:
-    """Rows as one task, named after their column `task` if all have the same one, with that task's metrics."""
+    """Make a task of rows, with the name in their `task` column if they all have the same one."""
     names = {str(row.get("task") or "") for row in rows}
     name = names.pop() if len(names) == 1 else ""
     if name in TASKS:
@@ -218,10 +254,10 @@ def _task_of_rows(rows: list[Row]) -> EvaluationTask:
     return EvaluationTask(name or "rows", rows)
 
 
-def _prepared(task: str | EvaluationTask, n: int | None, seed: int) -> EvaluationTask:
-    """A task with its sample drawn and its rows looked at."""
+def _prepare_task(task: str | EvaluationTask, n: int | None, seed: int) -> EvaluationTask:
+    """Load a task, sample its rows and validate them."""
     loaded = load_evaluation_task(task, n, seed) if isinstance(task, str) else task
-    rows = _sampled(loaded.rows, n, seed)
+    rows = _sample_rows(loaded.rows, n, seed)
     try:
         validate_dataset(rows)
     except ValueError as error:
@@ -229,17 +265,27 @@ def _prepared(task: str | EvaluationTask, n: int | None, seed: int) -> Evaluatio
     return EvaluationTask(loaded.name, rows, loaded.metrics)
 
 
-def _sampled(rows: list[Row], n: int | None, seed: int) -> list[Row]:
+def _sample_rows(rows: list[Row], n: int | None, seed: int) -> list[Row]:
     if n is None or len(rows) <= n:
         return rows
     return [rows[i] for i in random.Random(seed).sample(range(len(rows)), n)]
 
 
-Key = tuple[str, int, int]
-"""Which answer: of which task, in which run, to the question at which place of the sample."""
+class AnswerKey(NamedTuple):
+    """Identifies an answer of a system.
+
+    Args:
+        task (`str`): Name of the task.
+        run (`int`): Number of the run.
+        row_index (`int`): Index of the question in the task's sample.
+    """
+
+    task: str
+    run: int
+    row_index: int
 
 
-def _answers(
+def _collect_answers(
     name: str,
     system: System,
     tasks: Sequence[EvaluationTask],
@@ -248,82 +294,99 @@ def _answers(
     path: Path | None,
     progress: bool,
 ) -> list[Record]:
-    """All records of one system, those that are on disk already among them."""
-    own = digest(system.settings)
-    done = {} if path is None else _saved(path, own, tasks)
-    file = None if path is None else RecordFile(path)
-    wanted = [(task, run) for task in tasks for run in range(runs)]
-    records: dict[Key, Record] = {}
-    total = sum(len(task.rows) for task, _ in wanted)
-    with progress_of(total, name, shown=progress) as bar:
-        for task, run in wanted:
-            keys: list[Key] = [(task.name, run, place) for place in range(len(task.rows))]
-            records |= {key: done[key] for key in keys if key in done}
-            left = [key for key in keys if key not in done]
-            bar.update(len(keys) - len(left))
-            for position, answer in system.answer_each(
-                [task.rows[place] for _, _, place in left], seed + run
-            ):
-                record = records[left[position]] = _record(name, task, left[position], answer)
-                if file is not None:
-                    file.append([{**record, "settings": own}])
-                bar.update()
-                if answer.fatal and answer.error is not None:
-                    raise EvaluationStopped(
-                        f"{name}: {answer.error}; {len(records)} of {total} answers are there"
-                    )
+    """All records of one system: those already on disk, and new ones for the other questions."""
+    settings_digest = digest(system.settings)
+    saved_records: dict[AnswerKey, Record] = {}
+    record_file = None
+    if path is not None:
+        saved_records = _load_saved_answers(path, settings_digest, tasks)
+        record_file = RecordFile(path)
+
+    records: dict[AnswerKey, Record] = {}
+    total = runs * sum(len(task.rows) for task in tasks)
+    with show_progress(total, name, shown=progress) as bar:
+        for task in tasks:
+            for run in range(runs):
+                # Take what is on disk, and ask the remaining questions.
+                remaining_keys: list[AnswerKey] = []
+                for row_index in range(len(task.rows)):
+                    key = AnswerKey(task.name, run, row_index)
+                    if key in saved_records:
+                        records[key] = saved_records[key]
+                        continue
+                    remaining_keys.append(key)
+                bar.update(len(task.rows) - len(remaining_keys))
+                remaining_rows = [task.rows[key.row_index] for key in remaining_keys]
+
+                # Answers come in any order. Each is saved before the next one is awaited.
+                for position, answer in system.answer_each(remaining_rows, seed + run):
+                    key = remaining_keys[position]
+                    record = _make_record(name, task, key, answer)
+                    records[key] = record
+                    if record_file is not None:
+                        record_file.append([{**record, "settings": settings_digest}])
+                    bar.update()
+                    if answer.fatal and answer.error is not None:
+                        raise EvaluationStopped(
+                            f"{name}: {answer.error}; {len(records)} of {total} answers are there"
+                        )
     return [records[key] for key in sorted(records)]
 
 
-def _saved(path: Path, settings: str, tasks: Sequence[EvaluationTask]) -> dict[Key, Record]:
-    """The answers on disk, with the accepted ones as they are now. Failures are taken away: they are asked again."""
-    done: dict[Key, Record] = {}
-    rows = {task.name: task.rows for task in tasks}
+def _load_saved_answers(
+    path: Path, settings_digest: str, tasks: Sequence[EvaluationTask]
+) -> dict[AnswerKey, Record]:
+    """Load the answers on disk and update their accepted answers to those of the tasks.
 
-    def worth_keeping(record: Record) -> bool:
-        if record.get("settings") != settings:
-            raise ValueError(
-                f"{path} holds answers of another system or other settings of it: give another output folder, "
-                "or go on with the settings it was begun with"
-            )
-        place, of_task = record["place"], rows.get(record["task"], [])
-        if place < len(of_task) and record["question"] != of_task[place]["question"]:
-            raise ValueError(
-                f"{path} holds answers to another sample of {record['task']} (question {place} is another): go on "
-                "with the n and seed it was begun with, or give another output folder"
-            )
-        if record.get("error") is not None:
-            return False
-        done[key_of(record)] = record
-        return True
+    Failed answers are removed from the file, so that they are asked for again.
+    """
+    rows_by_task = {task.name: task.rows for task in tasks}
 
-    file = RecordFile(path)
-    file.keep(worth_keeping)
-    for (task, run, place), record in list(done.items()):
-        accepted = (
-            list(rows[task][place]["answers"])
-            if place < len(rows.get(task, []))
-            else record["answers"]
-        )
-        if accepted == record["answers"]:
+    def find_row(key: AnswerKey) -> Row | None:
+        rows = rows_by_task.get(key.task, [])
+        return rows[key.row_index] if key.row_index < len(rows) else None
+
+    def is_answered(record: Record) -> bool:
+        if record.get("settings") != settings_digest:
+            raise ValueError(
+                f"{path} holds answers of another system, or of this one with other settings: use "
+                "another output folder, or the settings that this one was started with"
+            )
+        key = key_of(record)
+        row = find_row(key)
+        if row is not None and record["question"] != row["question"]:
+            raise ValueError(
+                f"{path} holds answers to another sample of {key.task} (question {key.row_index} "
+                "differs): use the n and seed that it was started with, or another output folder"
+            )
+        return record.get("error") is None
+
+    record_file = RecordFile(path)
+    records = {key_of(record): record for record in record_file.keep(is_answered)}
+
+    for key, record in list(records.items()):
+        row = find_row(key)
+        if row is None or list(row["answers"]) == record["answers"]:
             continue
-        if record.get("judged") is not None:  # by what was accepted then
-            del done[task, run, place]
+        # A verdict of a judge depends on the accepted answers of that time: ask again. Other scores are
+        # computed from the record, which is updated. Readers use the last record of a key.
+        if record.get("judged") is not None:
+            del records[key]
         else:
-            done[task, run, place] = {**record, "answers": accepted}
-            file.append([done[task, run, place]])  # readers take the last
-    return done
+            records[key] = {**record, "answers": list(row["answers"])}
+            record_file.append([records[key]])
+    return records
 
 
-def _record(system: str, task: EvaluationTask, key: Key, answer: Answer) -> Record:
-    (_, run, place), fields = key, answer.to_json()
-    row = task.rows[place]
+def _make_record(system: str, task: EvaluationTask, key: AnswerKey, answer: Answer) -> Record:
+    fields = answer.to_json()
+    row = task.rows[key.row_index]
     return {
         "system": system,
         "task": task.name,
-        "run": run,
-        "place": place,
-        "id": str(row.get("id", place)),
+        "run": key.run,
+        "place": key.row_index,
+        "id": str(row.get("id", key.row_index)),
         "question": row["question"],
         "answers": list(row["answers"]),
         "answer": fields.pop("text", None),
@@ -332,12 +395,12 @@ def _record(system: str, task: EvaluationTask, key: Key, answer: Answer) -> Reco
 
 
 def read_records(paths: Iterable[str | Path]) -> list[Record]:
-    """All answers in some files; of a question that was asked again the last one.
+    """Read all answers in some files. Of several answers with the same key, the last one counts.
 
     Raises:
-        `ValueError`: A file holds something else; names it. A torn last line is left out.
+        `ValueError`: If a file contains anything else. An incomplete last line is skipped.
     """
-    records: dict[tuple[str, Key], Record] = {}
+    records: dict[tuple[str, AnswerKey], Record] = {}
     for path in paths:
         for record in RecordFile(path):
             if not {"system", "task", "run", "place"} <= set(record):
@@ -346,6 +409,6 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
     return list(records.values())
 
 
-def key_of(record: Mapping[str, Any]) -> Key:
-    """Which answer a record is."""
-    return record["task"], record["run"], record["place"]
+def key_of(record: Mapping[str, Any]) -> AnswerKey:
+    """Return the key of a record."""
+    return AnswerKey(record["task"], record["run"], record["place"])

@@ -1,8 +1,8 @@
-"""Metrics: ours by name, any of the `evaluate` package, or a function; each scores many answers at once.
+"""Metrics: ours by name, those of the `evaluate` package, and functions. Each scores many answers at once.
 
-The formulas of ours are those of `rewards/`, where training reads them too, and semantic similarity: the cosine of
-sentence embeddings, for answers that are right in many wordings (Appendix F, SSim). `answer_metric.py` makes them
-loadable by `evaluate`.
+The formulas of ours are in `rewards/`, because training uses them too, except for semantic similarity: the
+cosine of sentence embeddings, for answers that can be worded in many ways (Appendix F, SSim).
+`answer_metric.py` makes them loadable by `evaluate`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,45 +30,45 @@ from ..rewards import (
 logger = logging.getLogger(__name__)
 
 ItemScore = Callable[[str, Sequence[str]], "float | None"]
-"""Maps an answer and the accepted ones to a score; `None` if it cannot be scored."""
+"""Maps an answer and its accepted answers to a score, or to `None` if it cannot be scored."""
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], "Sequence[float | None]"]
-"""Maps many answers and the accepted ones of each to their scores, in order."""
+"""Maps many answers and the accepted answers of each to their scores, in order."""
 
 Metric = Any
-"""A name (ours, or one that `evaluate.load` knows), the path of a metric's script, an `evaluate` object, or a
-[`Score`]."""
+"""A name (one of ours, or one for `evaluate.load`), the path of a metric's script, an `evaluate` object, or
+a [`Score`]."""
 
 
 def each(score: ItemScore) -> Score:
-    """A score of one answer as a score of many."""
+    """Turn a score of a single answer into a score of many answers."""
 
-    def of_all(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[float | None]:
-        return [
-            score(prediction, accepted)
-            for prediction, accepted in zip(predictions, answers, strict=True)
-        ]
+    def score_all(
+        predictions: Sequence[str], answers: Sequence[Sequence[str]]
+    ) -> list[float | None]:
+        pairs = zip(predictions, answers, strict=True)
+        return [score(prediction, accepted) for prediction, accepted in pairs]
 
-    of_all.__wrapped__ = score  # type: ignore[attr-defined]  # by which `check_answers` finds the rule
-    return of_all
+    score_all.__wrapped__ = score  # type: ignore[attr-defined]  # `check_answers` reads the rule from it
+    return score_all
 
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-"""The released evaluation's model: 23 M parameters, 384 dimensions; texts are cut at 256 tokens."""
+"""The released evaluation's model: 23 M parameters, 384 dimensions; texts are truncated to 256 tokens."""
 
 
 class Encoder(Protocol):
-    """Texts to vectors, as sentence-transformers' `SentenceTransformer` does it."""
+    """Encodes texts as vectors, with the interface of sentence-transformers' `SentenceTransformer`."""
 
     @property
     def encode(self) -> Callable[..., Any]: ...
 
 
 def load_encoder(model: str = DEFAULT_ENCODER, **options: Any) -> Encoder:
-    """A sentence-transformers model by hub id or folder.
+    """Load a sentence-transformers model from a hub id or a folder.
 
     Raises:
-        `ImportError`: sentence-transformers is not installed.
+        `ImportError`: If sentence-transformers is not installed.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -88,44 +87,49 @@ def semantic_similarity(
 ) -> list[float]:
     """Cosine similarity of each prediction with the nearest of its accepted answers, in [-1, 1].
 
-    Each different text is encoded once, all of them in batches. An empty text is like nothing but another empty one:
-    what an encoder says of it depends on its padding.
+    Each distinct text is encoded once, all of them in batches. The similarity of an empty text is 1 with
+    another empty text and 0 with any other, because the encoder's vector for it depends on the padding.
 
     Args:
-        predictions (`Sequence[str]`): The answers given.
-        answers (`Sequence[Sequence[str]]`): Accepted answers of each, at least one.
-        encoder ([`Encoder`], *optional*): Defaults to [`DEFAULT_ENCODER`], loaded anew in each call.
-        batch_size (`int`, *optional*, defaults to `64`): Texts encoded at once.
+        predictions (`Sequence[str]`): Predicted answers.
+        answers (`Sequence[Sequence[str]]`): Accepted answers of each prediction, at least one.
+        encoder ([`Encoder`], *optional*): Defaults to [`DEFAULT_ENCODER`], loaded in each call.
+        batch_size (`int`, *optional*, defaults to `64`): Number of texts encoded at once.
 
     Raises:
-        `ValueError`: The lengths differ, or a prediction has no accepted answers.
+        `ValueError`: If the lengths differ, or a prediction has no accepted answers.
     """
     for number, accepted in enumerate(answers):
         if isinstance(accepted, str) or not len(accepted):
             raise ValueError(
                 f"answers of item {number} must be a list with at least one text, got {accepted!r:.80}"
             )
-    texts = list(
-        dict.fromkeys([*predictions, *(answer for accepted in answers for answer in accepted)])
-    )
     pairs = list(zip(predictions, answers, strict=True))
+
+    # The distinct texts, in the order in which they occur.
+    texts = list(predictions)
+    for accepted in answers:
+        texts.extend(accepted)
+    texts = list(dict.fromkeys(texts))
     if not texts:
         return []
-    vectors = np.asarray(
-        (encoder or load_encoder()).encode(texts, batch_size=batch_size), dtype=float
-    )
-    # Normalised here: encoders differ in whether they do.
+
+    # The vectors are normalised here, because not every encoder does it.
+    if encoder is None:
+        encoder = load_encoder()
+    vectors = np.asarray(encoder.encode(texts, batch_size=batch_size), dtype=float)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    place = {text: number for number, text in enumerate(texts)}
+    index_of = {text: index for index, text in enumerate(texts)}
 
-    def cosine(one: str, other: str) -> float:
-        if not one.strip() or not other.strip():
-            return float(one.strip() == other.strip())
-        return float(vectors[place[one]] @ vectors[place[other]])
+    def cosine(prediction: str, answer: str) -> float:
+        if not prediction.strip() or not answer.strip():
+            return float(prediction.strip() == answer.strip())
+        return float(vectors[index_of[prediction]] @ vectors[index_of[answer]])
 
-    return [
-        max(cosine(prediction, answer) for answer in accepted) for prediction, accepted in pairs
-    ]
+    similarities = []
+    for prediction, accepted in pairs:
+        similarities.append(max(cosine(prediction, answer) for answer in accepted))
+    return similarities
 
 
 _ITEM_SCORES: Mapping[str, ItemScore] = {
@@ -141,16 +145,16 @@ METRICS: Mapping[str, Score] = {
     **{name: each(score) for name, score in _ITEM_SCORES.items()},
     "semantic_similarity": semantic_similarity,
 }
-"""Our metrics by name; the same names as in a data set's record."""
+"""Our metrics by name. The records of data sets use the same names."""
 
 
 def judged(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The judge's score of each answer, recorded with it ([`Answer`]'s `judged`); the metric named `judged`."""
+    """The metric named `judged`: the judge's score in the record of each answer ([`Answer`]'s `judged`)."""
     return [record.get("judged") for record in records]
 
 
 BINARY = (frozenset(_ITEM_SCORES) | {"judged"}) - {"token_f1"}
-"""Metrics that are 0 or 1: shares, which get Wilson's interval."""
+"""Metrics that are 0 or 1. Their means are shares, which get Wilson's interval."""
 
 METRIC_PATH = str(Path(__file__).with_name("answer_metric.py"))
 """The script of our metrics, for `evaluate.load(METRIC_PATH, "token_f1")`."""
@@ -159,160 +163,176 @@ METRIC_PATH = str(Path(__file__).with_name("answer_metric.py"))
 def find_metrics(
     metrics: Sequence[Metric] | Mapping[str, Metric], encoder: str | Encoder | None = None
 ) -> dict[str, Score]:
-    """Metrics as functions of answers, by name.
+    """Find metrics and return them as functions of answers, by name.
 
     Args:
-        metrics (`list` or `dict`): Names of [`METRICS`]; names or paths for `evaluate.load`; objects it gave; functions
-            from answers and accepted answers to a score each. Where a metric of `evaluate` gives several numbers, say
-            which: `"rouge:rougeL"`, or in a `dict` its name, `{"rougeL": evaluate.load("rouge")}`.
-        encoder (`str` or [`Encoder`], *optional*): For `semantic_similarity`: loaded once for all calls.
+        metrics (`list` or `dict`): Names of [`METRICS`]; names or paths for `evaluate.load`; objects that
+            it returns; functions from answers and accepted answers to one score per answer. If a metric of
+            `evaluate` returns several numbers, select one: `"rouge:rougeL"`, or by its key in a `dict`,
+            `{"rougeL": evaluate.load("rouge")}`.
+        encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`, loaded once for all
+            calls.
 
     Raises:
-        `ValueError`: A metric does not exist (names those there are), does not compare texts, or gives several numbers.
-        `ImportError`: One needs a package that is not installed.
+        `ValueError`: If a metric does not exist (the message lists those that do), does not compare texts,
+            or returns several numbers.
+        `ImportError`: If a metric needs a package that is not installed.
     """
-    named = (
-        metrics
-        if isinstance(metrics, Mapping)
-        else {_name_of(metric): metric for metric in metrics}
-    )
-    found = {name: _score(name, metric) for name, metric in named.items()}
-    for name, score in found.items():
+    if isinstance(metrics, Mapping):
+        metrics_by_name = dict(metrics)
+    else:
+        metrics_by_name = {_name_of(metric): metric for metric in metrics}
+
+    scores: dict[str, Score] = {}
+    for name, metric in metrics_by_name.items():
+        score = _find_score(name, metric)
         if score is semantic_similarity and encoder is not None:
-            loaded = load_encoder(encoder) if isinstance(encoder, str) else encoder
-            found[name] = partial(semantic_similarity, encoder=loaded)
-    return found
+            loaded_encoder = load_encoder(encoder) if isinstance(encoder, str) else encoder
+            score = partial(semantic_similarity, encoder=loaded_encoder)
+        scores[name] = score
+    return scores
 
 
 def _name_of(metric: Metric) -> str:
-    return (
-        metric if isinstance(metric, str) else str(getattr(metric, "name", None) or metric.__name__)
-    )
+    if isinstance(metric, str):
+        return metric
+    return str(getattr(metric, "name", None) or metric.__name__)
 
 
-def _score(name: str, metric: Metric) -> Score:
+def _find_score(name: str, metric: Metric) -> Score:
+    # Objects: a metric of `evaluate`, or a function.
     if hasattr(metric, "compute"):
         return EvaluateScore(metric, hint=name)
     if callable(metric):
         return metric  # type: ignore[no-any-return]  # assumed to be a Score
+
+    # Names: ours first, then those of `evaluate`, with a key after a colon.
     if metric in METRICS:
         return METRICS[metric]
     if metric == "judged":
-        return judged  # type: ignore[return-value]  # of records: `score_records` knows
+        return judged  # type: ignore[return-value]  # scores records: `score_records` passes them
     import evaluate
 
     base, key = re.fullmatch(r"(.+?)(?::(\w+))?", metric, re.DOTALL).groups()  # type: ignore[union-attr]
+    hint = name if name != metric else Path(base).stem
     try:
-        return EvaluateScore(
-            evaluate.load(base), key, hint=name if name != metric else Path(base).stem
-        )
+        return EvaluateScore(evaluate.load(base), key, hint=hint)
     except FileNotFoundError as error:
-        known = ", ".join(METRICS)
         raise ValueError(
-            f"unknown metric {metric!r}; known: {known}; `evaluate` has none either: {error}"
+            f"unknown metric {metric!r}; known: {', '.join(METRICS)}; `evaluate` has none either: {error}"
         ) from None
 
 
-_LOWER_IS_BETTER = frozenset(
-    {"wer", "cer", "mer", "ter"}
-)  # where several accepted answers differ, the least counts
+_LOWER_IS_BETTER = frozenset({"wer", "cer", "mer", "ter"})
+"""Error rates: of several accepted answers, the one with the lowest rate counts."""
 
 
 class EvaluateScore:
-    """A metric of the `evaluate` package as a [`Score`]: a number for each answer, so that its mean has an interval.
+    """A metric of the `evaluate` package as a [`Score`]: one number per answer, so that its mean has an interval.
 
-    Of several accepted answers the one that suits best counts. A metric that gives one number for many answers is
-    asked about each by itself: of a corpus's score (BLEU) the mean over answers is reported, which is not the corpus's.
+    The accepted answer with the best score counts. A metric that returns one number for many answers is
+    computed for each answer separately. For a corpus score such as BLEU this is the mean over answers, not
+    the score of the corpus.
 
     Args:
-        module (`evaluate.EvaluationModule`): As `evaluate.load` gives it.
-        key (`str`, *optional*): Which of the numbers it gives; a metric with one of its own name needs none.
-        hint (`str`, *optional*): The key, if it has such a number.
+        module (`evaluate.EvaluationModule`): An object that `evaluate.load` returned.
+        key (`str`, *optional*): The number to use, if the metric returns several. Not needed if one of them
+            has the metric's name.
+        hint (`str`, *optional*): The key to use if the metric returns such a number.
 
     Raises:
-        `ValueError`: It compares something else than texts, or it is not clear which number is meant.
+        `ValueError`: If the metric does not compare texts, or it is not clear which number to use.
     """
 
     def __init__(self, module: Any, key: str | None = None, hint: str | None = None):
         if not hasattr(module, "features"):
             raise ValueError(
-                "a combination of metrics is given one by one, each with a name of its own"
+                "a combination of metrics is not supported: pass its metrics separately, each by its name"
             )
         self.module = module
-        formats = module.features if isinstance(module.features, list) else [module.features]
-        ours = [
-            one
-            for one in formats
-            if set(one) == {"predictions", "references"} and _is_text(one["predictions"])
-        ]
-        if not ours:
-            raise ValueError(f"the metric {module.name} does not compare texts, but {formats[0]}")
-        self.takes_all = any(
-            not _is_text(one["references"]) for one in ours
-        )  # accepted answers in one list
-        self.key, self.one_by_one = self._probed(key, hint)
 
-    def _probed(self, key: str | None, hint: str | None) -> tuple[str, bool]:
-        """Which number counts, and whether it is one for all answers: seen in what it says of two."""
+        # The input formats of the metric that compare a text with a text, or with a list of texts.
+        formats = module.features if isinstance(module.features, list) else [module.features]
+        text_formats = []
+        for features in formats:
+            has_both_inputs = set(features) == {"predictions", "references"}
+            if has_both_inputs and _is_text(features["predictions"]):
+                text_formats.append(features)
+        if not text_formats:
+            raise ValueError(f"the metric {module.name} does not compare texts, but {formats[0]}")
+        self.takes_all = any(not _is_text(features["references"]) for features in text_formats)
+        self.key, self.one_by_one = self._probe(key, hint)
+
+    def _probe(self, key: str | None, hint: str | None) -> tuple[str, bool]:
+        """Find the number to use, and whether the metric returns one for all answers, by scoring two answers."""
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
-        computed = self._computed(["a b", "a c"], references)
-        numbers = [
-            name for name, value in computed.items() if _is_number(value) or _are_numbers(value, 2)
-        ]
-        usual = (
-            hint,
-            self.module.name,
-            self.module.config_name,
-            "score",
-            *(numbers if len(numbers) == 1 else ()),
-        )
-        for name in (key,) if key else usual:
-            if name in numbers:
+        computed = self._compute(["a b", "a c"], references)
+        numbers = []
+        for name, value in computed.items():
+            if _is_number(value) or _are_numbers(value, 2):
+                numbers.append(name)
+
+        # Without a key: the hint, the metric's own names, or the only number that there is.
+        candidates: list[str | None] = [key]
+        if not key:
+            candidates = [hint, self.module.name, self.module.config_name, "score"]
+            if len(numbers) == 1:
+                candidates += numbers
+        for name in candidates:
+            if name is not None and name in numbers:
                 return name, _is_number(computed[name])
-        known = ", ".join(numbers)
-        raise ValueError(
-            f"the metric {self.module.name} gives {known or 'no number'}"
-            + (
-                f", and no {key}"
-                if key
-                else f": say which, as in '{self.module.name}:{known.split(', ')[0]}'"
-            )
-        )
+
+        listed = ", ".join(numbers)
+        message = f"the metric {self.module.name} gives {listed or 'no number'}"
+        if key:
+            raise ValueError(f"{message}, and no {key}")
+        example = f"{self.module.name}:{listed.split(', ')[0]}"
+        raise ValueError(f"{message}: say which, as in '{example}'")
 
     def __call__(
         self, predictions: Sequence[str], answers: Sequence[Sequence[str]]
     ) -> list[float | None]:
-        best = min if self.key in _LOWER_IS_BETTER else max
-        references = [[accepted] if self.takes_all else accepted for accepted in answers]
-        numbers = self._numbers(
-            [
-                prediction
-                for prediction, accepted in zip(predictions, references, strict=True)
-                for _ in accepted
-            ],
-            [list(one) if self.takes_all else one for accepted in references for one in accepted],
-        )
-        scores = [list(islice(numbers, len(accepted))) for accepted in references]
-        return [best((one for one in scored if one is not None), default=None) for scored in scores]
+        # Each prediction is scored against all its accepted answers at once, or against each of them.
+        repeated_predictions: list[str] = []
+        references: list[Any] = []
+        counts = []
+        for prediction, accepted in zip(predictions, answers, strict=True):
+            targets = [list(accepted)] if self.takes_all else list(accepted)
+            repeated_predictions += [prediction] * len(targets)
+            references += targets
+            counts.append(len(targets))
+        numbers = iter(self._compute_numbers(repeated_predictions, references))
 
-    def _numbers(self, predictions: list[str], references: list[Any]) -> Iterator[float | None]:
+        # The best of each prediction's numbers counts.
+        choose_best = min if self.key in _LOWER_IS_BETTER else max
+        scores: list[float | None] = []
+        for count in counts:
+            candidates = [next(numbers) for _ in range(count)]
+            scored = [number for number in candidates if number is not None]
+            scores.append(choose_best(scored, default=None))
+        return scores
+
+    def _compute_numbers(self, predictions: list[str], references: list[Any]) -> list[float | None]:
+        """One number per prediction; `None` if the metric cannot score it."""
         if predictions and not self.one_by_one:
-            yield from map(_finite, self._computed(predictions, references)[self.key])
-            return
+            computed: Iterable[Any] = self._compute(predictions, references)[self.key]
+            return [_finite(value) for value in computed]
+        numbers: list[float | None] = []
         for prediction, reference in zip(predictions, references, strict=True):
+            # The metric is third-party code: an answer on which it fails has no score, rather than 0.
             try:
-                yield _finite(self._computed([prediction], [reference])[self.key])
-            except Exception as error:  # others' code: an answer that it cannot score is no zero
+                numbers.append(_finite(self._compute([prediction], [reference])[self.key]))
+            except Exception as error:
                 logger.warning(
                     "the metric %s cannot score %.80r: %s", self.module.name, prediction, error
                 )
-                yield None
+                numbers.append(None)
+        return numbers
 
-    def _computed(self, predictions: list[str], references: list[Any]) -> Mapping[str, Any]:
+    def _compute(self, predictions: list[str], references: list[Any]) -> Mapping[str, Any]:
         scores = self.module.compute(predictions=predictions, references=references)
-        return (
-            scores if isinstance(scores, Mapping) else {self.module.name: scores}
-        )  # `wer` gives a bare number
+        # Some metrics, such as `wer`, return a bare number.
+        return scores if isinstance(scores, Mapping) else {self.module.name: scores}
 
 
 def _is_text(feature: Any) -> bool:
@@ -324,11 +344,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_numbers(value: Any, n: int) -> bool:
-    return (
-        isinstance(value, (list, tuple, np.ndarray))
-        and len(value) == n
-        and all(map(_is_number, value))
-    )
+    if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != n:
+        return False
+    return all(map(_is_number, value))
 
 
 def _finite(value: Any) -> float | None:

@@ -1,7 +1,7 @@
-"""Statistics of several answers to one question beyond their mean: pass@k, the majority's answer, and their spread.
+"""Statistics of several answers to one question beyond their mean: pass@k, the majority's answer, their spread.
 
-Pure functions of scores. A run that failed has no score and is no attempt: a question with fewer than k scored runs is
-in no number that takes k of them.
+Pure functions of scores. A run that failed has no score and does not count as an attempt: a question with
+fewer than k scored runs is left out of every statistic that needs k of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ..rewards import normalize_answer
 
 RIGHT = 1.0 - 1e-6
-"""A score from here on is a right answer; floating-point sums that stand for 1 are a little below."""
+"""The lowest score of a right answer. Floating-point sums that stand for 1 are slightly below it."""
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -24,9 +24,9 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     The unbiased estimator of pass@k: 1 - C(n - right, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
 
     Args:
-        n (`int`): Answers that have a score.
-        right (`int`): How many of them are right.
-        k (`int`): Answers drawn, from 1 to `n`.
+        n (`int`): Number of answers that have a score.
+        right (`int`): Number of right answers.
+        k (`int`): Number of answers drawn, from 1 to `n`.
 
     Raises:
         `ValueError`: If `right` is not in [0, n] or `k` not in [1, n].
@@ -44,81 +44,104 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def mean_pass_at(groups: Iterable[Sequence[float | None]], k: int) -> float | None:
-    """The mean pass@k of groups of scores; `None` if no group has `k` of them.
+    """The mean pass@k of groups of scores, or `None` if no group has `k` scores.
 
     Args:
-        groups (`Iterable`): The scores of each question's answers; `None` or NaN where an answer has none.
-        k (`int`): As in [`pass_at_k`].
+        groups (`Iterable`): Scores of each question's answers; `None` or NaN for an answer without a score.
+        k (`int`): Number of answers drawn, as in [`pass_at_k`].
     """
-    known = [[score for score in group if score is not None and score == score] for group in groups]
-    found = [
-        pass_at_k(len(one), sum(score >= RIGHT for score in one), k)
-        for one in known
-        if len(one) >= k
-    ]
-    return fmean(found) if found else None
+    estimates = []
+    for group in groups:
+        scores = [score for score in group if score is not None and score == score]  # not NaN
+        if len(scores) >= k:
+            estimates.append(pass_at_k(len(scores), _count_right(scores), k))
+    return fmean(estimates) if estimates else None
 
 
 def passes(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
-    """`pass@k` of groups of scores, for k = 1, 2, 4, ... and the size of the largest; empty where none has two."""
-    most = max(map(len, groups), default=0)
-    sizes = sorted({2**power for power in range(most.bit_length())} | {most}) if most > 1 else []
-    found = {f"pass@{k}": mean_pass_at(groups, k) for k in sizes}
-    return {name: value for name, value in found.items() if value is not None}
+    """`pass@k` of groups of scores, for k = 1, 2, 4, ... and the size of the largest group.
+
+    Empty if no group has two scores.
+    """
+    largest = max(map(len, groups), default=0)
+    if largest < 2:
+        return {}
+    powers_of_two = {2**power for power in range(largest.bit_length())}
+    values = {}
+    for k in sorted(powers_of_two | {largest}):
+        mean = mean_pass_at(groups, k)
+        if mean is not None:
+            values[f"pass@{k}"] = mean
+    return values
 
 
 def repeat_values(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, dict[int, float]]:
-    """Statistics of the runs of each question, by name and by the question's place.
+    """Statistics of the runs of each question, by name and by the question's index.
 
     Args:
-        records (`Sequence[Mapping]`): Answers, with `run`, `place` and `answer`.
-        scores (`Sequence`): One metric's score of each; `None` where there is none.
+        records (`Sequence[Mapping]`): Answers, with `run`, `place` (the question's index) and `answer`.
+        scores (`Sequence`): The score of each answer in one metric; `None` for an answer without a score.
         is_binary (`bool`): Whether the metric is 0 or 1. Only such a metric has pass@k and a majority.
 
     Returns:
-        `dict[str, dict[int, float]]`: For k runs `pass@1` to `pass@k`; `majority@k`, the score of the answer that most
-        runs give (equal after [`normalize_answer`]; the mean score of those answers that are given equally often); and
-        `spread`, the standard deviation of a question's scores (two at least). Empty for a single run.
+        `dict[str, dict[int, float]]`: For k runs `pass@1` to `pass@k`; `majority@k`, the score of the most
+        frequent answer (answers are equal if [`normalize_answer`] makes them so; of several answers that
+        are equally frequent, their mean score); and `spread`, the standard deviation of a question's scores
+        (of two or more). Empty for a single run.
     """
-    k = len({record["run"] for record in records})
-    if k < 2:
+    n_runs = len({record["run"] for record in records})
+    if n_runs < 2:
         return {}
-    runs: dict[int, list[tuple[str | None, float]]] = defaultdict(list)
+
+    # Answers and scores of each question, in the order of the questions.
+    answers_by_question: dict[int, list[str | None]] = defaultdict(list)
+    scores_by_question: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
-            runs[record["place"]].append((record.get("answer"), score))
-    by_place = dict(sorted(runs.items()))
-    values = {
-        "spread": {
-            at: stdev(score for _, score in one) for at, one in by_place.items() if len(one) > 1
-        }
-    }
-    if not is_binary:
-        return values
-    passes = {
-        f"pass@{j}": {
-            at: pass_at_k(len(one), sum(score >= RIGHT for _, score in one), j)
-            for at, one in by_place.items()
-            if len(one) >= j
-        }
-        for j in range(1, k + 1)
-    }
-    return {
-        **passes,
-        f"majority@{k}": {at: _majority(one) for at, one in by_place.items() if len(one) == k},
-        **values,
-    }
+            answers_by_question[record["place"]].append(record.get("answer"))
+            scores_by_question[record["place"]].append(score)
+    questions = sorted(scores_by_question)
+
+    statistics: dict[str, dict[int, float]] = {}
+    if is_binary:
+        for k in range(1, n_runs + 1):
+            statistics[f"pass@{k}"] = {}
+        statistics[f"majority@{n_runs}"] = {}
+    statistics["spread"] = {}
+
+    for question in questions:
+        question_scores = scores_by_question[question]
+        n_scores = len(question_scores)
+        if n_scores > 1:
+            statistics["spread"][question] = stdev(question_scores)
+        if not is_binary:
+            continue
+        n_right = _count_right(question_scores)
+        for k in range(1, n_scores + 1):
+            statistics[f"pass@{k}"][question] = pass_at_k(n_scores, n_right, k)
+        # A majority is taken only over all runs.
+        if n_scores == n_runs:
+            majority = _score_majority(answers_by_question[question], question_scores)
+            statistics[f"majority@{n_runs}"][question] = majority
+    return statistics
 
 
-def _majority(answered: Sequence[tuple[str | None, float]]) -> float:
-    """The score of the most frequent answer. A run without an answer has no vote; the score is 0 if no run has one."""
+def _count_right(scores: Iterable[float]) -> int:
+    return sum(score >= RIGHT for score in scores)
+
+
+def _score_majority(answers: Sequence[str | None], scores: Sequence[float]) -> float:
+    """The score of the most frequent answer, or 0 if no run has an answer.
+
+    A run without an answer has no vote.
+    """
     votes: dict[str, list[float]] = defaultdict(list)
-    for answer, score in answered:
+    for answer, score in zip(answers, scores, strict=True):
         if answer is not None:
             votes[normalize_answer(str(answer))].append(score)
-    most = max(map(len, votes.values()), default=0)
-    return (
-        fmean(fmean(of_one) for of_one in votes.values() if len(of_one) == most) if votes else 0.0
-    )
+    if not votes:
+        return 0.0
+    most_votes = max(map(len, votes.values()))
+    return fmean(fmean(scores) for scores in votes.values() if len(scores) == most_votes)

@@ -12,7 +12,6 @@ ABOVE_THE_TORCH_LINE = (
     "rollout",
     "environments",
     "programs",
-    "harnesses",
     "rewards",
     "evolution",
     "refine",
@@ -20,6 +19,7 @@ ABOVE_THE_TORCH_LINE = (
     "evaluation",
 )
 BELOW_THE_TORCH_LINE = (
+    "harnesses",
     "local",
     "interop",
     "trainers",

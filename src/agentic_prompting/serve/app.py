@@ -251,7 +251,9 @@ def _write_events(
 
 def _to_completion(answer: ServedAnswer, request: AnswerRequest) -> Completion:
     """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
-    extra_fields = {}
+    extra_fields: dict[str, Any] = {}
+    if answer.workers:
+        extra_fields["workers"] = answer.workers
     if request.wants_trajectory:
         extra_fields["trajectory"] = answer.trajectory
     return Completion(

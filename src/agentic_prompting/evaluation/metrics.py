@@ -278,9 +278,9 @@ class EvaluateScore:
             candidates = [hint, self.module.name, self.module.config_name, "score"]
             if len(numbers) == 1:
                 candidates += numbers
-        for name in candidates:
-            if name is not None and name in numbers:
-                return name, _is_number(computed[name])
+        for candidate in candidates:
+            if candidate is not None and candidate in numbers:
+                return candidate, _is_number(computed[candidate])
 
         listed = ", ".join(numbers)
         message = f"the metric {self.module.name} gives {listed or 'no number'}"

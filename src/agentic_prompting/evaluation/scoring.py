@@ -1,9 +1,9 @@
 """From records to numbers: a score per question, a mean with its interval, differences between systems.
 
-A question's score is the mean over its runs: runs of one question are not independent of each other, so intervals are
-over questions. Failed answers have no score; how many there are is always beside the mean. Wilson's interval for shares
-(exact match, accuracy), the bootstrap's for everything else (F1, rewards, turns). Differences are paired: hard
-questions are hard for both.
+A question's score is the mean over its runs. Runs of one question are not independent of each other, so
+intervals are over questions. Failed answers have no score; their number is always reported beside the mean.
+Shares (exact match, accuracy) have Wilson's interval, everything else (F1, rewards, turns) the bootstrap's.
+Differences are paired, because hard questions are hard for both systems.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from .metrics import BINARY, EvaluateScore, Score, judged
 from .repeats import repeat_values
 
 READ_WHOLE = frozenset({"integer_match", "letter_match", "word_sorting_match"})
-"""Metrics that find the answer in the reply themselves."""
+"""Metrics that read the whole reply and find the answer in it themselves."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One system on one task.
+    """The result of one system on one task.
 
     Args:
-        system (`str`), task (`str`): Which.
-        values (`dict[str, dict[int, float]]`): By metric and place of the question, the mean over its runs. A question
-            without a score in any run is not there.
+        system (`str`), task (`str`): Names of the system and the task.
+        values (`dict[str, dict[int, float]]`): By metric and index of the question, the mean over its runs.
+            A question without a score in any run is missing.
         estimates (`dict[str, Estimate | None]`): By metric; `None` if nothing could be scored.
-        answers (`int`), failed (`int`): Questions times runs, and those of them that failed and have no score.
-        ungraded (`dict[str, int]`): By metric, answers that it could not grade.
+        answers (`int`), failed (`int`): Number of questions times runs, and how many of these answers failed
+            and have no score.
+        ungraded (`dict[str, int]`): By metric, the number of answers that it could not grade.
         calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered question.
-        fit_calls (`int`): Calls it took to make the system.
-        repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by metric and name:
-            `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
+        fit_calls (`int`): Calls that were needed to make the system.
+        repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by metric and
+            name: `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
     """
 
     system: str
@@ -63,57 +64,73 @@ class Result:
 def score_records(
     records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score]
 ) -> dict[str, list[float | None]]:
-    """Every metric of every record, in order; `None` for failed answers and where a metric has no score.
+    """Score every record with every metric, in order.
+
+    The score of a failed answer is `None`, and so is one that a metric cannot compute.
 
     Args:
-        records (`Sequence[Mapping]`): With `answer` (and `whole`) or `error`, and `answers`, the accepted ones.
-        metrics (`Mapping[str, Score]`): By name; see [`find_metrics`].
+        records (`Sequence[Mapping]`): Records with `answer` (and `whole`) or `error`, and with `answers`, the
+            accepted answers.
+        metrics (`Mapping[str, Score]`): Metrics by name; see [`find_metrics`].
     """
     scores: dict[str, list[float | None]] = {}
     for name, metric in metrics.items():
-        scores[name] = [0.0 if _given(record) else None for record in records]
-        # Asked and without an answer is 0, except where less may be better: there it is what an empty answer is.
-        silent = isinstance(metric, EvaluateScore)
-        asked = [
-            i
-            for i, one in enumerate(records)
-            if _given(one) and (silent or one.get("answer") is not None)
-        ]
-        texts = [_read(records[i], whole=name in READ_WHOLE) for i in asked]
+        # A system that was asked and gave no answer has the score 0. A metric of `evaluate` is an exception:
+        # less may be better there, so it scores the empty text.
+        scores_empty_text = isinstance(metric, EvaluateScore)
+        metric_scores: list[float | None] = []
+        indices: list[int] = []
+        for index, record in enumerate(records):
+            is_answered = _is_answered(record)
+            metric_scores.append(0.0 if is_answered else None)
+            if is_answered and (scores_empty_text or record.get("answer") is not None):
+                indices.append(index)
+
+        # Score the remaining answers together.
+        scored_records = [records[index] for index in indices]
         if metric is judged:
-            values: Sequence[float | None] = judged([records[i] for i in asked])
+            values: Sequence[float | None] = judged(scored_records)
         else:
-            values = metric(texts, [records[i]["answers"] for i in asked])
-        for i, value in zip(asked, values, strict=True):
-            scores[name][i] = None if value is None else float(value)
+            texts = [_text_to_score(record, name in READ_WHOLE) for record in scored_records]
+            values = metric(texts, [record["answers"] for record in scored_records])
+        for index, value in zip(indices, values, strict=True):
+            metric_scores[index] = None if value is None else float(value)
+        scores[name] = metric_scores
     return scores
 
 
 async def score_rollouts(
     reward: Callable[..., Any], rollouts: Sequence[Rollout]
 ) -> list[float | None]:
-    """The rewards of finished episodes, by a function with TRL's signature, plain or `async`.
+    """Score finished episodes with a reward function of TRL's signature, plain or `async`.
 
     Args:
-        reward (`Callable`): Gets `prompts`, `completions` (the answers), `rollout` (the episodes) and the columns of
-            their rows, those that an environment's `reset` added among them.
+        reward (`Callable`): Called with `prompts`, `completions` (the answers), `rollout` (the episodes) and
+            the columns of their rows, including those that an environment's `reset` added.
         rollouts (`Sequence[Rollout]`): The episodes.
 
     Returns:
-        `list[float | None]`: `None` for a failed episode, which the function does not get, and where it returns none.
+        `list[float | None]`: `None` for a failed episode, which the function does not see, and where the
+            function returns `None`.
     """
     finished = [rollout for rollout in rollouts if rollout.error is None]
     if not finished:
         return [None] * len(rollouts)
+
+    # The arguments of the reward function: a list per column of the rows.
     rows = same_columns([rollout.row for rollout in finished])
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns: dict[str, list[Any]] = {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
     prompts = columns.pop("prompt", [row.get("question") for row in rows])
     answers = [rollout.answer or "" for rollout in finished]
     arguments = {**columns, "prompts": prompts, "completions": answers, "rollout": finished}
-    given = iter(await call_guarded(reward, **arguments))
+    rewards = iter(await call_guarded(reward, **arguments))
+
+    # Back in the order of all rollouts.
     scores: list[float | None] = []
     for rollout in rollouts:
-        score: Any = None if rollout.error is not None else next(given)
+        score: Any = None if rollout.error is not None else next(rewards)
         is_missing = score is None or score != score
         scores.append(None if is_missing else float(score))
     return scores
@@ -121,12 +138,15 @@ async def score_rollouts(
 
 def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for failures."""
-    return [
-        PromptR1Reward().score_turns([turn["text"] for turn in turns], record["answers"]).format
-        if _given(record) and (turns := _turns(record))
-        else None
-        for record in records
-    ]
+    scores: list[float | None] = []
+    for record in records:
+        turns = _turns_of(record)
+        if not _is_answered(record) or not turns:
+            scores.append(None)
+            continue
+        texts = [turn["text"] for turn in turns]
+        scores.append(PromptR1Reward().score_turns(texts, record["answers"]).format)
+    return scores
 
 
 def summarise(
@@ -136,90 +156,121 @@ def summarise(
     metrics: Mapping[str, Score],
     fit_calls: int = 0,
 ) -> Result:
-    """One system on one task, from its records; an agent's also have the metric `format`, ProRefine's `iterations`."""
-    scores: dict[str, list[float | None]] = score_records(records, metrics)
-    for name, given_by in (
-        ("format", format_scores(records)),
-        ("iterations", [_iterations(one) for one in records]),
-    ):
-        if any(score is not None for score in given_by):
-            scores[name] = given_by
-    given = [record for record in records if _given(record)]
-    failed = len(records) - len(given)
-    values = {name: _per_question(records, of_all) for name, of_all in scores.items()}
-    repeated = {name: _repeated(records, of_all, name in BINARY) for name, of_all in scores.items()}
+    """Summarise the records of one system on one task.
+
+    An agent's results also have the metric `format`, and ProRefine's the metric `iterations`.
+    """
+    scores = score_records(records, metrics)
+
+    # Metrics that only some systems have.
+    system_scores = {
+        "format": format_scores(records),
+        "iterations": [_iterations_of(record) for record in records],
+    }
+    for name, metric_scores in system_scores.items():
+        if any(score is not None for score in metric_scores):
+            scores[name] = metric_scores
+
+    answered = [record for record in records if _is_answered(record)]
+    failed = len(records) - len(answered)
+
+    # Of each metric: means per question, their estimate, and statistics of several runs.
+    values: dict[str, dict[int, float]] = {}
+    estimates: dict[str, Estimate | None] = {}
+    ungraded: dict[str, int] = {}
+    repeated: dict[str, dict[str, Estimate]] = {}
+    for name, metric_scores in scores.items():
+        values[name] = _mean_per_question(records, metric_scores)
+        estimates[name] = _estimate_mean(list(values[name].values()), is_share=name in BINARY)
+        ungraded[name] = metric_scores.count(None) - failed
+        statistics = _estimate_repeats(records, metric_scores, name in BINARY)
+        if statistics:
+            repeated[name] = statistics
+
+    def mean_of(field_name: str) -> float:
+        if not answered:
+            return 0.0
+        return fmean(record.get(field_name, 0) for record in answered)
+
     return Result(
         system=system,
         task=task,
         values=values,
-        estimates={name: _estimate(name, list(means.values())) for name, means in values.items()},
+        estimates=estimates,
         answers=len(records),
         failed=failed,
-        ungraded={name: of_all.count(None) - failed for name, of_all in scores.items()},
+        ungraded=ungraded,
+        calls=mean_of("calls"),
+        tokens=mean_of("tokens"),
+        cost_usd=mean_of("cost_usd"),
+        seconds=mean_of("seconds"),
         fit_calls=fit_calls,
-        repeated={name: found for name, found in repeated.items() if found},
-        **{
-            name: fmean(record.get(name, 0) for record in given) if given else 0.0
-            for name in ("calls", "tokens", "cost_usd", "seconds")
-        },
+        repeated=repeated,
     )
 
 
-def _per_question(
+def _mean_per_question(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None]
 ) -> dict[int, float]:
-    runs: dict[int, list[float]] = defaultdict(list)
+    """The mean score of each question over its runs, by index of the question."""
+    scores_by_question: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
-            runs[record["place"]].append(score)
-    return {place: sum(of_one) / len(of_one) for place, of_one in sorted(runs.items())}
+            scores_by_question[record["place"]].append(score)
+    means = {}
+    for question in sorted(scores_by_question):
+        question_scores = scores_by_question[question]
+        means[question] = sum(question_scores) / len(question_scores)
+    return means
 
 
-def _estimate(name: str, values: Sequence[float]) -> Estimate | None:
+def _estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
     if not values:
         return None
-    # Also of several runs that agree on every question: the bootstrap would be certain of 0 or 1.
-    if name in BINARY and set(values) <= {0.0, 1.0}:
+    # Wilson's interval also where several runs agree on every question: the bootstrap of such values has no
+    # width at 0 or 1.
+    if is_share and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))
     return bootstrap_interval(values)
 
 
-def _repeated(
+def _estimate_repeats(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, Estimate]:
     """Statistics of several runs, as means over the questions."""
-    found = {
-        key: list(one.values()) for key, one in repeat_values(records, scores, is_binary).items()
-    }
-    return {
-        key: wilson_interval(round(sum(values)), len(values))
-        if "@" in key and set(values) <= {0.0, 1.0}  # shares of questions
-        else bootstrap_interval(values)
-        for key, values in found.items()
-        if values
-    }
+    estimates = {}
+    for name, value_of_question in repeat_values(records, scores, is_binary).items():
+        # pass@k and majority@k are shares, the spread is none.
+        estimate = _estimate_mean(list(value_of_question.values()), is_share="@" in name)
+        if estimate is not None:
+            estimates[name] = estimate
+    return estimates
 
 
-def _given(record: Mapping[str, Any]) -> bool:
+def _is_answered(record: Mapping[str, Any]) -> bool:
     return record.get("error") is None
 
 
-def _read(record: Mapping[str, Any], whole: bool) -> str:
-    if not whole:
+def _text_to_score(record: Mapping[str, Any], read_whole: bool) -> str:
+    if not read_whole:
         return "" if record["answer"] is None else str(record["answer"])
-    # An answer without a reply around it is given the mark that these metrics look for.
-    return str(record["whole"]) if record.get("whole") else f"Answer: {record['answer']}"
+    if record.get("whole"):
+        return str(record["whole"])
+    # An answer without a reply gets the mark that these metrics search for.
+    return f"Answer: {record['answer']}"
 
 
-def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _turns_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     trajectory = record.get("trajectory")
     return trajectory.get("turns", []) if isinstance(trajectory, Mapping) else []
 
 
-def _iterations(record: Mapping[str, Any]) -> float | None:
+def _iterations_of(record: Mapping[str, Any]) -> float | None:
     """Refinement steps of an answered question (ProRefine, Figure 4)."""
-    trajectory = record.get("trajectory") if _given(record) else None
-    return trajectory.get("steps") if isinstance(trajectory, Mapping) else None
+    trajectory = record.get("trajectory")
+    if not _is_answered(record) or not isinstance(trajectory, Mapping):
+        return None
+    return trajectory.get("steps")
 
 
 # Intervals and differences --------------------------------------------------------------------------------------------
@@ -231,7 +282,7 @@ class Estimate:
 
     Args:
         mean (`float`), low (`float`), high (`float`): The mean over the items, and the ends of the interval.
-        n (`int`): How many items it is over.
+        n (`int`): Number of items.
     """
 
     mean: float
@@ -250,9 +301,9 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     successes (Wilson 1927).
 
     Args:
-        successes (`int`): How many items succeeded.
-        n (`int`): Out of how many, at least 1.
-        level (`float`, *optional*, defaults to `0.95`): The coverage aimed at.
+        successes (`int`): Number of items that succeeded.
+        n (`int`): Number of items, at least 1.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
 
     Raises:
         `ValueError`: If `n` is not positive, `successes` is not in [0, n] or `level` not in (0, 1).
@@ -265,11 +316,12 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
-    # The ends are exact at 0 and n successes; rounding must not put the mean outside.
-    return Estimate(
-        share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)), n
-    )
+    half_width = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+
+    # The ends are exact at 0 and n successes. Rounding must not put the mean outside of the interval.
+    low = max(0.0, min(share, centre - half_width))
+    high = min(1.0, max(share, centre + half_width))
+    return Estimate(share, low, high, n)
 
 
 def bootstrap_interval(
@@ -278,15 +330,15 @@ def bootstrap_interval(
     """Percentile bootstrap interval for a mean.
 
     Args:
-        values (`Sequence[float]`): One number per item, at least one, all finite. Leave failed items out: they have no
-            value, and `n` then says how many had one.
-        level (`float`, *optional*, defaults to `0.95`): The coverage aimed at. Below about 30 items the percentile
-            method covers somewhat less.
-        n_resamples (`int`, *optional*, defaults to `2000`): Resamples drawn.
+        values (`Sequence[float]`): One number per item, at least one, all finite. Leave out failed items,
+            which have no value; `n` is then the number of items that have one.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage. With fewer than about 30 items
+            the percentile method covers somewhat less.
+        n_resamples (`int`, *optional*, defaults to `2000`): Number of resamples.
         seed (`int`, *optional*, defaults to `0`): The same seed and values give the same interval.
 
     Raises:
-        `ValueError`: If there is no value or one is not finite, `n_resamples` is below 1 or `level` not in (0, 1).
+        `ValueError`: If there is no value or a value is not finite, `n_resamples` is below 1 or `level` not in (0, 1).
     """
     _check_level(level)
     if n_resamples < 1:
@@ -296,7 +348,8 @@ def bootstrap_interval(
         raise ValueError(
             f"expected finite numbers, at least one, in one dimension; got {len(values)} values"
         )
-    rng, n = np.random.default_rng(seed), sample.size
+    rng = np.random.default_rng(seed)
+    n = sample.size
     means = [sample[rng.integers(0, n, n)].mean() for _ in range(n_resamples)]
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return Estimate(float(sample.mean()), float(low), float(high), n)
@@ -304,14 +357,15 @@ def bootstrap_interval(
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """One system against another.
+    """The difference between two systems.
 
     Args:
-        difference ([`Estimate`]): Mean of (first - second) over the questions that both have a score for, with its
-            bootstrap interval.
-        wins (`int`), losses (`int`), ties (`int`): Questions on which the first is better, worse, as good.
-        p_value (`float`): Two-sided; McNemar's exact test. See [`mcnemar`].
-        left_out (`int`): Questions that only one of them has a score for.
+        difference ([`Estimate`]): Mean of (first - second) over the questions for which both have a score,
+            with its bootstrap interval.
+        wins (`int`), losses (`int`), ties (`int`): Questions on which the first system is better, worse,
+            equally good.
+        p_value (`float`): Two-sided p-value of McNemar's exact test; see [`mcnemar`].
+        left_out (`int`): Questions for which only one of the systems has a score.
     """
 
     difference: Estimate
@@ -329,38 +383,40 @@ def paired_difference(
     n_resamples: int = 2000,
     seed: int = 0,
 ) -> PairedDifference:
-    """Compare scores by question.
+    """Compare the scores of two systems question by question.
 
     Args:
-        first (`Mapping[int, float]`), second (`Mapping[int, float]`): Score by question.
-        level (`float`), n_resamples (`int`), seed (`int`): Settings of the interval; see [`bootstrap_interval`].
+        first (`Mapping[int, float]`), second (`Mapping[int, float]`): Scores by question.
+        level (`float`), n_resamples (`int`), seed (`int`): Settings of the interval; see
+            [`bootstrap_interval`].
 
     Raises:
-        `ValueError`: If they have no question in common.
+        `ValueError`: If the systems have no question in common.
     """
-    both = sorted(set(first) & set(second))
-    if not both:
+    common_questions = sorted(set(first) & set(second))
+    if not common_questions:
         raise ValueError("the two systems have no question in common that both have a score for")
-    differences = [float(first[question] - second[question]) for question in both]
+    differences = [float(first[question] - second[question]) for question in common_questions]
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)
-    interval, ties = (
-        bootstrap_interval(differences, level, n_resamples, seed),
-        len(both) - wins - losses,
-    )
     return PairedDifference(
-        interval, wins, losses, ties, mcnemar(wins, losses), len(set(first) ^ set(second))
+        difference=bootstrap_interval(differences, level, n_resamples, seed),
+        wins=wins,
+        losses=losses,
+        ties=len(common_questions) - wins - losses,
+        p_value=mcnemar(wins, losses),
+        left_out=len(set(first) ^ set(second)),
     )
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """McNemar's test in its exact form: how likely so uneven a split of the questions on which two systems differ is,
-    if neither is better. Ties say nothing.
+    """McNemar's exact test: the probability of a split of wins and losses at least as uneven, if neither is better.
 
-    For scores that are not 0 or 1 (means over several runs, F1) the same number is that of the sign test.
+    Ties carry no information. For scores that are not 0 or 1 (means over several runs, F1) the value is that
+    of the sign test.
 
     Returns:
-        `float`: The two-sided p-value; 1.0 where they never differ.
+        `float`: The two-sided p-value; 1.0 if the systems never differ.
 
     Raises:
         `ValueError`: If a count is negative.

@@ -1,12 +1,12 @@
-"""Finished evaluations: saved beside their answers, loaded again, compared, and shown as tables.
+"""Saves, loads and compares finished evaluations, and shows them as tables.
 
-Tables are Markdown, CSV, LaTeX and JSON, from one list of rows.
+Tables are Markdown, CSV, LaTeX and JSON, all made from the same list of rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +18,18 @@ from .scoring import Estimate, PairedDifference, Result, paired_difference, summ
 
 _SUMMARY = "run.json"
 
+_UNSAVED_METRICS = ("format", "iterations")
+"""Metrics that [`summarise`] adds by itself to the results of some systems."""
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on one task in one metric.
+    """The comparison of two systems on one task in one metric.
 
     Args:
-        task (`str`), metric (`str`): Which.
-        first (`str`), second (`str`): Names for people; a positive difference is the first one's.
+        task (`str`), metric (`str`): Names of the task and the metric.
+        first (`str`), second (`str`): Display names of the systems. A positive difference means that the
+            first one is better.
         paired ([`PairedDifference`]): The difference.
     """
 
@@ -37,14 +41,15 @@ class Comparison:
 
 
 def save_run(folder: str | Path, evaluation: Evaluation) -> None:
-    """Write what [`load_run`] needs beside the answers: each task's metrics, the calls each system took to make."""
-    summary = {
-        "metrics": {
-            result.task: [name for name in result.estimates if name not in ("format", "iterations")]
-            for result in evaluation.results
-        },
-        "fit_calls": {result.system: result.fit_calls for result in evaluation.results},
-    }
+    """Save what [`load_run`] needs besides the answers: metrics of each task, calls to make each system."""
+    metric_names: dict[str, list[str]] = {}
+    fit_calls: dict[str, int] = {}
+    for result in evaluation.results:
+        metric_names[result.task] = [
+            name for name in result.estimates if name not in _UNSAVED_METRICS
+        ]
+        fit_calls[result.system] = result.fit_calls
+    summary = {"metrics": metric_names, "fit_calls": fit_calls}
     atomic_write(Path(folder) / _SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
@@ -53,132 +58,153 @@ def load_run(
     encoder: str | Encoder | None = None,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> Evaluation:
-    """An evaluation from its folder, scored anew; nothing is asked.
+    """Load an evaluation from its folder and score it again. No question is asked.
 
     Args:
-        folder (`str` or `Path`): Where [`save_run`] and the answers are.
-        encoder (`str` or [`Encoder`], *optional*): For `semantic_similarity`.
-        metrics (`dict`, *optional*): By name, those that cannot be loaded by their names: functions and objects.
+        folder (`str` or `Path`): Folder with the answers and the file of [`save_run`].
+        encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`.
+        metrics (`dict`, *optional*): Metrics that cannot be loaded by name (functions and objects), by name.
 
     Raises:
-        `FileNotFoundError`: The folder holds no finished evaluation.
-        `ValueError`: One of its files is broken.
+        `FileNotFoundError`: If the folder contains no finished evaluation.
+        `ValueError`: If one of its files is broken.
     """
     path = Path(folder) / _SUMMARY
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {_SUMMARY}")
     summary = json.loads(path.read_text(encoding="utf-8"))
     records = read_records(sorted(Path(folder).rglob("*.jsonl")))
-    by_task = {
-        task: find_metrics({name: metrics.get(name, name) for name in names}, encoder)
-        for task, names in summary["metrics"].items()
-    }
+
+    # The metrics of each task: objects passed by the caller, the others by their names.
+    metrics_by_task = {}
+    for task, names in summary["metrics"].items():
+        task_metrics = {name: metrics.get(name, name) for name in names}
+        metrics_by_task[task] = find_metrics(task_metrics, encoder)
+
+    # One result per system and task that have records.
     results = []
     for system, fit_calls in summary["fit_calls"].items():
-        for task, of_task in by_task.items():
-            own = [
-                record for record in records if (record["system"], record["task"]) == (system, task)
-            ]
-            if own:
-                results.append(summarise(system, task, own, of_task, fit_calls))
+        system_records = [record for record in records if record["system"] == system]
+        for task, scores in metrics_by_task.items():
+            task_records = [record for record in system_records if record["task"] == task]
+            if task_records:
+                results.append(summarise(system, task, task_records, scores, fit_calls))
     return Evaluation(results, records)
 
 
 def compare_systems(evaluation: Evaluation, baseline: str | Mapping[str, str]) -> list[Comparison]:
-    """Every other system of an evaluation against one of it, on each task in the metric that counts first.
+    """Compare each system of an evaluation with a baseline, on each task in its main metric.
 
     Args:
         evaluation ([`Evaluation`]): The results.
-        baseline (`str` or `dict`): The system to compare with; or for each system its own, those not named left out.
+        baseline (`str` or `dict`): The system to compare with, or a different one for each system by name.
+            Systems that the `dict` does not contain are left out.
 
     Raises:
-        `ValueError`: The evaluation has no such system.
+        `ValueError`: If the evaluation does not contain a baseline.
     """
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
-    against = baseline if isinstance(baseline, Mapping) else dict.fromkeys(systems, baseline)
-    for missing in set(against.values()) - set(systems):
+    if isinstance(baseline, Mapping):
+        baselines = dict(baseline)
+    else:
+        baselines = dict.fromkeys(systems, baseline)
+    for missing in set(baselines.values()) - set(systems):
         raise ValueError(
             f"there is no system {missing!r} to compare with; there are: {', '.join(systems)}"
         )
-    found = {(result.system, result.task): result for result in evaluation.results}
-    pairs = [
-        (one, found.get((against.get(one.system, ""), one.task))) for one in evaluation.results
-    ]
-    return _compared(
-        (one, other, (one.system, other.system))
-        for one, other in pairs
-        if other is not None and one is not other
-    )
+
+    # Pair each result with its baseline's on the same task.
+    results = {(result.system, result.task): result for result in evaluation.results}
+    comparisons = []
+    for result in evaluation.results:
+        baseline_result = results.get((baselines.get(result.system, ""), result.task))
+        if baseline_result is None or baseline_result is result:
+            continue
+        comparison = _compare(result, baseline_result, result.system, baseline_result.system)
+        if comparison is not None:
+            comparisons.append(comparison)
+    return comparisons
 
 
 def compare_runs(
     first: Evaluation, second: Evaluation, names: tuple[str, str] = ("first", "second")
 ) -> list[Comparison]:
-    """The systems that two evaluations have in common, on the tasks that they have in common.
+    """Compare the systems that two evaluations share, on the tasks that they share.
 
     Raises:
-        `ValueError`: They have nothing in common, or asked different questions.
+        `ValueError`: If the evaluations share nothing, or asked different questions.
     """
-    asked = {(record["task"], record["place"]): record["question"] for record in first.records}
+    # Results are paired by the question's index: it must be the same question in both.
+    questions = {(record["task"], record["place"]): record["question"] for record in first.records}
     for record in second.records:
-        if asked.get((record["task"], record["place"]), record["question"]) != record["question"]:
+        question = questions.get((record["task"], record["place"]), record["question"])
+        if question != record["question"]:
             raise ValueError(
                 f"the runs asked different questions of {record['task']} (place {record['place']}): nothing is paired. "
                 "Give both the same n and seed"
             )
-    theirs = {(result.system, result.task): result for result in second.results}
-    comparisons = _compared(
-        (
-            one,
-            theirs[one.system, one.task],
-            (f"{one.system} ({names[0]})", f"{one.system} ({names[1]})"),
+
+    second_results = {(result.system, result.task): result for result in second.results}
+    comparisons = []
+    for first_result in first.results:
+        second_result = second_results.get((first_result.system, first_result.task))
+        if second_result is None:
+            continue
+        comparison = _compare(
+            first_result,
+            second_result,
+            f"{first_result.system} ({names[0]})",
+            f"{first_result.system} ({names[1]})",
         )
-        for one in first.results
-        if (one.system, one.task) in theirs
-    )
+        if comparison is not None:
+            comparisons.append(comparison)
     if not comparisons:
         raise ValueError("the two runs have no system on the same task in common")
     return comparisons
 
 
-def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[Comparison]:
-    """In the first metric; those left out that have no question with a score from both."""
-    comparisons = []
-    for first, second, names in pairs:
-        metric = next(iter(first.values), "")
-        ours, theirs = first.values.get(metric, {}), second.values.get(metric, {})
-        if set(ours) & set(theirs):
-            comparisons.append(
-                Comparison(first.task, metric, *names, paired_difference(ours, theirs))
-            )
-    return comparisons
+def _compare(first: Result, second: Result, first_name: str, second_name: str) -> Comparison | None:
+    """Compare two results in their main metric; `None` if they share no scored question."""
+    metric = next(iter(first.values), "")
+    first_values = first.values.get(metric, {})
+    second_values = second.values.get(metric, {})
+    if not set(first_values) & set(second_values):
+        return None
+    difference = paired_difference(first_values, second_values)
+    return Comparison(first.task, metric, first_name, second_name, difference)
 
 
 Table = list[dict[str, str]]
-"""Rows with the same columns, cells ready to be shown."""
+"""Rows with the same columns. The cells are formatted."""
 
 Extra = Callable[[Result], Mapping[str, str]]
+"""Further cells of a result's row."""
 
 
 def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> Table:
-    """One row per task and system: metrics with their intervals, what was left out, what it took.
+    """One row per task and system: metrics with their intervals, numbers of answers, cost.
 
-    `answered` is questions times runs without those that `failed`; failed answers are in no mean.
+    `answered` is the number of questions times runs minus the answers that `failed`; a failed answer is not
+    part of any mean.
 
     Args:
         evaluation ([`Evaluation`]): The results.
-        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, behind the metrics.
+        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, after the metrics.
     """
-    metrics = list(
-        dict.fromkeys(name for result in evaluation.results for name in result.estimates)
-    )
-    tasks = list(dict.fromkeys(result.task for result in evaluation.results))
-    return [
-        {
-            "task": result.task,
-            "system": result.system,
-            **{metric: _estimate(result.estimates.get(metric)) for metric in metrics},
-            **extra(result),
+    metrics: list[str] = []
+    tasks: list[str] = []
+    for result in evaluation.results:
+        tasks.append(result.task)
+        metrics.extend(result.estimates)
+    metrics = list(dict.fromkeys(metrics))
+
+    table = []
+    for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task)):
+        cells = {"task": result.task, "system": result.system}
+        for metric in metrics:
+            cells[metric] = _format_estimate(result.estimates.get(metric))
+        cells |= extra(result)
+        cells |= {
             "answered": str(result.answers - result.failed),
             "failed": str(result.failed),
             "ungraded": str(max(result.ungraded.values(), default=0)),
@@ -188,74 +214,74 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
             "$": f"{result.cost_usd:.5f}",
             "seconds": f"{result.seconds:.2f}",
         }
-        for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task))
-    ]
+        table.append(cells)
+    return table
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per comparison: the difference with its interval, questions on which each is better, McNemar's p."""
-    return [
-        {
-            "task": one.task,
-            "metric": one.metric,
-            "system": one.first,
-            "against": one.second,
-            "difference [95 %]": _estimate(one.paired.difference, sign="+"),
-            "better / worse / same": f"{one.paired.wins} / {one.paired.losses} / {one.paired.ties}",
-            "p (McNemar)": f"{one.paired.p_value:.3g}",
-            "left out": str(one.paired.left_out),
+    """One row per comparison: the difference with its interval, wins, losses and ties, and McNemar's p."""
+    table = []
+    for comparison in comparisons:
+        paired = comparison.paired
+        cells = {
+            "task": comparison.task,
+            "metric": comparison.metric,
+            "system": comparison.first,
+            "against": comparison.second,
+            "difference [95 %]": _format_estimate(paired.difference, sign="+"),
+            "better / worse / same": f"{paired.wins} / {paired.losses} / {paired.ties}",
+            "p (McNemar)": f"{paired.p_value:.3g}",
+            "left out": str(paired.left_out),
         }
-        for one in comparisons
-    ]
+        table.append(cells)
+    return table
 
 
 def repeats_table(evaluation: Evaluation) -> Table:
-    """One row per task, system and metric of several runs: pass@k, majority@k and the spread between runs, each with
-    its interval over the questions. Empty where each question was asked once."""
-    found = [
-        (result, metric, one)
-        for result in evaluation.results
-        for metric, one in result.repeated.items()
-    ]
-    fullest = sorted(
-        (one for _, _, one in found), key=len, reverse=True
-    )  # has all names, in their order
-    names = list(dict.fromkeys(name for one in fullest for name in one))
-    return [
-        {
-            "task": result.task,
-            "system": result.system,
-            "metric": metric,
-            **{name: _estimate(one.get(name)) for name in names},
-        }
-        for result, metric, one in found
-    ]
+    """Statistics of several runs: one row per task, system and metric.
+
+    The columns are pass@k, majority@k and the spread between runs, each with its interval over the questions.
+    Empty if each question was asked once.
+    """
+    # The metric with the most statistics determines the order of the columns.
+    statistics_of_metrics: list[dict[str, Estimate]] = []
+    for result in evaluation.results:
+        statistics_of_metrics.extend(result.repeated.values())
+    names: dict[str, None] = {}
+    for statistics in sorted(statistics_of_metrics, key=len, reverse=True):
+        names |= dict.fromkeys(statistics)
+
+    table = []
+    for result in evaluation.results:
+        for metric, statistics in result.repeated.items():
+            cells = {"task": result.task, "system": result.system, "metric": metric}
+            for name in names:
+                cells[name] = _format_estimate(statistics.get(name))
+            table.append(cells)
+    return table
 
 
 def to_markdown(table: Table) -> str:
-    """A Markdown table."""
+    """Format a table as Markdown."""
     if not table:
         return "(nothing)\n"
-    head = list(table[0])
-    lines = [
-        head,
-        ["---"] * len(head),
-        *([cell.replace("|", "\\|") for cell in row.values()] for row in table),
-    ]
+    columns = list(table[0])
+    lines = [columns, ["---"] * len(columns)]
+    for cells in table:
+        lines.append([cell.replace("|", "\\|") for cell in cells.values()])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> str:
-    """Everything in numbers: estimates, counts and differences; scores by question are in the records."""
+    """Format estimates, counts and differences as JSON. Scores by question are in the records."""
     results = [asdict(result) for result in evaluation.results]
     for result in results:
         del result["values"]
-    return (
-        json.dumps(
-            {"results": results, "comparisons": [asdict(one) for one in comparisons]}, indent=2
-        )
-        + "\n"
-    )
+    content = {
+        "results": results,
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+    }
+    return json.dumps(content, indent=2) + "\n"
 
 
 def write_tables(
@@ -265,31 +291,44 @@ def write_tables(
     title: str = "",
     extra: Extra = lambda result: {},
 ) -> dict[str, Path]:
-    """Write `table.md`, `table.csv`, `table.tex` (a `tabular` in booktabs' style) and `table.json`.
+    """Write `table.md`, `table.csv`, `table.tex` (a booktabs `tabular`) and `table.json`.
 
-    `extra`: as in [`results_table`].
+    Args:
+        folder (`str` or `Path`): Folder of the tables.
+        evaluation ([`Evaluation`]): The results.
+        comparisons (`Sequence[Comparison]`, *optional*): Comparisons of systems.
+        title (`str`, *optional*): Title of `table.md`.
+        extra (`Callable`, *optional*): Further cells of a row, as in [`results_table`].
 
     Returns:
-        `dict[str, Path]`: The files by kind.
+        `dict[str, Path]`: The files by suffix.
     """
     import pandas as pd
 
-    results, differences = results_table(evaluation, extra), differences_table(comparisons)
-    frame = pd.DataFrame(results)
+    results = results_table(evaluation, extra)
+
+    # The Markdown file has all tables, the other files only the results.
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results)
-    markdown += "".join(
-        f"\n{to_markdown(one)}" for one in (repeats_table(evaluation), differences) if one
-    )
-    texts = {"md": markdown, "json": to_json(evaluation, comparisons)}
-    texts |= {"csv": frame.to_csv(index=False), "tex": frame.to_latex(index=False, escape=True)}
-    paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}
-    for kind, text in texts.items():
-        atomic_write(paths[kind], text)
+    for table in (repeats_table(evaluation), differences_table(comparisons)):
+        if table:
+            markdown += f"\n{to_markdown(table)}"
+    frame = pd.DataFrame(results)
+    contents = {
+        "md": markdown,
+        "json": to_json(evaluation, comparisons),
+        "csv": frame.to_csv(index=False),
+        "tex": frame.to_latex(index=False, escape=True),
+    }
+
+    paths = {}
+    for suffix, content in contents.items():
+        paths[suffix] = Path(folder) / f"table.{suffix}"
+        atomic_write(paths[suffix], content)
     return paths
 
 
-def _estimate(estimate: Estimate | None, sign: str = "") -> str:
+def _format_estimate(estimate: Estimate | None, sign: str = "") -> str:
     if estimate is None:
         return "–"
     return f"{estimate.mean:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"

@@ -163,7 +163,7 @@ def refined(
     remarks = [
         TOO_LONG,
         "CORRECT",
-        *(fault.remark for fault in FAULTS.values() if fault.kind == kind),
+        *(fault.remark for fault in FAULTS.values() if fault.task == kind),
     ]
     models = dict(puzzle_models(seed))
     if blind:

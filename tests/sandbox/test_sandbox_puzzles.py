@@ -110,7 +110,7 @@ def share_right(prompt, kind):
 
 @pytest.mark.parametrize("kind", [SORTING, COUNTING])
 def test_advice_in_the_prompt_prevents_mistakes(kind):
-    advice = [fault.advice for fault in FAULTS.values() if fault.kind == kind]
+    advice = [fault.advice for fault in FAULTS.values() if fault.task == kind]
     plain, warned = share_right(START_PROMPTS[kind], kind), share_right("\n".join(advice), kind)
     assert plain < 0.65 and warned > 0.85
     assert share_right("\n".join([*advice, KEEP_SHORT]), kind) < warned - 0.2
@@ -119,7 +119,7 @@ def test_advice_in_the_prompt_prevents_mistakes(kind):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_seen_in_the_steps_and_turned_into_its_advice(name):
-    fault, question = FAULTS[name], SORT if FAULTS[name].kind == SORTING else COUNT
+    fault, question = FAULTS[name], SORT if FAULTS[name].task == SORTING else COUNT
     solver = PuzzleSolver(carelessness=1.0, in_spite=0.0)
     others = "\n".join(other.advice for key, other in FAULTS.items() if key != name)
     output = solver.answer(others, question)

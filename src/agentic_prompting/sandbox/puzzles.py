@@ -24,19 +24,23 @@ from typing import Any, NamedTuple
 from ..llm import ChatModel, Message, Reply, ScriptedChat, Usage
 from ..rewards import REASONING_SCORERS
 
-SORTING, COUNTING = "bbh_word_sorting", "bbh_object_counting"
-"""The kinds of puzzle, named like the real sets: their scorers and starting prompts apply."""
+SORTING = "bbh_word_sorting"
+COUNTING = "bbh_object_counting"
+# The puzzles' tasks are named like the real sets, so that their scorers and starting prompts apply.
 
 _NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_KINDS = {
+_CATEGORIES = {
     "fruits": "apple banana mango papaya plum lemon fig melon kiwi",
     "vegetables": "carrot onion turnip leek cabbage parsnip radish yam",
     "animals": "goat rabbit hen duck cow frog snail pig",
     "musical instruments": "flute violin drum piano trumpet clarinet accordion banjo",
     "pieces of furniture": "table chair couch bed stool wardrobe bench desk",
 }
-THINGS = {thing: kind for kind, things in _KINDS.items() for thing in things.split()}
-"""Everything that is counted, with its kind."""
+
+OBJECTS: dict[str, str] = {}
+"""Every object that a puzzle can count, with its category."""
+for _category, _names in _CATEGORIES.items():
+    OBJECTS.update(dict.fromkeys(_names.split(), _category))
 
 # Families of words that share their first letters: what an alphabetical order goes wrong on.
 _STEMS = ["bar", "can", "der", "fla", "gra", "hol", "mar", "pen", "ros", "sta", "tra", "wil"]
@@ -48,117 +52,146 @@ class Puzzle:
     """The content of a question, read from its text.
 
     Args:
-        kind (`str`): `"bbh_word_sorting"` or `"bbh_object_counting"`.
-        items (`tuple[tuple[str, int], ...]`): The words, or the things with how many there are; words count 1.
-        wanted (`str`, *optional*, defaults to `""`): The kind of things asked for; empty for words.
+        task (`str`): `"bbh_word_sorting"` or `"bbh_object_counting"`.
+        items (`tuple[tuple[str, int], ...]`): The words, each with the number 1, or the objects with their numbers.
+        category (`str`, *optional*, defaults to `""`): The category of objects to count; empty for word sorting.
     """
 
-    kind: str
+    task: str
     items: tuple[tuple[str, int], ...]
-    wanted: str = ""
+    category: str = ""
 
     @property
     def answer(self) -> str:
         """The right answer, in the form of the real set's."""
-        if self.kind == SORTING:
+        if self.task == SORTING:
             return " ".join(sorted(word for word, _ in self.items))
-        return str(sum(count for thing, count in self.items if THINGS[thing] == self.wanted))
+        return str(sum(count for name, count in self.items if OBJECTS[name] == self.category))
 
     @property
     def question(self) -> str:
         """The question, in the words of the real set."""
-        if self.kind == SORTING:
-            return "Sort the following words alphabetically: List: " + " ".join(
-                word for word, _ in self.items
-            )
-        named = [
-            f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
-            if n == 1
-            else f"{_NUMBERS[n - 1]} {_plural(thing)}"
-            for thing, n in self.items
-        ]
-        return f"I have {', '.join(named[:-1])}, and {named[-1]}. How many {self.wanted} do I have?"
+        if self.task == SORTING:
+            words = " ".join(word for word, _ in self.items)
+            return f"Sort the following words alphabetically: List: {words}"
+        phrases = [_count_phrase(name, count) for name, count in self.items]
+        listing = f"{', '.join(phrases[:-1])}, and {phrases[-1]}"
+        return f"I have {listing}. How many {self.category} do I have?"
 
 
 def make_puzzles(
     n: int, seed: int = 0, kinds: Sequence[str] = (SORTING, COUNTING)
 ) -> list[dict[str, Any]]:
-    """Puzzles as rows in the schema of `load_task`, the kinds in turn; no question twice.
+    """Make puzzles as rows in the schema of `load_task`. Tasks alternate, and no question occurs twice.
 
     Args:
-        n (`int`): How many.
-        seed (`int`, *optional*, defaults to `0`): The same seed gives the same rows, and more of them with a larger n.
-        kinds (`Sequence[str]`, *optional*): Which kinds.
+        n (`int`): Number of puzzles.
+        seed (`int`, *optional*, defaults to `0`): The same seed gives the same rows, and a larger `n` extends them.
+        kinds (`Sequence[str]`, *optional*): The tasks to make puzzles of.
 
     Returns:
-        `list[dict]`: `question`, `answers`, `id` and `task`, the kind.
+        `list[dict]`: Rows with `question`, `answers`, `id` and `task`.
     """
     rng = random.Random(f"puzzles {seed}")
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < n:
-        kind = kinds[len(rows) % len(kinds)]
-        puzzle = _words(rng) if kind == SORTING else _things(rng)
+        task = kinds[len(rows) % len(kinds)]
+        puzzle = _draw_sorting_puzzle(rng) if task == SORTING else _draw_counting_puzzle(rng)
         row = {
             "question": puzzle.question,
             "answers": [puzzle.answer],
             "id": f"{seed}-{len(rows)}",
-            "task": kind,
+            "task": task,
         }
         rows.setdefault(puzzle.question, row)
     return list(rows.values())
 
 
 def read_puzzle(question: str) -> Puzzle | None:
-    """The puzzle in a question's text; `None` if there is none."""
-    if found := re.search(r"alphabetically: List: (.+)", question):
-        return Puzzle(SORTING, tuple((word, 1) for word in found[1].split()))
-    if found := re.search(r"I have (.+)\. How many ([\w ]+) do I have\?", question):
-        items = [_read_item(item) for item in re.split(r", (?:and )?", found[1])]
-        if found[2] in _KINDS and all(thing in THINGS and count for thing, count in items):
-            return Puzzle(COUNTING, tuple(items), found[2])
+    """Read the puzzle in a question's text; `None` if there is none."""
+    sorting = re.search(r"alphabetically: List: (.+)", question)
+    if sorting:
+        return Puzzle(SORTING, tuple((word, 1) for word in sorting[1].split()))
+
+    counting = re.search(r"I have (.+)\. How many ([\w ]+) do I have\?", question)
+    if counting is None:
+        return None
+    items = [_read_item(text) for text in re.split(r", (?:and )?", counting[1])]
+    category = counting[2]
+    # A question about unknown objects or numbers is not one of these puzzles.
+    is_readable = all(name in OBJECTS and count for name, count in items)
+    if category in _CATEGORIES and is_readable:
+        return Puzzle(COUNTING, tuple(items), category)
     return None
 
 
 def score_puzzle(prediction: str, answers: Sequence[str]) -> float:
-    """The score of the real set that an accepted answer belongs to: numbers are counts, words a sorted list."""
-    kind = COUNTING if all(answer.isdigit() for answer in answers) else SORTING
-    return REASONING_SCORERS[kind](prediction, answers)
+    """Score a prediction as the real set does: numeric answers as counts, others as a sorted list."""
+    is_counting = all(answer.isdigit() for answer in answers)
+    scorer = REASONING_SCORERS[COUNTING if is_counting else SORTING]
+    return scorer(prediction, answers)
 
 
-def _words(rng: random.Random) -> Puzzle:
-    family = rng.choice(_STEMS)
-    every = [stem + ending for stem in _STEMS for ending in _ENDINGS]
-    words = set(rng.sample([family + ending for ending in _ENDINGS], rng.randint(2, 3)))
+def _draw_sorting_puzzle(rng: random.Random) -> Puzzle:
+    # Two or three words of one family, so that there are ties between first letters.
+    stem = rng.choice(_STEMS)
+    family = [stem + ending for ending in _ENDINGS]
+    words = set(rng.sample(family, rng.randint(2, 3)))
+
+    # Fill up with words of all families.
+    all_words = [stem + ending for stem in _STEMS for ending in _ENDINGS]
     size = rng.randint(5, 14)
     while len(words) < size:
-        words.add(rng.choice(every))
-    mixed = sorted(words)
-    rng.shuffle(mixed)
-    return Puzzle(SORTING, tuple((word, 1) for word in mixed))
+        words.add(rng.choice(all_words))
+
+    shuffled = sorted(words)
+    rng.shuffle(shuffled)
+    return Puzzle(SORTING, tuple((word, 1) for word in shuffled))
 
 
-def _things(rng: random.Random) -> Puzzle:
-    wanted = rng.choice(list(_KINDS))
-    strays = [thing for thing, kind in THINGS.items() if kind != wanted]
-    things = rng.sample(_KINDS[wanted].split(), rng.randint(3, 7)) + rng.sample(
-        strays, rng.randint(1, 3)
-    )
-    rng.shuffle(things)
-    return Puzzle(
-        COUNTING, tuple((thing, rng.choice((1, 1, 2, 3, 4, 5))) for thing in things), wanted
-    )
+def _draw_counting_puzzle(rng: random.Random) -> Puzzle:
+    category = rng.choice(list(_CATEGORIES))
+    other_objects = [name for name, name_category in OBJECTS.items() if name_category != category]
+
+    # Objects to count, and up to three that must not be counted.
+    names = rng.sample(_CATEGORIES[category].split(), rng.randint(3, 7))
+    names += rng.sample(other_objects, rng.randint(1, 3))
+    rng.shuffle(names)
+
+    items = tuple((name, rng.choice((1, 1, 2, 3, 4, 5))) for name in names)
+    return Puzzle(COUNTING, items, category)
+
+
+def _count_phrase(name: str, count: int) -> str:
+    """`"an apple"` or `"three apples"`."""
+    if count > 1:
+        return f"{_NUMBERS[count - 1]} {_plural(name)}"
+    article = "an" if name[0] in "aeiou" else "a"
+    return f"{article} {name}"
 
 
 def _read_item(text: str) -> tuple[str, int]:
-    number, _, thing = text.strip().partition(" ")
-    count = 1 if number in ("a", "an") else _NUMBERS.index(number) + 1 if number in _NUMBERS else 0
-    return next((name for name in THINGS if thing in (name, _plural(name))), thing), count
+    """The object and its number in a phrase; the number is 0 if it is not readable."""
+    number, _, noun = text.strip().partition(" ")
+    if number in ("a", "an"):
+        count = 1
+    elif number in _NUMBERS:
+        count = _NUMBERS.index(number) + 1
+    else:
+        count = 0
+
+    for name in OBJECTS:
+        if noun in (name, _plural(name)):
+            return name, count
+    return noun, count
 
 
-def _plural(thing: str) -> str:
-    if thing.endswith(("sh", "ch")):
-        return thing + "es"
-    return thing.removesuffix("y") + "ies" if thing.endswith("y") else thing + "s"
+def _plural(noun: str) -> str:
+    if noun.endswith(("sh", "ch")):
+        return noun + "es"
+    if noun.endswith("y"):
+        return noun.removesuffix("y") + "ies"
+    return noun + "s"
 
 
 # --- the models -------------------------------------------------------------------------------------------------------
@@ -168,13 +201,13 @@ class Fault(NamedTuple):
     """Something the task model gets wrong.
 
     Args:
-        kind (`str`): In which kind of puzzle.
+        task (`str`): The task in which it occurs.
         heeded (`str`): The words in a prompt that (mostly) prevent it.
-        remark (`str`): What the critic says of it.
-        advice (`str`): What the optimizer makes of the remark.
+        remark (`str`): The critic's remark about it.
+        advice (`str`): The sentence that the optimizer makes of the remark.
     """
 
-    kind: str
+    task: str
     heeded: str
     remark: str
     advice: str
@@ -208,48 +241,42 @@ FAULTS = {
 }
 """What can go wrong, by name."""
 
-TOO_LONG, KEEP_SHORT = "This is longer than it has to be.", "Keep the answer short."
-NO_STEPS, SHOW_STEPS = "The result is wrong, and no steps show why.", "Show your steps."
+TOO_LONG = "This is longer than it has to be."
+KEEP_SHORT = "Keep the answer short."
+NO_STEPS = "The result is wrong, and no steps show why."
+SHOW_STEPS = "Show your steps."
 BE_CAREFUL = "Be careful."
-"""What an optimizer writes that has missed the point. Changes nothing."""
+"""The advice of an optimizer that has missed the point. Changes nothing."""
 
-_REPLIES = {
-    **{fault.remark: fault.advice for fault in FAULTS.values()},
-    TOO_LONG: KEEP_SHORT,
-    NO_STEPS: SHOW_STEPS,
-}
+# The optimizer's advice for each remark of the critic.
+_ADVICE = {fault.remark: fault.advice for fault in FAULTS.values()}
+_ADVICE |= {TOO_LONG: KEEP_SHORT, NO_STEPS: SHOW_STEPS}
 
 
 def prompt_writer() -> ScriptedChat:
-    """A reference LLM that writes system prompts for the puzzles, for [`headroom`]: each piece of advice alone, two of
-    them together, and some that do nothing or harm."""
+    """A reference LLM that writes system prompts for the puzzles, for [`headroom`]: each piece of advice alone, pairs
+    of them, and prompts without effect or with a harmful one."""
     advice = [fault.advice for fault in FAULTS.values()]
-    pairs = [f"{advice[0]} {advice[1]}", f"{advice[2]} {advice[3]}"]
-    texts = [
-        *pairs,
-        *advice,
-        SHOW_STEPS,
-        KEEP_SHORT,
-        "You are a helpful assistant.",
-        "Work carefully.",
-    ]
-    return ScriptedChat(["\n".join(f"<prompt>{text}</prompt>" for text in texts)])
+    prompts = [f"{advice[0]} {advice[1]}", f"{advice[2]} {advice[3]}", *advice]
+    prompts += [SHOW_STEPS, KEEP_SHORT, "You are a helpful assistant.", "Work carefully."]
+    reply = "\n".join(f"<prompt>{prompt}</prompt>" for prompt in prompts)
+    return ScriptedChat([reply])
 
 
 class PuzzleSolver:
-    """The task model: works a puzzle out step by step, heeding its system message. Words are its tokens.
+    """The task model: solves a puzzle step by step and heeds its system message. Its tokens are words.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Which slips it makes.
+        seed (`int`, *optional*, defaults to `0`): Decides which mistakes it makes.
         carelessness (`float`, *optional*, defaults to `0.4`): Probability of each fault where nothing prevents it.
         in_spite (`float`, *optional*, defaults to `0.1`): Share of these that happen although the prompt warns.
     """
 
     def __init__(self, seed: int = 0, carelessness: float = 0.4, in_spite: float = 0.1):
-        self.seed, self.carelessness, self.in_spite = seed, carelessness, in_spite
-        self.model = (
-            f"sandbox task model {seed} {carelessness} {in_spite}"  # what results files know it by
-        )
+        self.seed = seed
+        self.carelessness = carelessness
+        self.in_spite = in_spite
+        self.model = f"sandbox task model {seed} {carelessness} {in_spite}"  # its name in results
 
     async def __call__(
         self,
@@ -260,16 +287,14 @@ class PuzzleSolver:
         **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
-        system = " ".join(message["content"] for message in messages if message["role"] == "system")
-        words = self.answer(system, messages[-1]["content"]).split(" ")
+        system_texts = [message["content"] for message in messages if message["role"] == "system"]
+        words = self.answer(" ".join(system_texts), messages[-1]["content"]).split(" ")
         limit = sampling.get("max_tokens") or len(words)
-        usage = Usage(
-            sum(len(message["content"].split()) for message in messages), min(limit, len(words))
-        )
+        prompt_length = sum(len(message["content"].split()) for message in messages)
         return Reply(
             " ".join(words[:limit]),
             finish_reason="length" if len(words) > limit else "stop",
-            usage=usage,
+            usage=Usage(prompt_length, min(limit, len(words))),
         )
 
     def answer(self, prompt: str, question: str) -> str:
@@ -277,24 +302,31 @@ class PuzzleSolver:
         puzzle = read_puzzle(question)
         if puzzle is None:
             return "I only know how to sort words and to count things."
+
+        # Advice to be short makes the model skip its steps, and then no other advice helps.
         prompt = prompt.lower()
-        short = "short" in prompt and "steps." not in prompt
-        slips = {
-            name
-            for name, fault in FAULTS.items()
-            if _draw("slip", self.seed, name, question, short)
-            < self.carelessness * (self.in_spite if fault.heeded in prompt and not short else 1.0)
-        }
-        steps, result = (_sorted if puzzle.kind == SORTING else _counted)(puzzle, slips)
-        return f"Answer: {result}" if short else f"{steps}\nAnswer: {result}"
+        is_short = "short" in prompt and "steps." not in prompt
+
+        # Each fault is drawn by itself, also those of the other task.
+        slips = set()
+        for name, fault in FAULTS.items():
+            probability = self.carelessness
+            if fault.heeded in prompt and not is_short:
+                probability *= self.in_spite
+            if _draw("slip", self.seed, name, question, is_short) < probability:
+                slips.add(name)
+
+        solve = _solve_sorting if puzzle.task == SORTING else _solve_counting
+        steps, result = solve(puzzle, slips)
+        return f"Answer: {result}" if is_short else f"{steps}\nAnswer: {result}"
 
 
 class PuzzleCritic(ScriptedChat):
-    """The feedback model: checks the steps that are there against the question, one remark for each kind of fault.
+    """The feedback model: checks the steps of an output against the question, one remark for each kind of fault.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): When it is wrong.
-        misses (`float`, *optional*, defaults to `0.15`): Probability that it finds nothing where something is wrong.
+        seed (`int`, *optional*, defaults to `0`): Decides when it is wrong.
+        misses (`float`, *optional*, defaults to `0.15`): Probability that it overlooks all mistakes.
         alarms (`float`, *optional*, defaults to `0.15`): Probability that it complains where nothing is wrong.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
@@ -303,16 +335,16 @@ class PuzzleCritic(ScriptedChat):
         self, seed: int = 0, misses: float = 0.15, alarms: float = 0.15, latency: float = 0.0
     ):
         super().__init__(self.reply, latency)
-        self.misses, self.alarms, self.model = (
-            misses,
-            alarms,
-            f"sandbox critic {seed} {misses} {alarms}",
-        )
+        self.misses = misses
+        self.alarms = alarms
+        self.model = f"sandbox critic {seed} {misses} {alarms}"
 
     def reply(self, messages: Sequence[Message]) -> str:
-        question, output, _ = _parts(messages, "Question:", "Output:")
-        puzzle, draw = read_puzzle(question), _draw(self.model, question, output)
-        if remarks := _remarks(puzzle, output) if puzzle else []:
+        question, output, _ = _read_sections(messages, "Question:", "Output:")
+        puzzle = read_puzzle(question)
+        draw = _draw(self.model, question, output)
+        remarks = [] if puzzle is None else _remarks(puzzle, output)
+        if remarks:
             return " ".join(remarks) if draw >= self.misses else "CORRECT"
         return "CORRECT" if draw >= self.alarms else TOO_LONG
 
@@ -321,7 +353,7 @@ class PuzzleOptimizer(ScriptedChat):
     """The optimizer: turns each remark into a sentence of the prompt, and leaves the rest of it as it is.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): When it is wrong.
+        seed (`int`, *optional*, defaults to `0`): Decides when it is wrong.
         vague (`float`, *optional*, defaults to `0.1`): Probability that it misses the point of the feedback.
         untagged (`float`, *optional*, defaults to `0.05`): Probability that it forgets the tags.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
@@ -331,35 +363,36 @@ class PuzzleOptimizer(ScriptedChat):
         self, seed: int = 0, vague: float = 0.1, untagged: float = 0.05, latency: float = 0.0
     ):
         super().__init__(self.reply, latency)
-        self.vague, self.untagged, self.model = (
-            vague,
-            untagged,
-            f"sandbox optimizer {seed} {vague} {untagged}",
-        )
+        self.vague = vague
+        self.untagged = untagged
+        self.model = f"sandbox optimizer {seed} {vague} {untagged}"
 
     def reply(self, messages: Sequence[Message]) -> str:
-        prompt, feedback = _parts(messages, "Prompt:", "Feedback:")
+        prompt, feedback = _read_sections(messages, "Prompt:", "Feedback:")
         draw = _draw(self.model, prompt, feedback)
-        advice = [sentence for remark, sentence in _REPLIES.items() if remark in feedback]
+
+        # Translate the remarks into advice, or miss the point.
+        advice = [sentence for remark, sentence in _ADVICE.items() if remark in feedback]
         if advice and draw < self.vague:
             advice = [BE_CAREFUL]
+
+        # Advice to show steps takes the place of advice to be short.
         if SHOW_STEPS in advice:
             prompt = prompt.replace(f"\n{KEEP_SHORT}", "")
-        improved = "\n".join([prompt, *(sentence for sentence in advice if sentence not in prompt)])
-        return (
-            improved
-            if draw > 1 - self.untagged
-            else f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
-        )
+        new_sentences = [sentence for sentence in advice if sentence not in prompt]
+        improved = "\n".join([prompt, *new_sentences])
+        if draw > 1 - self.untagged:
+            return improved
+        return f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
 
 
 class PuzzleVerifier(ScriptedChat):
-    """The verifier: works the question out and compares, and errs both ways.
+    """The verifier: solves the question, compares, and errs both ways.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): When it is wrong.
+        seed (`int`, *optional*, defaults to `0`): Decides when it is wrong.
         errs (`float`, *optional*, defaults to `0.1`): Probability of the wrong verdict.
-        silent (`float`, *optional*, defaults to `0.02`): Probability of none.
+        silent (`float`, *optional*, defaults to `0.02`): Probability of no verdict.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
 
@@ -367,23 +400,24 @@ class PuzzleVerifier(ScriptedChat):
         self, seed: int = 0, errs: float = 0.1, silent: float = 0.02, latency: float = 0.0
     ):
         super().__init__(self.reply, latency)
-        self.errs, self.silent, self.model = (
-            errs,
-            silent,
-            f"sandbox verifier {seed} {errs} {silent}",
-        )
+        self.errs = errs
+        self.silent = silent
+        self.model = f"sandbox verifier {seed} {errs} {silent}"
 
     def reply(self, messages: Sequence[Message]) -> str:
-        question, output = _parts(messages, "Question:", "Prediction:")
-        puzzle, draw = read_puzzle(question), _draw(self.model, question, output)
+        question, output = _read_sections(messages, "Question:", "Prediction:")
+        puzzle = read_puzzle(question)
+        draw = _draw(self.model, question, output)
         if puzzle is None or draw > 1 - self.silent:
             return "I cannot tell."
-        right = bool(score_puzzle(output, [puzzle.answer])) != (draw < self.errs)
-        return f"I worked it out and compared. <ACCURACY>{int(right)}</ACCURACY>"
+        verdict = bool(score_puzzle(output, [puzzle.answer]))
+        if draw < self.errs:
+            verdict = not verdict
+        return f"I worked it out and compared. <ACCURACY>{int(verdict)}</ACCURACY>"
 
 
 def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
-    """All four with their defaults, as keyword arguments of [`ProRefiner`].
+    """All four models with their defaults, as keyword arguments of [`ProRefiner`].
 
     Args:
         seed (`int`, *optional*, defaults to `0`): The seed of all four.
@@ -397,81 +431,96 @@ def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
     }
 
 
-def _sorted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
+def _solve_sorting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
     """The steps and the result of a word sorting: the words of each first letter, in order."""
     words = [word for word, _ in puzzle.items]
     if "lost" in slips and len(words) > 8:  # only long lists lose a word
         words.pop()
-    groups = [
-        [word for word in words if word[0] == letter]
-        for letter in sorted({word[0] for word in words})
-    ]
+
+    # Group the words by first letter, then sort each group unless the model errs on ties.
+    groups: dict[str, list[str]] = {word[0]: [] for word in sorted(words)}
+    for word in words:
+        groups[word[0]].append(word)
     if "ties" not in slips:
-        groups = [sorted(group) for group in groups]
-    steps = [f"{group[0][0]}: {', '.join(group)}." for group in groups]
-    return "By first letters:\n" + "\n".join(steps), " ".join(
-        word for group in groups for word in group
-    )
+        for group in groups.values():
+            group.sort()
+
+    steps = ["By first letters:"]
+    ordered: list[str] = []
+    for letter, group in groups.items():
+        steps.append(f"{letter}: {', '.join(group)}.")
+        ordered += group
+    return "\n".join(steps), " ".join(ordered)
 
 
-def _counted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
-    """The steps and the result of a count: each thing that is of the kind, and the sum so far."""
-    strays = [thing for thing, _ in puzzle.items if THINGS[thing] != puzzle.wanted]
-    taken_for_one = strays[:1] if "strays" in slips else []
-    total, steps = 0, []
-    for thing, count in puzzle.items:
-        if THINGS[thing] == puzzle.wanted or thing in taken_for_one:
-            count = 1 if "multiples" in slips else count
+def _solve_counting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
+    """The steps and the result of a count: each object of the category, and the sum so far."""
+    counted = [name for name, _ in puzzle.items if OBJECTS[name] == puzzle.category]
+    strays = [name for name, _ in puzzle.items if OBJECTS[name] != puzzle.category]
+    if "strays" in slips:
+        counted += strays[:1]
+
+    total = 0
+    steps = [f"The {puzzle.category}:"]
+    for name, number in puzzle.items:
+        if name in counted:
+            count = 1 if "multiples" in slips else number
             total += count
-            steps.append(f"{thing}: {count}, so {total}.")
-    return f"The {puzzle.wanted}:\n" + "\n".join(steps), str(total)
+            steps.append(f"{name}: {count}, so {total}.")
+    return "\n".join(steps), str(total)
 
 
 def _remarks(puzzle: Puzzle, output: str) -> list[str]:
-    """The mistakes in an output, which may be incomplete."""
+    """The critic's remarks on an output, which may be incomplete."""
     lines = re.findall(r"^(\w+): (.+)\.$", output, re.MULTILINE)
     if not lines and "Answer: " in output:
         return [] if score_puzzle(output, [puzzle.answer]) else [NO_STEPS]
-    found = (_sorting_faults if puzzle.kind == SORTING else _counting_faults)(puzzle, lines)
-    return [fault.remark for name, fault in FAULTS.items() if name in found]
+    find_faults = _find_sorting_faults if puzzle.task == SORTING else _find_counting_faults
+    faults = find_faults(puzzle, lines)
+    return [fault.remark for name, fault in FAULTS.items() if name in faults]
 
 
-def _sorting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
-    found = set()
+def _find_sorting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
+    first_letters = [word[0] for word, _ in puzzle.items]
+    faults = set()
     for letter, text in lines:
         group = text.split(", ")
         if group != sorted(group):
-            found.add("ties")
-        if len(group) < sum(word[0] == letter for word, _ in puzzle.items):
-            found.add("lost")
-    letters = {letter for letter, _ in lines}
-    if any(
-        word[0] < max(letters, default="") and word[0] not in letters for word, _ in puzzle.items
-    ):
-        found.add("lost")
-    return found
+            faults.add("ties")
+        if len(group) < first_letters.count(letter):
+            faults.add("lost")
+
+    # A letter is missing if a later one has its line already; the output may end early.
+    listed_letters = {letter for letter, _ in lines}
+    last_letter = max(listed_letters, default="")
+    if any(letter < last_letter and letter not in listed_letters for letter in first_letters):
+        faults.add("lost")
+    return faults
 
 
-def _counting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
-    counts, found = dict(puzzle.items), set()
-    for thing, text in lines:
-        if THINGS.get(thing) != puzzle.wanted:
-            found.add("strays")
-        if int(text.split(",")[0]) < counts.get(thing, 0):
-            found.add("multiples")
-    return found
+def _find_counting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
+    counts = dict(puzzle.items)
+    faults = set()
+    for name, text in lines:
+        if OBJECTS.get(name) != puzzle.category:
+            faults.add("strays")
+        if int(text.split(",")[0]) < counts.get(name, 0):
+            faults.add("multiples")
+    return faults
 
 
-def _parts(messages: Sequence[Message], *headings: str) -> list[str]:
-    """What stands under each heading of the last message, in the form of `refine/templates.py`; then what is left."""
+def _read_sections(messages: Sequence[Message], *headings: str) -> list[str]:
+    """Split the last message, in the form of `refine/templates.py`, into the text under each heading and the rest."""
+    content = messages[-1]["content"]
     pattern = r"\n\n".join(f"{heading}\n(.*)" for heading in headings)
-    rest = r"\n\n(.*)" if headings[-1] == "Output:" else ""
-    found = re.fullmatch(pattern + rest, messages[-1]["content"], re.DOTALL)
-    if found is None:
-        raise ValueError(f"expected {' and '.join(headings)}, got {messages[-1]['content']!r:.200}")
-    return list(found.groups())
+    if headings[-1] == "Output:":
+        pattern += r"\n\n(.*)"
+    match = re.fullmatch(pattern, content, re.DOTALL)
+    if match is None:
+        raise ValueError(f"expected {' and '.join(headings)}, got {content!r:.200}")
+    return list(match.groups())
 
 
-def _draw(*of: object) -> float:
-    """A number in [0, 1) that follows from `of` alone: no state, the same in every process."""
-    return random.Random(repr(of)).random()
+def _draw(*key: object) -> float:
+    """A number in [0, 1) that follows from the key alone: no state, the same in every process."""
+    return random.Random(repr(key)).random()

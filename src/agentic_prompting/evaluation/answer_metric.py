@@ -1,7 +1,7 @@
-"""Every metric of ours as an `evaluate.Metric`: `evaluate.load(METRIC_PATH, "token_f1")`, with or without a network.
+"""Our metrics as an `evaluate.Metric`: `evaluate.load(METRIC_PATH, "token_f1")`, with or without a network.
 
-Imports `evaluate`, which is slow: nothing here imports this file. It imports by absolute names, as `evaluate.load`
-copies it to its cache and imports it from there.
+The package does not import this file, because `evaluate` is slow to import. Its imports are absolute, because
+`evaluate.load` copies it to a cache and imports it from there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from agentic_prompting.evaluation.metrics import METRICS
 
 
 class AnswerMetric(evaluate.Metric):
-    """A mean score of answers. `compute(predictions=[...], references=[[...], ...])`; references are accepted answers.
+    """A mean score of answers: `compute(predictions=[...], references=[[...], ...])`.
 
-    Its `config_name`, the second argument of `evaluate.load`, says which of [`METRICS`]. Gives the mean under this
-    name, `n`, the answers it is over, and `ungraded`, those that could not be scored and are left out. What else
-    `compute` is given goes to the metric (`encoder`, for `semantic_similarity`).
+    The references are the accepted answers of each prediction. `config_name`, the second argument of
+    `evaluate.load`, selects one of [`METRICS`]. `compute` returns the mean under this name; `n`, the number of
+    scored answers; and `ungraded`, the number of answers that could not be scored and are left out. Further
+    arguments of `compute` are passed to the metric (`encoder` for `semantic_similarity`).
 
     Raises:
-        `ValueError`: There is no such metric.
+        `ValueError`: If there is no such metric.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -46,7 +47,7 @@ class AnswerMetric(evaluate.Metric):
     def _compute(
         self, *, predictions: Sequence[str], references: Sequence[Sequence[str]], **options: Any
     ) -> dict[str, float]:
-        given = METRICS[self.config_name](predictions, references, **options)
-        scored = [score for score in given if score is not None]
+        scores = METRICS[self.config_name](predictions, references, **options)
+        scored = [score for score in scores if score is not None]
         mean = sum(scored) / len(scored) if scored else float("nan")
-        return {self.config_name: mean, "n": len(scored), "ungraded": len(given) - len(scored)}
+        return {self.config_name: mean, "n": len(scored), "ungraded": len(scores) - len(scored)}

@@ -1,7 +1,7 @@
 """The systems to evaluate, from questions to [`Answer`]s: a prompted model, an agent, ProRefine, any function.
 
-An answer keeps three outcomes apart: an answer (a text), none (the system was asked and gave none: wrong), and a
-failure (an outage, a spent budget: not the system's doing, no score).
+An answer distinguishes three outcomes: an answer (a text), none (the system was asked and gave no answer:
+wrong), and a failure (an outage or a spent budget, which is not the system's fault: no score).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from ..llm import ChatModel, LLMError, Message, Reply, as_chat, with_system
 from ..llm.guard import call_guarded, call_guarded_now, describe
@@ -28,16 +28,16 @@ class Answer:
     """One system's answer to one question.
 
     Args:
-        text (`str`, *optional*): The answer itself; `None` if the system gave none.
-        whole (`str`, *optional*): The reply that it was read from, for metrics that read it in their own way.
-        judged (`float`, *optional*): 1.0 or 0.0, a judge's verdict, where one was asked.
+        text (`str`, *optional*): The answer, or `None` if the system gave no answer.
+        whole (`str`, *optional*): The reply that contains the answer, for metrics that read it themselves.
+        judged (`float`, *optional*): A judge's verdict, 1.0 or 0.0, if a judge was asked.
         error (`str`, *optional*): Why there is nothing to score.
-        fatal (`bool`, *optional*, defaults to `False`): Whether no later question can go better.
-        calls (`int`), cached (`int`): Model calls, and those of them that were replayed, unpaid.
-        tokens (`int`), cost_usd (`float`): Read and written, and what they cost.
-        worth_usd (`float`, *optional*): What they would have cost without a recording. Defaults to `cost_usd`.
-        seconds (`float`): From question to answer.
-        trajectory (*optional*): JSON-able; how it came about.
+        fatal (`bool`, *optional*, defaults to `False`): Whether the error affects all further questions.
+        calls (`int`), cached (`int`): Model calls, and how many of them were replayed without payment.
+        tokens (`int`), cost_usd (`float`): Tokens read and written, and their cost.
+        worth_usd (`float`, *optional*): Cost without replayed calls. Defaults to `cost_usd`.
+        seconds (`float`): Time from question to answer.
+        trajectory (*optional*): How the answer was found, JSON-able.
     """
 
     text: str | None = None
@@ -54,21 +54,23 @@ class Answer:
     trajectory: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, those that say nothing left out."""
+        """Return the fields, without those that are `None` or `False`."""
+        fields = asdict(self)
+        # By identity: 0 and 0.0 equal `False`, and they are kept.
         return {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in fields.items()
             if value is not None and value is not False
         }
 
 
 class System:
-    """Something that answers questions: a sub-class has an `async def answer`, or an `answer_batch` of its own.
+    """A system that answers questions. A subclass overrides `async def answer` or `answer_batch`.
 
     Attributes:
-        fit_calls (`int`): Model calls it took to make it (prompt optimisation), for the table.
-        max_in_flight (`int`): Questions on their way at once.
-        batch_size (`int`): Questions given to `answer_batch` at once; what is answered is saved.
+        fit_calls (`int`): Model calls that were needed to make the system (prompt optimisation), for the table.
+        max_in_flight (`int`): Largest number of questions in flight.
+        batch_size (`int`): Questions per call of `answer_batch`. Answers are saved after each call.
     """
 
     fit_calls: int = 0
@@ -76,67 +78,70 @@ class System:
     batch_size: int = 64
 
     async def answer(self, row: Row, seed: int) -> Answer:
-        """Answer one row with a `question`. An exception fails this question; another seed draws another sample."""
+        """Answer one row with a `question`. An exception fails this question only.
+
+        A different seed draws a different sample.
+        """
         raise NotImplementedError(f"{type(self).__name__} has neither `answer` nor `answer_batch`")
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> Sequence[Answer]:
-        """Answer rows together, in order: for what does not answer one by one."""
+        """Answer several rows together, in order, if the system does not answer them separately."""
         raise NotImplementedError
 
     async def try_answer(self, row: Row, seed: int) -> Answer:
-        """[`System.answer`], with an exception as the answer's error."""
+        """[`System.answer`], with an exception turned into the answer's error."""
+        # The system is third-party code: a question on which it fails is not answered wrong.
         try:
             return await call_guarded(self.answer, row, seed)
-        except (
-            Exception
-        ) as error:  # whatever is inside is not ours, and its question is not answered wrong
-            return _failed(error)
+        except Exception as error:
+            return _failed_answer(error)
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        """Answer rows with a `question`, yielding `(position, answer)` as each is there.
+        """Answer rows with a `question`, yielding `(position, answer)` as the answers arrive.
 
         Args:
             rows (`Sequence[Mapping]`): The questions.
-            seed (`int`, *optional*, defaults to `0`): Another seed is another run: other samples.
+            seed (`int`, *optional*, defaults to `0`): Seed of the run. A different seed draws different samples.
         """
-        if type(self).answer_batch is System.answer_batch:
+        has_batches = type(self).answer_batch is not System.answer_batch
+        if not has_batches:
             yield from in_parallel((self.try_answer(row, seed) for row in rows), self.max_in_flight)
             return
         for start in range(0, len(rows), self.batch_size):
-            yield from enumerate(
-                self.answer_batch(rows[start : start + self.batch_size], seed), start
-            )
+            batch = rows[start : start + self.batch_size]
+            yield from enumerate(self.answer_batch(batch, seed), start)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that identify this system, JSON-able: results of other settings are not continued."""
+        """The settings that identify this system, JSON-able. Only results with equal settings are resumed."""
         return {"class": type(self).__name__}
 
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
-        """All answers, in the order of the questions."""
-        rows = [
-            {"question": question} if isinstance(question, str) else question
-            for question in questions
-        ]
+        """Answer questions and return the answers in their order."""
+        rows: list[Row] = []
+        for question in questions:
+            rows.append({"question": question} if isinstance(question, str) else question)
         answers = dict(self.answer_each(rows, seed))
-        return [answers[number] for number in range(len(rows))]
+        return [answers[position] for position in range(len(rows))]
 
 
-def _failed(error: Exception) -> Answer:
+def _failed_answer(error: Exception) -> Answer:
     return Answer(error=describe(error, 1000), fatal=isinstance(error, LLMError) and error.fatal)
 
 
 class FunctionSystem(System):
-    """A function of texts as a system.
+    """Makes a function of texts a system.
 
     Args:
-        function (`Callable[[list[str]], Sequence[str | None]]`): Maps questions to answers, in order. An exception
-            fails all questions of the call.
-        batch_size (`int`, *optional*, defaults to `32`): Questions for each call; answers are saved after it.
+        function (`Callable[[list[str]], Sequence[str | None]]`): Maps questions to answers, in order. An
+            exception fails all questions of the call.
+        batch_size (`int`, *optional*, defaults to `32`): Questions per call. Answers are saved after each
+            call.
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[str | None]], batch_size: int = 32):
-        self.function, self.batch_size = function, batch_size
+        self.function = function
+        self.batch_size = batch_size
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -144,12 +149,12 @@ class FunctionSystem(System):
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
+        questions = [row["question"] for row in rows]
+        # The function is third-party code: questions on which it fails are not answered wrong.
         try:
-            texts = call_guarded_now(lambda: list(self.function([row["question"] for row in rows])))
-        except (
-            Exception
-        ) as error:  # whatever is inside is not ours, and its questions are not answered wrong
-            return [_failed(error)] * len(rows)
+            texts = call_guarded_now(lambda: list(self.function(questions)))
+        except Exception as error:
+            return [_failed_answer(error)] * len(rows)
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
         seconds = (time.perf_counter() - started) / len(rows)
@@ -157,10 +162,10 @@ class FunctionSystem(System):
 
 
 def as_system(system: System | Callable[..., Any]) -> System:
-    """A system as it is, or a function of texts made one.
+    """Return a system unchanged, or make a function of texts a system.
 
     Raises:
-        `TypeError`: If it is neither.
+        `TypeError`: If the argument is neither a system nor a function.
     """
     if isinstance(system, System):
         return system
@@ -172,14 +177,16 @@ def as_system(system: System | Callable[..., Any]) -> System:
 
 
 class PromptedSystem(System):
-    """A model under a prompt, asked once: direct, chain of thought, or the prompt that an optimiser found.
+    """A model under a system prompt, called once per question.
+
+    The prompt may be empty (direct), ask for a chain of thought, or come from an optimiser.
 
     Args:
-        chat ([`ChatModel`]): The model; each question is a conversation of its own, and they run concurrently.
-        prompt (`str`, *optional*): Its system message.
-        fit_calls (`int`, *optional*, defaults to `0`): Calls that were made to find the prompt.
-        max_in_flight (`int`, *optional*, defaults to `64`): Questions on their way at once.
-        **sampling: Sent with every call.
+        chat ([`ChatModel`]): The model. Each question is a separate conversation; they run concurrently.
+        prompt (`str`, *optional*): The system message.
+        fit_calls (`int`, *optional*, defaults to `0`): Calls that were needed to find the prompt.
+        max_in_flight (`int`, *optional*, defaults to `64`): Largest number of questions in flight.
+        **sampling: Sampling arguments of every call.
     """
 
     def __init__(
@@ -190,35 +197,42 @@ class PromptedSystem(System):
         max_in_flight: int = 64,
         **sampling: Any,
     ):
-        self.chat, self.prompt, self.sampling = chat, prompt, sampling
-        self.fit_calls, self.max_in_flight = fit_calls, max_in_flight
+        self.chat = chat
+        self.prompt = prompt
+        self.sampling = sampling
+        self.fit_calls = fit_calls
+        self.max_in_flight = max_in_flight
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        own = getattr(self.chat, "sampling", None)  # the defaults of every call to the model
-        system_prompt = getattr(self.chat, "system_prompt", None)
-        return {
+        # The arguments of this system override the model's defaults.
+        default_sampling = getattr(self.chat, "sampling", None)
+        if not isinstance(default_sampling, Mapping):
+            default_sampling = {}
+        settings = {
             "class": type(self).__name__,
             "model": str(getattr(self.chat, "model", type(self.chat).__name__)),
             "prompt": self.prompt,
-            "sampling": {**(own if isinstance(own, Mapping) else {}), **self.sampling},
-            **({"system_prompt": system_prompt} if system_prompt else {}),
+            "sampling": {**default_sampling, **self.sampling},
         }
+        system_prompt = getattr(self.chat, "system_prompt", None)
+        if system_prompt:
+            settings["system_prompt"] = system_prompt
+        return settings
 
     async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
-        reply = await self.call(
-            with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed
-        )
+        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
+        reply = await self.call(messages, seed)
         return answer_of_replies([reply], time.perf_counter() - started)
 
     async def call(self, messages: Sequence[Message], seed: int) -> Reply:
-        """One call of this system; another seed is another sample."""
+        """Call the model once. A different seed draws a different sample."""
         return await as_chat(self.chat)(messages, repeat=seed, **self.sampling)
 
 
 class Agent(Protocol):
-    """The protocol of agents that [`AgentSystem`] asks; [`PromptAgent`] has it."""
+    """The interface of agents that [`AgentSystem`] needs; [`PromptAgent`] implements it."""
 
     def answer_all(
         self, questions: Sequence[Row], seed: int = 0, progress: bool = True
@@ -226,88 +240,98 @@ class Agent(Protocol):
 
 
 class AgentSystem(System):
-    """A trained agent, with its environment or without.
+    """A trained agent, with or without its environment.
 
     Args:
         agent ([`PromptAgent`]): The agent.
-        name (`str`): Distinguishes its results from others': the folder it was loaded from, and its environment.
-        batch_size (`int`, *optional*, defaults to `64`): Episodes played together; what is finished is saved.
+        name (`str`): Identifies the agent's results: the folder it was loaded from, and its environment.
+        batch_size (`int`, *optional*, defaults to `64`): Episodes played together. Answers are saved after
+            each batch.
     """
 
     def __init__(self, agent: Agent, name: str, batch_size: int = 64):
-        self.agent, self.name, self.batch_size = agent, name, batch_size
+        self.agent = agent
+        self.name = name
+        self.batch_size = batch_size
 
     @property
     def settings(self) -> Mapping[str, Any]:
         environment = getattr(self.agent, "environment", None)
         identity = dict(getattr(environment, "identity", {}))
-        return {"agent": self.name, **({"environment": identity} if identity else {})}
+        if not identity:
+            return {"agent": self.name}
+        return {"agent": self.name, "environment": identity}
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
-        # The seed depends on the batch's first question, so that a resumed run repeats the rest as it would have been.
-        rollouts = self.agent.answer_all(
-            rows, seed=rollout_seed(seed, rows[0]["question"]), progress=False
-        )
+        # The seed depends on the first question, so that a resumed run samples the rest as an unbroken one would.
+        batch_seed = rollout_seed(seed, rows[0]["question"])
+        rollouts = self.agent.answer_all(rows, seed=batch_seed, progress=False)
         seconds = (time.perf_counter() - started) / len(rollouts)
         return [answer_of_rollout(rollout, seconds) for rollout in rollouts]
 
 
 class ProRefineSystem(System):
-    """ProRefine: the prompt is refined for each question.
+    """ProRefine: refines the prompt for each question.
 
     Args:
-        refiner ([`ProRefiner`]): In one of the paper's three verifier settings ([`ProRefiner.from_paper`]).
-        prompt (`str`): The prompt to begin with.
-        max_in_flight (`int`, *optional*, defaults to `64`): Questions on their way at once.
+        refiner ([`ProRefiner`]): A refiner in one of the paper's three verifier settings
+            ([`ProRefiner.from_paper`]).
+        prompt (`str`): The prompt before refinement.
+        max_in_flight (`int`, *optional*, defaults to `64`): Largest number of questions in flight.
     """
 
     def __init__(self, refiner: ProRefiner, prompt: str, max_in_flight: int = 64):
-        self.refiner, self.prompt, self.max_in_flight = refiner, prompt, max_in_flight
+        self.refiner = refiner
+        self.prompt = prompt
+        self.max_in_flight = max_in_flight
 
     @property
     def settings(self) -> Mapping[str, Any]:
         return {"refiner": self.refiner.digest(), "prompt": self.prompt}
 
     async def answer(self, row: Row, seed: int) -> Answer:
-        return answer_of_refinement(
-            await self.refiner.arefine(self.prompt, replace(read_query(row), repeat=seed))
-        )
+        query = replace(read_query(row), repeat=seed)
+        return answer_of_refinement(await self.refiner.arefine(self.prompt, query))
 
 
 # From replies, rollouts and refinements to answers --------------------------------------------------------------------
 
 
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
-    """The answer in the last of the replies, with what all of them took. A failed call is a failed answer."""
-    used = Answer(**_used(replies), seconds=seconds, trajectory=trajectory)
-    error = next((reply.error for reply in replies if reply.error is not None), None)
-    if error is not None:
-        return replace(used, error=f"{error.kind}: {error}", fatal=error.fatal)
-    return replace(used, text=read_answer(replies[-1].text), whole=replies[-1].text)
+    """The answer in the last reply, with the usage of all of them. A failed call makes a failed answer."""
+    answer = Answer(**_sum_usage(replies), seconds=seconds, trajectory=trajectory)
+    for reply in replies:
+        if reply.error is not None:
+            message = f"{reply.error.kind}: {reply.error}"
+            return replace(answer, error=message, fatal=reply.error.fatal)
+    last_text = replies[-1].text
+    return replace(answer, text=read_answer(last_text), whole=last_text)
 
 
 def answer_of_rollout(rollout: Rollout, seconds: float) -> Answer:
-    """An episode as an answer. `seconds`: its share of the batch's time."""
-    error, used = rollout.error, _used(rollout.replies)
-    return Answer(
-        text=rollout.answer,
-        error=None if error is None else f"{error.kind}: {error}",
-        fatal=error is not None and error.fatal,
-        **{**used, "tokens": used["tokens"] + sum(rollout.mask)},
-        seconds=seconds,
-        trajectory=rollout_record(rollout),
+    """The answer of an episode.
+
+    Args:
+        rollout ([`Rollout`]): The finished episode.
+        seconds (`float`): Its share of the batch's time.
+    """
+    usage = _sum_usage(rollout.replies)
+    usage["tokens"] += sum(rollout.mask)  # those that the agent sampled
+    answer = Answer(
+        text=rollout.answer, **usage, seconds=seconds, trajectory=rollout_record(rollout)
     )
+    if rollout.error is None:
+        return answer
+    message = f"{rollout.error.kind}: {rollout.error}"
+    return replace(answer, error=message, fatal=rollout.error.fatal)
 
 
 def answer_of_refinement(result: RefinementResult) -> Answer:
-    """A refined question as an answer; the best there is, if a failure ended it early but left one."""
+    """The answer of a refined question. If a failure ended the refinement early, the best answer so far."""
+    has_failed = result.error is not None and not result.finish_reason
     usage = result.usage.values()
-    failed = result.error is not None and not result.finish_reason
-    return Answer(
-        text=None if failed else read_answer(result.answer),
-        whole=None if failed else result.answer,
-        error=str(result.error) if failed else None,
+    answer = Answer(
         fatal=result.error is not None and result.error.fatal,
         calls=sum(role.calls for role in usage),
         cached=sum(role.cached for role in usage),
@@ -315,12 +339,29 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
         cost_usd=sum(role.cost_usd for role in usage),
         worth_usd=sum(role.worth_usd for role in usage),
         seconds=result.seconds,
-        trajectory={name: getattr(result, name) for name in ("prompt", "stop_reason", "verdict")}
-        | {"steps": len(result.steps)},
+        trajectory={
+            "prompt": result.prompt,
+            "stop_reason": result.stop_reason,
+            "verdict": result.verdict,
+            "steps": len(result.steps),
+        },
     )
+    if has_failed:
+        return replace(answer, error=str(result.error))
+    return replace(answer, text=read_answer(result.answer), whole=result.answer)
 
 
-def _used(replies: Sequence[Reply]) -> dict[str, Any]:
+class _UsageFields(TypedDict):
+    """The fields of [`Answer`] that are sums over calls."""
+
+    calls: int
+    cached: int
+    tokens: int
+    cost_usd: float
+    worth_usd: float
+
+
+def _sum_usage(replies: Sequence[Reply]) -> _UsageFields:
     return {
         "calls": len(replies),
         "cached": sum(reply.cached for reply in replies),

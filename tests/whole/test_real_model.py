@@ -178,7 +178,9 @@ def test_e_spl(folder, tmp_path):
     reference = Reference()
     trainer = ESPLTrainer(
         folder, by_length,
-        ESPLConfig(**settings(tmp_path, prompts_per_step=2, num_generations=2, max_turns=1)),
+        ESPLConfig(
+            **settings(tmp_path, prompts_per_step=2, num_generations=2, max_turns=1, evolution_lag=0)
+        ),
         ROWS, reference=reference, initial_prompt="You answer in one word.\n[G0]. Be brief.", grammar=FreeText(),
         peft_config=LORA,
     )  # fmt: skip
@@ -244,7 +246,9 @@ def test_evolve(model, tokenizer):
 
 def test_refine(model, tokenizer):
     chat = TransformersChat(model, tokenizer, max_tokens=24)
-    refiner = ProRefiner(chat, chat, chat, verifier=chat, tokens_per_step=8, max_steps=2)
+    feedback = ScriptedChat(["It does not answer the question."])
+    optimizer = ScriptedChat(["<prompt>Answer with a name alone.</prompt>"])
+    refiner = ProRefiner(chat, feedback, optimizer, tokens_per_step=8, max_steps=2)
     result = refiner.refine("Answer in one word.", TEST[0].question)
     assert result.prompt and result.answer is not None
 

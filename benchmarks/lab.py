@@ -96,7 +96,8 @@ def ask(
         seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
         **changes: Fields of the agent's [`AgentSpec`] that differ from the saved ones.
     """
-    from agentic_prompting import AgentSpec, PromptAgent
+    from agentic_prompting import PromptAgent
+    from agentic_prompting.rollout import AgentSpec
 
     spec = replace(AgentSpec.load(model), **changes)
     agent = PromptAgent.from_pretrained(model, environment, spec, max_batch_size=BATCH)
@@ -105,7 +106,7 @@ def ask(
 
 def correct(rollouts: Iterable[Any]) -> str:
     """`1` for each rollout whose answer matches its row exactly, `0` for each other: `"0110"`."""
-    from agentic_prompting import exact_match
+    from agentic_prompting.rewards import exact_match
 
     return "".join(str(int(exact_match(one.answer or "", one.row["answers"]))) for one in rollouts)
 

@@ -12,9 +12,8 @@ import json
 import random
 import re
 
-from agentic_prompting import ScriptedChat
 from agentic_prompting.evaluation import bootstrap_interval
-from agentic_prompting.llm import run
+from agentic_prompting.llm import ScriptedChat, run
 from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match
 from agentic_prompting.rollout import Rollout, Sample, TagGrammar, parse_turn
 from agentic_prompting.sandbox import all_questions, as_rows

@@ -24,14 +24,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentic_prompting import (
-    ESPLConfig,
-    ESPLTrainer,
-    FreeText,
-    MultiTurnGRPOConfig,
-    MultiTurnGRPOTrainer,
-)
-from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting import ESPLConfig, ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting.rollout import BatchEngine, FreeText, Sample
 from agentic_prompting.sandbox.policy import (
     build_policy,
     sandbox_spec,

@@ -281,7 +281,7 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
 
 def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
     """The oracle, the data with a warm-started policy, and the system prompt of a world that has one."""
-    from agentic_prompting import SystemPrompt
+    from agentic_prompting.evolution import SystemPrompt
     from agentic_prompting.sandbox import Oracle
     from agentic_prompting.sandbox.guarded import PREAMBLE, say
     from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox

@@ -206,7 +206,7 @@ BASELINES: Mapping[str, Script] = {
 
 def measure_baselines(rows: Sequence[Row], facts: Facts, seed: int) -> dict[str, dict[str, Any]]:
     """Right answers (`0110`) and dollars a question of each baseline."""
-    from agentic_prompting import exact_match
+    from agentic_prompting.rewards import exact_match
 
     environment = make_environment(facts)
     measured = {}
@@ -396,8 +396,7 @@ def warm_up(
     folder: Path, rows: Sequence[Row], facts: Facts, retypes: bool, seed: int, steps: int
 ) -> Path:
     """The folder of the warm-started policy."""
-    from agentic_prompting import AgentSpec
-    from agentic_prompting.rollout import rollout_from_trace
+    from agentic_prompting.rollout import AgentSpec, rollout_from_trace
     from agentic_prompting.sandbox.policy import (
         build_policy,
         copying_exercises,
@@ -437,7 +436,8 @@ def warm_up(
 
 def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int) -> dict[str, Any]:
     """Scores, costs and calls of a saved conductor."""
-    from agentic_prompting import AgentSpec, PromptAgent
+    from agentic_prompting import PromptAgent
+    from agentic_prompting.rollout import AgentSpec
 
     agent = PromptAgent.from_pretrained(
         model, environment, AgentSpec.load(model), max_batch_size=BATCH

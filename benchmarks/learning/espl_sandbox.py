@@ -77,13 +77,8 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
     `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
     """
-    from agentic_prompting import (
-        ESPLConfig,
-        ESPLTrainer,
-        LLMEnvironment,
-        PromptR1Reward,
-        ScriptedChat,
-    )
+    from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
+    from agentic_prompting.llm import ScriptedChat
     from benchmarks.learning.league_cell import prepare
 
     sandbox, times = prepare("rules", SEED), {"joint": [], "rl": []}

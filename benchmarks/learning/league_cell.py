@@ -200,15 +200,11 @@ class Agent:
         """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
         import gepa
 
-        from agentic_prompting import (
-            AgentSpec,
-            LLMEnvironment,
-            PromptAgent,
-            PromptR1Reward,
-            SystemPrompt,
-        )
+        from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Reward
+        from agentic_prompting.evolution import SystemPrompt
         from agentic_prompting.interop.gepa import AgentAdapter
         from agentic_prompting.llm import complete
+        from agentic_prompting.rollout import AgentSpec
 
         batch = settings(ESPL)["per_device_train_batch_size"]
         spec = replace(AgentSpec.load(self.model), sampling={"temperature": TEMPERATURE})

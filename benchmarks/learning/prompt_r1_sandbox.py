@@ -26,16 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agentic_prompting import (
-    AgentSpec,
-    LLMEnvironment,
-    PromptR1Config,
-    PromptR1Trainer,
-    exact_match,
-)
+from agentic_prompting import LLMEnvironment, PromptR1Config, PromptR1Trainer
 from agentic_prompting.llm import ChatModel, Message, Reply, complete
-from agentic_prompting.rewards import token_f1_reward
-from agentic_prompting.rollout import SPEC_FILE, Rollout
+from agentic_prompting.rewards import exact_match, token_f1_reward
+from agentic_prompting.rollout import SPEC_FILE, AgentSpec, Rollout
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.sandbox.world import value_of

@@ -23,12 +23,19 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentic_prompting import AgentSpec, PromptAgent
+from agentic_prompting import PromptAgent
 from agentic_prompting.environments import BM25Retriever
 from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.interop import ToolEnvironment
 from agentic_prompting.local import small_model
-from agentic_prompting.rollout import Environment, Limits, Rollout, TagGrammar, prompt_r1_template
+from agentic_prompting.rollout import (
+    AgentSpec,
+    Environment,
+    Limits,
+    Rollout,
+    TagGrammar,
+    prompt_r1_template,
+)
 from agentic_prompting.sandbox.library import Fact, Library, country_facts, split_by_subject
 from benchmarks.lab import markdown
 

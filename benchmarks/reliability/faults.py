@@ -255,7 +255,7 @@ def run_through_outage(
 
 def hostile_inputs(size: Size) -> int:
     """How many hostile replies and tool calls changed nothing of what counts. Stops at the first that did."""
-    from agentic_prompting import ChatFormat
+    from agentic_prompting.rollout import ChatFormat
     from support.hostile import check_tool_call, episode, hostile_texts, json_bombs, what_counts
     from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 

@@ -43,7 +43,8 @@ FILES = {
     + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
     "queries.jsonl": '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
     "own.py": '''
-from agentic_prompting import LLMEnvironment, OpenAIChat, exact_match
+from agentic_prompting import LLMEnvironment, OpenAIChat
+from agentic_prompting.rewards import exact_match
 from agentic_prompting.interop import MCPTools, ToolEnvironment, TRLEnvironment
 
 
@@ -122,7 +123,8 @@ def unknown_column(completions, gold, **columns):
     "model.py": """
 import csv
 
-from agentic_prompting import AgentSpec, Limits
+from agentic_prompting import Limits
+from agentic_prompting.rollout import AgentSpec
 from agentic_prompting.sandbox.policy import build_policy, build_tokenizer, save_policy
 
 words = " ".join(["question :", *(word for row in csv.reader(open("mine.csv")) for word in row)]).split()

@@ -23,13 +23,20 @@ from typing import Any
 TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
-from agentic_prompting import AgentSpec, ChatFormat, ScriptedChat  # noqa: E402
 from agentic_prompting.evolution import SystemPrompt  # noqa: E402
 from agentic_prompting.interop.openenv import OpenEnv  # noqa: E402
 from agentic_prompting.interop.trl import TRLEnvironment  # noqa: E402
 from agentic_prompting.interop.user import Dialogue, UserSimulator  # noqa: E402
+from agentic_prompting.llm import ScriptedChat  # noqa: E402
 from agentic_prompting.llm.loop import run  # noqa: E402
-from agentic_prompting.rollout import Rollout, Sample, observe, prompt_r1_template  # noqa: E402
+from agentic_prompting.rollout import (  # noqa: E402  # noqa: E402
+    AgentSpec,
+    ChatFormat,
+    Rollout,
+    Sample,
+    observe,
+    prompt_r1_template,
+)
 from agentic_prompting.serve.answering import conversation  # noqa: E402
 from support.hostile import hostile_texts  # noqa: E402
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for  # noqa: E402

@@ -49,12 +49,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Tr
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from agentic_prompting import (
-    LLMEnvironment,
-    MultiTurnGRPOConfig,
-    MultiTurnGRPOTrainer,
-    ScriptedChat,
-)
+from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
 from agentic_prompting.trainers import loss as loss_of_trainer

@@ -11,30 +11,20 @@ __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
 _EXPORTS = {
-    "llm": (
-        "ChatModel FunctionChat LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage "
-        "start_traces"
-    ),
-    "rollout": (
-        "AgentSpec ChatFormat Environment FreeText Limits Observation Policy QuestionGrammar Rollout TagGrammar "
-        "parse_turn play play_all"
-    ),
-    "environments": "BM25Retriever LLMEnvironment SearchEnvironment Worker Workers",
+    "llm": "FunctionChat OpenAIChat ReplayCache",
+    "rollout": "Environment Limits",
+    "environments": "LLMEnvironment SearchEnvironment Worker Workers",
     "programs": "Program",
-    "harnesses": "CommandProgram Harness Workspace get_harness",
-    "rewards": (
-        "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer "
-        "search_reward token_f1"
-    ),
-    "evolution": "EvolveConfig Population SystemPrompt evolve",
+    "harnesses": "CommandProgram Workspace get_harness",
+    "rewards": "PromptR1Reward exact_match_reward math_reward search_reward",
+    "evolution": "EvolveConfig evolve",
     "refine": "ProRefiner RefinedChat",
     "data": "load_task",
-    "local": "Sampling TransformersChat TransformersEngine",
     "evaluation": "evaluate_agent",
     "evaluation.headroom": "headroom",
     "trainers": (
-        "ESPLConfig ESPLTrainer MultiTurnGRPOConfig MultiTurnGRPOTrainer PromptR1Config PromptR1Trainer "
-        "TrainingStopped warm_start"
+        "ESPLConfig ESPLTrainer MultiTurnGRPOConfig MultiTurnGRPOTrainer "
+        "PromptR1Config PromptR1Trainer warm_start"
     ),
     "agent": "PromptAgent",
 }
@@ -60,7 +50,6 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         load_task as load_task,
     )
     from .environments import (
-        BM25Retriever as BM25Retriever,
         LLMEnvironment as LLMEnvironment,
         SearchEnvironment as SearchEnvironment,
         Worker as Worker,
@@ -74,33 +63,17 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     )
     from .evolution import (
         EvolveConfig as EvolveConfig,
-        Population as Population,
-        SystemPrompt as SystemPrompt,
         evolve as evolve,
     )
     from .harnesses import (
         CommandProgram as CommandProgram,
-        Harness as Harness,
         Workspace as Workspace,
         get_harness as get_harness,
     )
     from .llm import (
-        ChatModel as ChatModel,
         FunctionChat as FunctionChat,
-        LLMError as LLMError,
-        Message as Message,
         OpenAIChat as OpenAIChat,
         ReplayCache as ReplayCache,
-        Reply as Reply,
-        RoutedChat as RoutedChat,
-        ScriptedChat as ScriptedChat,
-        Usage as Usage,
-        start_traces as start_traces,
-    )
-    from .local import (
-        Sampling as Sampling,
-        TransformersChat as TransformersChat,
-        TransformersEngine as TransformersEngine,
     )
     from .programs import (
         Program as Program,
@@ -111,28 +84,13 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     )
     from .rewards import (
         PromptR1Reward as PromptR1Reward,
-        PromptR1Score as PromptR1Score,
-        exact_match as exact_match,
         exact_match_reward as exact_match_reward,
         math_reward as math_reward,
-        normalize_answer as normalize_answer,
         search_reward as search_reward,
-        token_f1 as token_f1,
     )
     from .rollout import (
-        AgentSpec as AgentSpec,
-        ChatFormat as ChatFormat,
         Environment as Environment,
-        FreeText as FreeText,
         Limits as Limits,
-        Observation as Observation,
-        Policy as Policy,
-        QuestionGrammar as QuestionGrammar,
-        Rollout as Rollout,
-        TagGrammar as TagGrammar,
-        parse_turn as parse_turn,
-        play as play,
-        play_all as play_all,
     )
     from .trainers import (
         ESPLConfig as ESPLConfig,
@@ -141,6 +99,5 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         MultiTurnGRPOTrainer as MultiTurnGRPOTrainer,
         PromptR1Config as PromptR1Config,
         PromptR1Trainer as PromptR1Trainer,
-        TrainingStopped as TrainingStopped,
         warm_start as warm_start,
     )

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from agentic_prompting import AgentSpec
 from agentic_prompting.llm import run
-from agentic_prompting.rollout import Rollout, Sample, rollout_from_trace
+from agentic_prompting.rollout import AgentSpec, Rollout, Sample, rollout_from_trace
 from benchmarks.lab import share
 from benchmarks.learning.conductor import (
     GRAMMAR,

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
 PARTS = '''
 from transformers import TrainerCallback
-from agentic_prompting import Population, SystemPrompt
+from agentic_prompting.evolution import Population, SystemPrompt
 
 class OrderDB:
     """Knows orders."""

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting import AgentSpec, Limits
+from agentic_prompting import Limits
 from agentic_prompting.environments import SearchEnvironment, Worker, Workers
 from agentic_prompting.environments.retrievers import Document
 from agentic_prompting.environments.workers import costs_by_worker, quote
@@ -21,7 +21,14 @@ from agentic_prompting.llm import (
     run,
 )
 from agentic_prompting.rewards import CostReward
-from agentic_prompting.rollout import AskGrammar, Observation, Rollout, Sample, rollout_record
+from agentic_prompting.rollout import (
+    AgentSpec,
+    AskGrammar,
+    Observation,
+    Rollout,
+    Sample,
+    rollout_record,
+)
 from agentic_prompting.trainers.async_rollouts.episode_log import (
     observation_from_json,
     observation_to_json,

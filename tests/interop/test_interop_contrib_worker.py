@@ -13,8 +13,8 @@ from trl.experimental.async_grpo.async_grpo_trainer import (
     RolloutWorkerProtocol,
 )
 
-from agentic_prompting import TrainingStopped
 from agentic_prompting.rollout import AgentSpec, ChatFormat
+from agentic_prompting.trainers import TrainingStopped
 from support.asking import Counts, Policy
 
 

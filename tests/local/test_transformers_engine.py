@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
-from agentic_prompting.llm import gather
+from agentic_prompting import LLMEnvironment, PromptAgent
+from agentic_prompting.llm import ScriptedChat, gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
 from agentic_prompting.rollout import (
     BatchEngine,

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent
+from agentic_prompting import LLMEnvironment, PromptAgent
 from agentic_prompting.agent import GreedyAnswers
 from agentic_prompting.llm import run
 from agentic_prompting.refine import LabelVerifier, ProRefiner
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import FreeText, Limits, Sample, SampleRequest, parse_turn
+from agentic_prompting.rollout import AgentSpec, FreeText, Limits, Sample, SampleRequest, parse_turn
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from support.refine_models import Log, models

@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, normalizers
 
-from agentic_prompting import ChatFormat
 from agentic_prompting.environments import SearchEnvironment
 from agentic_prompting.environments.retrievers import Document
 from agentic_prompting.environments.search import SearchGrammar, read_call
-from agentic_prompting.rollout import Rollout, RolloutLog, Sample, read_rollouts, rollout_record
+from agentic_prompting.rollout import (
+    ChatFormat,
+    Rollout,
+    RolloutLog,
+    Sample,
+    read_rollouts,
+    rollout_record,
+)
 from support.hostile import (
     PIECES,
     check_tool_call,

@@ -441,7 +441,7 @@ def test_spec_is_utf8_whatever_the_locale(tmp_path):
     SPEC.save(tmp_path)
     written = (tmp_path / SPEC_FILE).read_bytes()
     assert "Réponds" in written.decode("utf-8")
-    again = f"from agentic_prompting import AgentSpec; AgentSpec.load({str(tmp_path)!r}).save({str(tmp_path)!r})"
+    again = f"from agentic_prompting.rollout import AgentSpec; AgentSpec.load({str(tmp_path)!r}).save({str(tmp_path)!r})"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run(
         [sys.executable, "-c", again],

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from agentic_prompting import Environment, OpenAIChat, RoutedChat, ScriptedChat
+from agentic_prompting import Environment, OpenAIChat
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.interop.tools import ToolEnvironment
-from agentic_prompting.llm import TimedOut, run, start
+from agentic_prompting.llm import RoutedChat, ScriptedChat, TimedOut, run, start
 from agentic_prompting.llm.guard import guarded
 from agentic_prompting.llm.threads import DaemonThreads
 from agentic_prompting.rollout import (

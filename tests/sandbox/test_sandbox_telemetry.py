@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _telemetry
 
-from agentic_prompting import PromptR1Config, PromptR1Trainer, ScriptedChat
+from agentic_prompting import PromptR1Config, PromptR1Trainer
 from agentic_prompting.environments import LLMEnvironment
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox
 from support.marks import LONG
 from support.training import vars_for

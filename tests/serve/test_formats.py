@@ -6,8 +6,7 @@ import urllib.request
 
 import pytest
 
-from agentic_prompting import ScriptedChat
-from agentic_prompting.llm import Reply
+from agentic_prompting.llm import Reply, ScriptedChat
 from agentic_prompting.serve import ChatAnswers, ServeConfig, Service
 from support.serving import running, scripted_agent, service_of
 

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from agentic_prompting import LLMEnvironment, ScriptedChat
+from agentic_prompting import LLMEnvironment
 from agentic_prompting.agent import PromptAgent
 from agentic_prompting.cli import main
 from agentic_prompting.llm import (
@@ -26,6 +26,7 @@ from agentic_prompting.llm import (
     OpenAIChat,
     RateLimited,
     Reply,
+    ScriptedChat,
     ServerFailed,
     TimedOut,
     Usage,

@@ -5,7 +5,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
-from agentic_prompting import ScriptedChat
+from agentic_prompting.llm import ScriptedChat
 from support.serving import running, scripted_agent, service_of
 
 HERE = {"Host": "localhost"}

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from agentic_prompting import OpenAIChat, TrainingStopped
+from agentic_prompting import OpenAIChat
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox import as_rows, make_split
+from agentic_prompting.trainers import TrainingStopped
 from support import distributed_backends as backends
 from support.failing_runs import Flaky, watched_run
 from support.training import Acts, trainer_for

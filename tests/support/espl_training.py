@@ -1,10 +1,7 @@
 """Small E-SPL trainings on a tiny model, for tests: settings, a trainer, a reference LLM, samplers of one word."""
 
-from agentic_prompting import (
-    ESPLConfig,
-    ESPLTrainer,
-    ScriptedChat,
-)
+from agentic_prompting import ESPLConfig, ESPLTrainer
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine, FreeText, Sample
 from support.training import vars_for
 

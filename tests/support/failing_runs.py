@@ -5,7 +5,7 @@ import pickle
 import torch
 from transformers import TrainerCallback
 
-from agentic_prompting import ScriptedChat
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine
 from support.training import Acts, trainer_for
 

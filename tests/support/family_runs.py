@@ -12,7 +12,8 @@ from unittest import mock
 import torch
 from datasets import Dataset
 
-from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer, ScriptedChat
+from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE, world_tokenizer
 from support import distributed_backends as backends
 from support.families import model_of

@@ -10,10 +10,19 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agentic_prompting import ChatFormat, LLMEnvironment, Rollout, ScriptedChat, play_all
+from agentic_prompting import LLMEnvironment
 from agentic_prompting.environments.search import SearchGrammar, read_call
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import BatchEngine, Limits, Sample, rollout_record
+from agentic_prompting.rollout import (
+    BatchEngine,
+    ChatFormat,
+    Limits,
+    Rollout,
+    Sample,
+    play_all,
+    rollout_record,
+)
 from support.tokenizers_for_tests import FAMILIES
 
 SPECIAL = sorted(

@@ -12,7 +12,7 @@ SETTINGS = json.loads(sys.argv[1])
 backends.prepare(SETTINGS["backend"], SETTINGS["folder"])
 vllm_stand_in.install(SETTINGS["weights"])  # before trl is imported
 
-from agentic_prompting import TrainingStopped  # noqa: E402
+from agentic_prompting.trainers import TrainingStopped  # noqa: E402
 from support.vllm_rounds import Rounds, by_sum, trainer_of_rounds  # noqa: E402
 
 

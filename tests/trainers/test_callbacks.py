@@ -11,12 +11,19 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerCallback
 
-from agentic_prompting import ESPLConfig, ESPLTrainer, Observation, Rollout, TagGrammar, parse_turn
+from agentic_prompting import ESPLConfig, ESPLTrainer
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import BatchEngine, FreeText
+from agentic_prompting.rollout import (
+    BatchEngine,
+    FreeText,
+    Observation,
+    Rollout,
+    TagGrammar,
+    parse_turn,
+)
 from agentic_prompting.trainers.callbacks import (
     MAX_CHARS,
     MEMBERS,

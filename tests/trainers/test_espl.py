@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentic_prompting import AgentSpec, ScriptedChat, SystemPrompt
 from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
@@ -16,8 +15,10 @@ from agentic_prompting.evolution import (
     ProblemResult,
     PromptResult,
     ReflectionTask,
+    SystemPrompt,
 )
-from agentic_prompting.llm import Reply
+from agentic_prompting.llm import Reply, ScriptedChat
+from agentic_prompting.rollout import AgentSpec
 from agentic_prompting.trainers.espl import (
     AttemptText,
     PolicyReflector,

@@ -10,17 +10,18 @@ import torch
 from accelerate.utils import DistributedType
 from transformers import AutoTokenizer
 
-from agentic_prompting import (
+from agentic_prompting import ESPLTrainer, OpenAIChat
+from agentic_prompting.evolution import Population, SystemPrompt, rate, read_journal
+from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply, ScriptedChat
+from agentic_prompting.rollout import (
     AgentSpec,
-    ESPLTrainer,
-    OpenAIChat,
-    ScriptedChat,
-    SystemPrompt,
-    TrainingStopped,
+    BatchEngine,
+    FreeText,
+    Rollout,
+    Sample,
+    read_rollouts,
 )
-from agentic_prompting.evolution import Population, rate, read_journal
-from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
-from agentic_prompting.rollout import BatchEngine, FreeText, Rollout, Sample, read_rollouts
+from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.rollouts import Batch, BatchPosition
 from support.espl_training import (
     EDIT,
@@ -809,8 +810,8 @@ def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
 
 
 def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
-    from agentic_prompting import BM25Retriever, SearchEnvironment, search_reward
-    from agentic_prompting.environments import SearchGrammar
+    from agentic_prompting import SearchEnvironment, search_reward
+    from agentic_prompting.environments import BM25Retriever, SearchGrammar
 
     trainer = ESPLTrainer(
         model=str(tiny_policy),

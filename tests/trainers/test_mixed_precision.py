@@ -15,9 +15,9 @@ from accelerate.utils import convert_outputs_to_fp32
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
+from agentic_prompting import LLMEnvironment, PromptAgent
 from agentic_prompting.cli import train_program
-from agentic_prompting.llm import complete
+from agentic_prompting.llm import ScriptedChat, complete
 from agentic_prompting.local import (
     Sampling,
     TransformersChat,

@@ -16,7 +16,6 @@ from agentic_prompting import (
     PromptAgent,
     PromptR1Config,
     PromptR1Trainer,
-    TrainingStopped,
     exact_match_reward,
 )
 from agentic_prompting.cli import main
@@ -24,6 +23,7 @@ from agentic_prompting.harnesses import CommandProgram, Workspace
 from agentic_prompting.llm import run
 from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
+from agentic_prompting.trainers import TrainingStopped
 from support import killed_runs
 from support.isolation import ISOLATION
 from support.marks import LONG

@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, T
 from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import (
-    AgentSpec,
     ESPLConfig,
     LLMEnvironment,
     MultiTurnGRPOConfig,
@@ -31,22 +30,21 @@ from agentic_prompting import (
     PromptR1Config,
     PromptR1Reward,
     PromptR1Trainer,
-    ScriptedChat,
-    TagGrammar,
-    TrainingStopped,
 )
-from agentic_prompting.llm import Misconfigured, ServerFailed
+from agentic_prompting.llm import Misconfigured, ScriptedChat, ServerFailed
 from agentic_prompting.rollout import (
     SPEC_FILE,
+    AgentSpec,
     BatchEngine,
     ChatFormat,
     Sample,
+    TagGrammar,
     read_rollouts,
     rollout_from_trace,
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers import callbacks, warm_start
+from agentic_prompting.trainers import TrainingStopped, callbacks, warm_start
 from support.training import END, Acts, arguments, one_batch, trainer_for, vars_for
 
 

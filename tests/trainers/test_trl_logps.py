@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agentic_prompting import ScriptedChat
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.trainers.loss import LOGP_BOUND, logp_difference
 from support.asking import Asks, Counts

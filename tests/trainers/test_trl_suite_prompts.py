@@ -9,18 +9,14 @@ from datasets import Dataset
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentic_prompting import (
-    AgentSpec,
-    FreeText,
-    LLMEnvironment,
-    MultiTurnGRPOTrainer,
-    PromptAgent,
-    ScriptedChat,
-)
+from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer, PromptAgent
 from agentic_prompting.interop import ToolEnvironment
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import (
+    AgentSpec,
     BatchEngine,
     ChatFormat,
+    FreeText,
     Limits,
     Observation,
     Rollout,

@@ -6,11 +6,12 @@ import logging
 import pytest
 import torch
 
-from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
-from agentic_prompting.llm import Budget, BudgetExceeded, start
+from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache
+from agentic_prompting.llm import Budget, BudgetExceeded, ScriptedChat, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rewards import AccuracyJudge
 from agentic_prompting.rollout import BatchEngine, read_rollouts
+from agentic_prompting.trainers import TrainingStopped
 from support import espl_training, killed_runs
 from support.failing_runs import Flaky, same, watched_run
 from support.misbehaving import FAULTS, Fault, MisbehavingServer, at_random

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from agentic_prompting import TrainingStopped
 from agentic_prompting.rollout import BatchEngine, read_rollouts
+from agentic_prompting.trainers import TrainingStopped
 from support.training import Acts, trainer_for
 
 SHOP = """

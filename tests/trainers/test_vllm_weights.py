@@ -16,13 +16,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from agentic_prompting import (
-    LLMEnvironment,
-    PromptAgent,
-    PromptR1Config,
-    PromptR1Trainer,
-    TrainingStopped,
-)
+from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer
 from agentic_prompting.harnesses import CommandProgram, get_harness
 from agentic_prompting.harnesses.check_harness import play_scripted
 from agentic_prompting.llm import gather
@@ -33,6 +27,7 @@ from agentic_prompting.rollout import SampleRequest
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import prepare_sandbox
+from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
 from agentic_prompting.trainers.policies.vllm_client import connect_servers
 from agentic_prompting.trainers.policies.weight_sync import AdapterVersions

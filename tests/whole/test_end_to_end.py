@@ -23,9 +23,9 @@ import pytest
 from safetensors.torch import load_file
 
 import agentic_prompting
-from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
+from agentic_prompting import LLMEnvironment, PromptAgent, load_task
 from agentic_prompting.cli import train_program
-from agentic_prompting.llm import ServerFailed
+from agentic_prompting.llm import ScriptedChat, ServerFailed
 from agentic_prompting.rewards import PromptR1Reward, exact_match, token_f1
 from agentic_prompting.rollout import parse_turn, read_rollouts
 from agentic_prompting.sandbox import Oracle

@@ -167,7 +167,9 @@ def test_every_policy_is_evaluated_at_one_temperature(warm, monkeypatch):
     """Whatever it was trained at: a policy that was trained at 1.0 slips there more often."""
     from dataclasses import replace
 
-    from agentic_prompting import AgentSpec, PromptAgent, SystemPrompt
+    from agentic_prompting import PromptAgent
+    from agentic_prompting.evolution import SystemPrompt
+    from agentic_prompting.rollout import AgentSpec
     from agentic_prompting.sandbox.results import guarded_exact_match
 
     sandbox, played = prepare_guarded(warm, seed=0, n_test=2), []

@@ -24,9 +24,8 @@ from agentic_prompting import (
     PromptR1Config,
     PromptR1Reward,
     PromptR1Trainer,
-    RoutedChat,
-    ScriptedChat,
 )
+from agentic_prompting.llm import RoutedChat, ScriptedChat
 from agentic_prompting.sandbox import GuardedReflector, Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import model_card as card_module

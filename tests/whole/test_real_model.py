@@ -14,7 +14,6 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting import (
-    AgentSpec,
     ESPLConfig,
     ESPLTrainer,
     EvolveConfig,
@@ -25,17 +24,15 @@ from agentic_prompting import (
     PromptAgent,
     PromptR1Config,
     PromptR1Trainer,
-    QuestionGrammar,
-    ScriptedChat,
-    SystemPrompt,
-    TransformersChat,
     evolve,
 )
+from agentic_prompting.evolution import SystemPrompt
+from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.llm.loop import gather, run
-from agentic_prompting.local import Sampling, local_policy, small_model
+from agentic_prompting.local import Sampling, TransformersChat, local_policy, small_model
 from agentic_prompting.local.small_model import why_missing
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rollout import FreeText, Limits, SampleRequest
+from agentic_prompting.rollout import AgentSpec, FreeText, Limits, QuestionGrammar, SampleRequest
 from agentic_prompting.sandbox.library import (
     Library,
     brief_answer_reward,

@@ -13,9 +13,10 @@ import torch
 from filelock import FileLock
 from transformers import TrainerCallback
 
-from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
+from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment
 from agentic_prompting.llm import ScriptedChat, Usage
 from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
+from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.async_rollouts import AsyncSource
 from benchmarks.speed import async_training
 from support.asking import Asks, Counts, Policy

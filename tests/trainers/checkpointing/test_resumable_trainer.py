@@ -12,10 +12,11 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from agentic_prompting import LLMEnvironment, TrainingStopped
+from agentic_prompting import LLMEnvironment
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation, read_rollouts
 from agentic_prompting.sandbox import Oracle
+from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.checkpointing.find_checkpoint import find_damage
 from support.distributed_runs import uneven
 from support.training import trainer_for

@@ -1,12 +1,12 @@
-"""[`headroom`]: what can be gained on a task, measured within a number of calls.
+"""[`headroom`]: measures the possible gain on a task within a limited number of calls.
 
-Each part that is asked for makes at most `calls` calls of large LLMs:
+Each requested part makes at most `calls` calls of large LLMs:
 
-- **prompts**, of a policy (a chat model or an agent): does a better system prompt exist?
-- **signal**, of an untrained agent: would GRPO have a gradient?
-- **refinement**, by ProRefine: how many answers does it repair, and how many does it break?
-- **requests**, to a large LLM: what would an agent gain that asks perfectly?
-- **pool**, of several models: what would a router gain that always picks the right one?
+- **prompts** of a policy (a chat model or an agent): is there a better system prompt?
+- **signal** of an untrained agent: would GRPO have a gradient?
+- **refinement** by ProRefine: how many answers does it repair, and how many does it break?
+- **requests** to a large LLM: what would an agent gain that always sends the best request?
+- **pool** of several models: what would a router gain that always picks the best model?
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ...data import validate_dataset
 from ...llm import ChatModel
@@ -30,15 +30,23 @@ from .proposals import DEFAULT_REQUESTS
 from .result import Headroom
 
 
+class MeasurementPart(Protocol):
+    """A part of a measurement."""
+
+    async def measure(self, result: Headroom) -> None:
+        """Make the calls, and put the result into a field of `result`."""
+        ...
+
+
 def headroom(rows: Sequence[Row], **options: Any) -> Headroom:
-    """[`aheadroom`], and wait for it. May be called from any thread, also in a notebook.
+    """[`aheadroom`] for synchronous code. May be called from any thread, also in a notebook.
 
     Example:
 
     ```python
     rows = [{"question": f"What is {n} times {n}?", "answers": [str(n * n)]} for n in range(400)]
-    found = headroom(rows, policy=OpenAIChat("gpt-4o-mini"), prompts=["Be brief."], reference=OpenAIChat("gpt-4o"))
-    print(found.report())
+    result = headroom(rows, policy=OpenAIChat("gpt-4o-mini"), prompts=["Be brief."], reference=OpenAIChat("gpt-4o"))
+    print(result.report())
     ```
     """
     return run(aheadroom(rows, **options))
@@ -67,53 +75,58 @@ async def aheadroom(
     max_in_flight: int = 64,
     sampling: Mapping[str, Any] | None = None,
 ) -> Headroom:
-    """Measure what can be gained on a task before training or searching for prompts.
+    """Measure the possible gain on a task before training or searching for prompts.
 
-    A failed call has no score, and its row is left out. An error that no other call can escape (a wrong key, a spent
-    budget) ends the measurement; the parts that were complete are returned.
+    A failed call has no score, and its row is left out. An error that affects all further calls (a wrong key,
+    a spent budget) ends the measurement; the completed parts are returned.
 
     Args:
-        rows (`Sequence[dict]`): Rows with `question` and `answers`, like [`load_task`]'s; `seed` draws from them.
-        policy ([`ChatModel`] or [`PromptAgent`], *optional*): Measure a better system prompt for it.
-        prompts (`Sequence[str]`, *optional*, defaults to `("",)`): System prompts to compare, yours first. The empty
-            one is added.
-        reference ([`ChatModel`], *optional*): Writes further prompts, from examples, until there are `tried`.
-        tried (`int`, *optional*, defaults to `12`): How many prompts to compare, if a `reference` writes them.
-        agent ([`PromptAgent`], *optional*): Measure the signal for GRPO in its rollouts.
-        group_size (`int`, *optional*, defaults to `8`): The group size of the planned training (`num_generations`).
-        reward (`Callable`, *optional*): The reward function of the planned training, with TRL's signature; a reward of
-            1 is right. Defaults to `metric`.
-        refiner ([`ProRefiner`], *optional*): Measure what ProRefine gains; it begins with your prompt, or with the
-            paper's where that is empty.
-        llm ([`ChatModel`], *optional*): Measure what a large LLM answers right if it is asked in the best way.
-        requests (`Sequence[str]`, *optional*): The ways, with `{question}`; the plain one first.
-        pool (`Mapping[str, ChatModel]`, *optional*): Measure several models, each alone and under an oracle's choice.
-        repeats (`int`, *optional*, defaults to `4`): Answers to each request, and of each model of the pool. 1 suffices
-            at temperature 0.
-        metric (`str`, ...): The score of an answer, between 0 and 1, as in [`evaluate_agent`].
-        calls (`int`, *optional*, defaults to `512`): Calls of large LLMs in each part, at most.
-        top_up_calls (`int`, *optional*, defaults to `0`): Calls of a second look at the prompts, on other rows, if the
-            first cannot tell.
-        delta (`float`, *optional*): The smallest gain that is worth it: 0.10, from 2,000 calls on 0.05.
-        seed (`int`, *optional*, defaults to `0`): Of rows, ties and samples.
-        max_in_flight (`int`, *optional*, defaults to `64`): Calls on their way at once.
-        sampling (`Mapping`, *optional*): Sampling arguments of chat models' calls.
+        rows (`Sequence[dict]`): Rows with `question` and `answers`, as from [`load_task`]. Sampled with `seed`.
+        policy ([`ChatModel`] or [`PromptAgent`], *optional*): Measure the gain of a better system prompt for
+            this policy.
+        prompts (`Sequence[str]`, *optional*, defaults to `("",)`): System prompts to compare, the current one
+            first. The empty prompt is added.
+        reference ([`ChatModel`], *optional*): Writes further prompts from examples, until there are `tried`.
+        tried (`int`, *optional*, defaults to `12`): Number of prompts to compare if a `reference` writes them.
+        agent ([`PromptAgent`], *optional*): Measure the signal for GRPO in the rollouts of this agent.
+        group_size (`int`, *optional*, defaults to `8`): Group size of the planned training
+            (`num_generations`).
+        reward (`Callable`, *optional*): Reward function of the planned training, with TRL's signature. A reward
+            of 1 is right. Defaults to `metric`.
+        refiner ([`ProRefiner`], *optional*): Measure the gain of ProRefine. It starts from the first of
+            `prompts`, or from the paper's prompt if that is empty.
+        llm ([`ChatModel`], *optional*): Measure the score of a large LLM under the best request.
+        requests (`Sequence[str]`, *optional*): Templates of requests with `{question}`, the plain one first.
+        pool (`Mapping[str, ChatModel]`, *optional*): Measure several models, each alone and under an oracle's
+            choice.
+        repeats (`int`, *optional*, defaults to `4`): Number of answers to each request, and of each model of
+            the pool. 1 suffices at temperature 0.
+        metric (`str`, ...): Metric that scores an answer between 0 and 1, as in [`evaluate_agent`].
+        calls (`int`, *optional*, defaults to `512`): Largest number of calls of large LLMs in each part.
+        top_up_calls (`int`, *optional*, defaults to `0`): Calls of a second look at the prompts, on other rows,
+            if the first one is inconclusive.
+        delta (`float`, *optional*): The smallest gain that is worth it. Defaults to 0.10, and to 0.05 from
+            2,000 calls on.
+        seed (`int`, *optional*, defaults to `0`): Seed of rows, ties and samples.
+        max_in_flight (`int`, *optional*, defaults to `64`): Largest number of calls in flight.
+        sampling (`Mapping`, *optional*): Sampling arguments for the calls of chat models.
 
     Raises:
-        `ValueError`: Before any call: no part is asked for, a row lacks its question or its answers, or calls or rows
-            are too few.
+        `ValueError`: Before any call: if no part is requested, a row has no question or no answers, or there
+            are too few calls or rows.
     """
     if policy is None and agent is None and refiner is None and llm is None and not pool:
         raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")
     if isinstance(prompts, str) or not prompts:
         raise ValueError("prompts is a list of system prompts, yours first")
     validate_dataset(rows)
+
     shuffled = random.Random(seed).sample(list(rows), len(rows))
     caller = Caller(metric, max_in_flight, sampling)
     result = Headroom(delta=default_delta(calls) if delta is None else delta)
 
-    # Each part is checked before the first one makes a call.
-    parts: dict[str, Any] = {}
+    # Constructing a part checks it. All parts are checked before the first one makes a call.
+    parts: dict[str, MeasurementPart] = {}
     if policy is not None:
         parts["prompts"] = PromptPart(
             caller,
@@ -141,21 +154,21 @@ async def aheadroom(
     if pool:
         parts["pool"] = ChoicePart.of_models(caller, shuffled, pool, repeats, calls, seed)
 
+    # Measure part by part. One with too few scores does not end the others, which may call other models.
     started = time.perf_counter()
     for name, part in parts.items():
-        before = caller.calls
+        calls_before = caller.calls
         try:
             await part.measure(result)
-        except TooFewScores as error:  # of this part; another may ask other models
-            cause = (
-                f" (the last call that failed: {caller.last_error})" if caller.last_error else ""
-            )
-            result.stopped = f"{name}: {error}{cause}"
+        except TooFewScores as error:
+            result.stopped = f"{name}: {error}"
+            if caller.last_error:
+                result.stopped += f" (the last call that failed: {caller.last_error})"
         except MeasurementStopped as error:
             result.stopped = f"{name}: {error}"
             break
         finally:
-            result.calls[name] = caller.calls - before
+            result.calls[name] = caller.calls - calls_before
     result.cost_usd = caller.cost_usd
     result.failed = caller.failed
     result.seconds = time.perf_counter() - started

@@ -1,6 +1,6 @@
 """The parts of a measurement: system prompts, groups of rollouts, refinements, and choices of requests or models.
 
-A part is checked when it is made, and makes its calls in `measure`, which puts its result into a [`Headroom`].
+The constructor of a part checks its arguments. `measure` makes the calls and puts the result into a [`Headroom`].
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ...llm import ChatModel
 from ...refine import ProRefiner
 from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
-from ..scoring import score_records, score_rollouts
+from ..scoring import score_rollouts
 from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
 from .caller import Caller, MeasurementStopped, max_calls_per_answer, record_of
 from .ceiling import measure_ceiling
@@ -34,13 +34,17 @@ from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
 from .refinement import judge_refinement
 from .result import FURTHER, Headroom
 
-MOST_SIGNAL_ROWS = 64
-_ROWS_AT_ONCE = 8  # of the signal, between two looks at the budget
-_MOST_EXAMPLES = 8
+MAX_SIGNAL_ROWS = 64
+_SIGNAL_BATCH_ROWS = 8
+"""Rows of the signal between two checks of the budget."""
+_MAX_EXAMPLES = 8
 
 
 class PromptPart:
-    """Two stages over system prompts: some rows choose, fresh rows measure. The arguments are [`aheadroom`]'s."""
+    """Two stages over system prompts: some rows choose a challenger, fresh rows measure its gain.
+
+    The arguments are those of [`aheadroom`].
+    """
 
     def __init__(
         self,
@@ -61,71 +65,84 @@ class PromptPart:
         self.reference = reference
         self.delta = delta
         self.seed = seed
-        self.to_write = max(0, tried - len(self.texts)) if reference is not None else 0
-        # An answer of an agent may take several calls: the plan counts the most that it can.
+
+        # The reference LLM writes the missing prompts in one call.
+        self.prompts_to_write = 0
+        if reference is not None:
+            self.prompts_to_write = max(0, tried - len(self.texts))
+        if self.prompts_to_write:
+            calls -= 1
+
+        # An answer of an agent may take several calls: plan with the largest number.
         self.calls_per_answer = max(1, max_calls_per_answer(policy))
         self.top_up_answers = top_up_calls // self.calls_per_answer
-        answers = (calls - (1 if self.to_write else 0)) // self.calls_per_answer
-        self.plan = plan_stages(answers, len(self.texts) + self.to_write, len(rows))
+        answers = calls // self.calls_per_answer
+        self.plan = plan_stages(answers, len(self.texts) + self.prompts_to_write, len(rows))
 
-        # Three sets of rows that share none: for choosing, for measuring, and for a second look.
-        fresh_from = self.plan.choosing_rows
-        fresh_to = fresh_from + self.plan.fresh_rows
-        self.choosing_rows = rows[:fresh_from]
-        self.fresh_rows = rows[fresh_from:fresh_to]
-        self.unused_rows = rows[fresh_to:]
+        # Three disjoint sets of rows: for choosing, for measuring, and for a second look.
+        fresh_start = self.plan.choosing_rows
+        fresh_end = fresh_start + self.plan.fresh_rows
+        self.choosing_rows = rows[:fresh_start]
+        self.fresh_rows = rows[fresh_start:fresh_end]
+        self.unused_rows = rows[fresh_end:]
 
     async def measure(self, result: Headroom) -> None:
-        generator = np.random.default_rng(self.seed)
-        if self.to_write:
+        rng = np.random.default_rng(self.seed)
+        if self.prompts_to_write:
             await self._write_prompts()
         result.texts = self.texts
-        choosing = await self._table(self.texts, self.choosing_rows, repeats=1)
-        chosen = choose_challenger(choosing, generator)
+
+        # The first stage chooses a challenger.
+        choosing = await self._score_prompts(self.texts, self.choosing_rows, repeats=1)
+        chosen = choose_challenger(choosing, rng)
+
+        # The second stage measures it against the start prompt.
         pair = [self.texts[0], self.texts[chosen]]
-        fresh = await self._table(pair, self.fresh_rows, self.plan.repeats)
+        fresh = await self._score_prompts(pair, self.fresh_rows, self.plan.repeats)
         result.prompts = judge_prompts(choosing, chosen, fresh, self.delta)
         if len(self.texts) > 3 and result.prompts.test is not None:
-            result.further = expect_further(choosing, FURTHER, generator)
+            result.further = expect_further(choosing, FURTHER, rng)
 
-        # A second look, if it is allowed and large enough to see more than the first.
-        wanted = min(result.prompts.rows_needed, self.top_up_answers // 2, len(self.unused_rows))
-        if result.prompts.verdict == "cannot tell" and wanted >= len(self.fresh_rows):
-            top_up = await self._table(pair, self.unused_rows[:wanted], repeats=1)
+        # A second look, if it is allowed and has at least as many rows as the first.
+        n_rows = min(result.prompts.rows_needed, self.top_up_answers // 2, len(self.unused_rows))
+        if result.prompts.verdict == "cannot tell" and n_rows >= len(self.fresh_rows):
+            top_up = await self._score_prompts(pair, self.unused_rows[:n_rows], repeats=1)
             result.prompts = judge_prompts(choosing, chosen, fresh, self.delta, top_up)
 
     async def _write_prompts(self) -> None:
-        """Let the reference LLM write prompts from the rows that choose, which measure nothing."""
+        """Let the reference LLM write prompts. Its examples are choosing rows, which do not measure the gain."""
         assert self.reference is not None
-        examples = self.choosing_rows[:_MOST_EXAMPLES]
-        reply = await ask_for_prompts(self.reference, self.texts[0], examples, self.to_write)
+        examples = self.choosing_rows[:_MAX_EXAMPLES]
+        reply = await ask_for_prompts(
+            self.reference, self.texts[0], examples, self.prompts_to_write
+        )
         self.caller.count([answer_of_replies([reply], reply.seconds)])
-        written = [text for text in read_prompts(reply.text) if text not in self.texts]
-        self.texts += written[: self.to_write]
+        new_texts = [text for text in read_prompts(reply.text) if text not in self.texts]
+        self.texts += new_texts[: self.prompts_to_write]
         if len(self.texts) < 2:
             raise MeasurementStopped(
                 f"the reference LLM wrote no prompt: {reply.error or reply.text[:200]!r}"
             )
 
-    async def _table(self, texts: Sequence[str], rows: Sequence[Row], repeats: int) -> Table:
-        """Scores by row and prompt, means over the repeats that have one."""
+    async def _score_prompts(
+        self, texts: Sequence[str], rows: Sequence[Row], repeats: int
+    ) -> Table:
+        """Scores by row and prompt, averaged over the repeats that have a score."""
         columns = []
         for text in texts:
             system = self.caller.system_of(self.policy, text)
-            scores = [
-                await self.caller.score(system, rows, self.seed + repeat)
-                for repeat in range(repeats)
-            ]
+            scores = []
+            for repeat in range(repeats):
+                scores.append(await self.caller.score(system, rows, self.seed + repeat))
             columns.append(_mean_without_missing(np.array(scores)))
-            if np.isnan(
-                columns[0]
-            ).all():  # without the start prompt there is nothing to compare with
+            # Without scores of the start prompt, further calls are useless.
+            if np.isnan(columns[0]).all():
                 raise TooFewScores("no answer under the start prompt has a score")
         return np.column_stack(columns)
 
 
 class SignalPart:
-    """Groups of rollouts of an untrained agent. The arguments are [`aheadroom`]'s."""
+    """Groups of rollouts of an untrained agent. The arguments are those of [`aheadroom`]."""
 
     def __init__(
         self,
@@ -138,7 +155,7 @@ class SignalPart:
         seed: int,
     ):
         self.caller = caller
-        self.rows = rows[:MOST_SIGNAL_ROWS]
+        self.rows = rows[:MAX_SIGNAL_ROWS]
         self.agent = agent
         self.group_size = group_size
         self.reward = reward
@@ -156,47 +173,52 @@ class SignalPart:
     async def measure(self, result: Headroom) -> None:
         rewards: list[list[float | None]] = []
         statuses: list[list[str]] = []
-        before = self.caller.calls
+        calls_before = self.caller.calls
         while len(rewards) < len(self.rows):
-            # As many rows as surely fit into the calls that are left.
-            left = self.calls - (self.caller.calls - before)
-            fitting = left // self.calls_per_row if self.calls_per_row else _ROWS_AT_ONCE
-            batch = self.rows[len(rewards) :][: min(fitting, _ROWS_AT_ONCE)]
+            # As many rows as certainly fit into the remaining calls.
+            batch_size = _SIGNAL_BATCH_ROWS
+            if self.calls_per_row:
+                remaining_calls = self.calls - (self.caller.calls - calls_before)
+                batch_size = min(batch_size, remaining_calls // self.calls_per_row)
+            batch = self.rows[len(rewards) :][:batch_size]
             if not batch:
                 break
+
+            # Play a group of rollouts for each row. After every batch the result is complete.
             rollouts = await self._play(batch, len(rewards))
-            scores = await self._reward(rollouts)
-            for begin in range(0, len(rollouts), self.group_size):
-                group = slice(begin, begin + self.group_size)
+            scores = await self._score_rollouts(rollouts)
+            for start in range(0, len(rollouts), self.group_size):
+                group = slice(start, start + self.group_size)
                 rewards.append(scores[group])
                 statuses.append([rollout.status for rollout in rollouts[group]])
             result.signal = measure_groups(rewards, self.group_size, statuses)
 
-    async def _play(self, rows: Sequence[Row], number: int) -> list[Rollout]:
-        repeated = [row for row in rows for _ in range(self.group_size)]
-        seed = rollout_seed(self.seed, "headroom", number)
+    async def _play(self, rows: Sequence[Row], first_row: int) -> list[Rollout]:
+        """Play the groups of some rows. `first_row` is the index of the first of them."""
+        group_rows: list[Row] = []
+        for row in rows:
+            group_rows += [row] * self.group_size
+        seed = rollout_seed(self.seed, "headroom", first_row)
         rollouts = await asyncio.to_thread(
-            self.agent.answer_all, repeated, seed=seed, progress=False
+            self.agent.answer_all, group_rows, seed=seed, progress=False
         )
         self.caller.count([answer_of_rollout(rollout, 0.0) for rollout in rollouts])
         return rollouts
 
-    async def _reward(self, rollouts: Sequence[Rollout]) -> list[float | None]:
+    async def _score_rollouts(self, rollouts: Sequence[Rollout]) -> list[float | None]:
+        """The reward of each rollout: the reward function's, or without one the metric's."""
         if self.reward is not None:
             scores = await score_rollouts(self.reward, rollouts)
-        else:
-            records = [
-                record_of(answer_of_rollout(rollout, 0.0), rollout.row) for rollout in rollouts
-            ]
-            (scores,) = (
-                await asyncio.to_thread(score_records, records, self.caller.metrics)
-            ).values()
-        self.caller.failed += list(scores).count(None)
-        return list(scores)
+            self.caller.failed += scores.count(None)
+            return scores
+        records = []
+        for rollout in rollouts:
+            records.append(record_of(answer_of_rollout(rollout, 0.0), rollout.row))
+        return await self.caller.score_answers(records)
 
 
 class RefinePart:
-    """Plain and refined answers to the same rows. The arguments are [`aheadroom`]'s."""
+    """Plain and refined answers to the same rows. The arguments are those of [`aheadroom`]."""
 
     def __init__(
         self,
@@ -215,7 +237,7 @@ class RefinePart:
         self.seed = seed
         self.plain = caller.system_of(refiner.task, prompt)
         self.refined = ProRefineSystem(refiner, prompt)
-        # The plain answer; the first one and its verdict; three calls a step; the final answer.
+        # The plain answer; the refiner's first answer and its verdict; three calls per step; the final answer.
         self.calls_per_row = 1 + 2 + 3 * refiner.max_steps + 1
         if 2 * self.calls_per_row > calls:
             raise ValueError(
@@ -226,11 +248,11 @@ class RefinePart:
     async def measure(self, result: Headroom) -> None:
         plain: list[float] = []
         refined: list[float] = []
-        before = self.caller.calls
+        calls_before = self.caller.calls
         while len(plain) < len(self.rows):
-            # As many rows as surely fit into the calls that are left.
-            left = self.calls - (self.caller.calls - before)
-            batch = self.rows[len(plain) :][: left // self.calls_per_row]
+            # As many rows as certainly fit into the remaining calls.
+            remaining_calls = self.calls - (self.caller.calls - calls_before)
+            batch = self.rows[len(plain) :][: remaining_calls // self.calls_per_row]
             if not batch:
                 break
             plain += await self.caller.score(self.plain, batch, self.seed)
@@ -238,13 +260,30 @@ class RefinePart:
         result.refinement = judge_refinement(np.column_stack([plain, refined]), self.delta)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One way to get an answer.
+
+    Args:
+        system ([`System`]): The system to ask.
+        template (`str`): The request, with `{question}`.
+    """
+
+    system: System
+    template: str
+
+    def fill_row(self, row: Row) -> Row:
+        """The row with the request in place of its question."""
+        return {**row, "question": fill_template(self.template, row["question"])}
+
+
 class ChoicePart:
     """Several ways to get an answer to each row, asked several times each.
 
     Args:
-        caller ([`Caller`]): Asks.
-        field_name (`str`): The field of [`Headroom`] that gets the result.
-        choices (`Mapping[str, Callable]`): By name, the plain one first: a system, and the row as it is asked.
+        caller ([`Caller`]): Makes the calls.
+        field_name (`str`): Field of [`Headroom`] for the result.
+        choices (`Mapping[str, Choice]`): Choices by name, the plain one first.
         rows (`Sequence[dict]`), repeats (`int`), calls (`int`), seed (`int`): As in [`aheadroom`].
     """
 
@@ -252,7 +291,7 @@ class ChoicePart:
         self,
         caller: Caller,
         field_name: str,
-        choices: Mapping[str, tuple[System, Callable[[Row], Row]]],
+        choices: Mapping[str, Choice],
         rows: Sequence[Row],
         repeats: int,
         calls: int,
@@ -284,11 +323,11 @@ class ChoicePart:
         seed: int,
     ) -> ChoicePart:
         """One large LLM, asked in several ways."""
-        choices: dict[str, tuple[System, Callable[[Row], Row]]] = {}
+        choices = {}
         for number, request in enumerate(requests):
             check_template(request)
             name = "the plain request" if number == 0 else f"request {number + 1}"
-            choices[name] = (caller.system_of(llm, ""), partial(_fill_question, request))
+            choices[name] = Choice(caller.system_of(llm, ""), request)
         return cls(caller, "requests", choices, rows, repeats, calls, seed)
 
     @classmethod
@@ -302,25 +341,23 @@ class ChoicePart:
         seed: int,
     ) -> ChoicePart:
         """Several models, each asked the plain question."""
-        ask = partial(_fill_question, DEFAULT_REQUESTS[0])
-        choices = {name: (caller.system_of(model, ""), ask) for name, model in pool.items()}
+        choices = {}
+        for name, model in pool.items():
+            choices[name] = Choice(caller.system_of(model, ""), DEFAULT_REQUESTS[0])
         return cls(caller, "pool", choices, rows, repeats, calls, seed)
 
     async def measure(self, result: Headroom) -> None:
         table = np.empty((len(self.rows), len(self.choices), self.repeats))
-        for place, (system, ask) in enumerate(self.choices.values()):
-            asked = [ask(row) for row in self.rows]
+        for column, choice in enumerate(self.choices.values()):
+            requests = [choice.fill_row(row) for row in self.rows]
             for repeat in range(self.repeats):
-                table[:, place, repeat] = await self.caller.score(system, asked, self.seed + repeat)
+                scores = await self.caller.score(choice.system, requests, self.seed + repeat)
+                table[:, column, repeat] = scores
         setattr(result, self.field_name, measure_ceiling(table, list(self.choices)))
 
 
-def _fill_question(template: str, row: Row) -> dict[str, Any]:
-    return {**row, "question": fill_template(template, row["question"])}
-
-
 def _mean_without_missing(scores: Table) -> Table:
-    """The mean over the repeats (the first axis) that have a score; NaN where none has."""
+    """The mean over the repeats (the first axis) that have a score; NaN if none has."""
     counts = (~np.isnan(scores)).sum(axis=0)
     totals = np.nansum(scores, axis=0)
     return np.divide(totals, counts, out=np.full(scores.shape[1], math.nan), where=counts > 0)

@@ -18,26 +18,27 @@ from .refinement import RefineHeadroom
 
 HEADROOM_FILE = "headroom.json"
 FURTHER = 20
-"""How many more prompts [`expect_further`] is asked about."""
+"""Number of further prompts whose expected gain is reported; see [`expect_further`]."""
 
 
 @dataclass
 class Headroom:
-    """What [`headroom`] returns. A part that was not asked for, or that the run did not reach, is `None`.
+    """The result of [`headroom`]. A part that was not requested or not reached is `None`.
 
     Args:
-        prompts ([`PromptHeadroom`], *optional*): What a better system prompt gains.
-        texts (`list[str]`): The prompts that were compared, the start prompt first.
-        further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they are like those tried.
+        prompts ([`PromptHeadroom`], *optional*): The gain of a better system prompt.
+        texts (`list[str]`): The compared prompts, the start prompt first.
+        further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they resemble those
+            tried.
         signal ([`GroupSignal`], *optional*): The signal for GRPO.
-        refinement ([`RefineHeadroom`], *optional*): What ProRefine gains.
-        requests ([`Ceiling`], *optional*): A large LLM asked in several ways.
-        pool ([`Ceiling`], *optional*): Several models, each asked the plain question.
-        calls (`dict[str, int]`): Calls of large LLMs that each part made.
-        cost_usd (`float`): What they cost.
+        refinement ([`RefineHeadroom`], *optional*): The gain of ProRefine.
+        requests ([`Ceiling`], *optional*): Scores of a large LLM under several requests.
+        pool ([`Ceiling`], *optional*): Scores of several models under the plain request.
+        calls (`dict[str, int]`): Calls of large LLMs of each part.
+        cost_usd (`float`): Their cost.
         failed (`int`): Answers without a score: outages, and answers that the metric cannot grade.
-        seconds (`float`): From the first call to the last.
-        stopped (`str`, *optional*): Why it ended early.
+        seconds (`float`): Duration from the first call to the last.
+        stopped (`str`, *optional*): Why the measurement ended early.
         delta (`float`): The smallest gain that is worth it.
     """
 
@@ -57,24 +58,23 @@ class Headroom:
 
     @property
     def training(self) -> tuple[Verdict, str] | None:
-        """The verdict on training an agent to ask, and why: its signal, and the ceiling of its requests."""
+        """The verdict on training an agent to ask, and its reason: the signal, or the ceiling of the requests."""
         if self.signal is None:
             return None
-        floor = self.signal.pass_at.get(1)
-        if (
-            self.requests is not None
-            and floor is not None
-            and self.requests.high - floor.low < self.delta
-        ):
-            most = self.requests.high - floor.low
-            return (
-                "not worth it",
-                f"not worth it: an agent that asks perfectly gains {most:.3f} at most",
-            )
+
+        # A signal is useless if even the best requests gain too little.
+        untrained = self.signal.pass_at.get(1)
+        if self.requests is not None and untrained is not None:
+            largest_gain = self.requests.high - untrained.low
+            if largest_gain < self.delta:
+                reason = (
+                    f"not worth it: an agent that asks perfectly gains {largest_gain:.3f} at most"
+                )
+                return "not worth it", reason
         return self.signal.verdict, self.signal.sentence()
 
     def report(self) -> str:
-        """The result as text: a sentence for each part, what it rests on, and what it took."""
+        """The result as text: a sentence per part with its evidence, then the calls and the cost."""
         lines = []
         if self.prompts is not None:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
@@ -84,9 +84,8 @@ class Headroom:
             lines.append(f"ProRefine: {self.refinement.sentence()}.")
         if self.requests is not None:
             lines.append(f"Requests: {self.requests.sentence()}.")
-            lines.append(
-                f"  An agent that asks perfectly gains {_interval(self.requests.gain)} at least."
-            )
+            gain = _format_interval(self.requests.gain)
+            lines.append(f"  An agent that asks perfectly gains {gain} at least.")
         if self.training is not None and self.requests is not None:
             lines.append(f"Training an agent to ask: {self.training[1]}.")
         if self.pool is not None:
@@ -95,6 +94,8 @@ class Headroom:
                 lines.append(f"  {name}: {estimate}")
         if self.stopped is not None:
             lines.append(f"Stopped early: {self.stopped}.")
+
+        # The last line: calls, cost and failures.
         calls = ", ".join(f"{name} {count}" for name, count in self.calls.items())
         cost = f", ${self.cost_usd:.4f}" if self.cost_usd else ""
         failed = f"; {self.failed} answers without a score" if self.failed else ""
@@ -102,7 +103,7 @@ class Headroom:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON, with verdicts and sentences."""
+        """Return all fields, verdicts and sentences as JSON."""
         saved = asdict(self)
         for name in ("prompts", "signal", "refinement", "requests", "pool"):
             part = getattr(self, name)
@@ -115,50 +116,50 @@ class Headroom:
         return saved
 
     def save(self, folder: str | Path) -> Path:
-        """Write `headroom.json` into a folder, all or nothing; its path."""
+        """Write `headroom.json` into a folder, atomically, and return its path."""
         path = Path(folder) / HEADROOM_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
         return path
 
 
-def _interval(estimate: Estimate) -> str:
+def _format_interval(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _prompt_lines(
-    found: PromptHeadroom, texts: Sequence[str], further: Estimate | None
+    headroom: PromptHeadroom, texts: Sequence[str], further: Estimate | None
 ) -> list[str]:
-    lines = [f"Prompts: {found.sentence()}."]
-    lines.append(
-        f"  Start prompt {found.start:.3f}, the chosen one {found.best:.3f} on the same rows."
-    )
-    lines.append(
-        f"  Chosen: {shorten(texts[found.chosen], 200, placeholder=' ...') or '(the empty prompt)'}"
-    )
-    if found.test is not None:
+    chosen_prompt = shorten(texts[headroom.chosen], 200, placeholder=" ...")
+    lines = [
+        f"Prompts: {headroom.sentence()}.",
+        f"  Start prompt {headroom.start:.3f}, the chosen one {headroom.best:.3f} on the same rows.",
+        f"  Chosen: {chosen_prompt or '(the empty prompt)'}",
+    ]
+    if headroom.test is not None:
         lines.append(
-            f"  Between the {found.tried + 1} prompts: F = {found.test.statistic:.2f}, p = {found.test.p_value:.3f}; "
-            f"their spread is about {found.test.spread:.3f}."
+            f"  Between the {headroom.tried + 1} prompts: F = {headroom.test.statistic:.2f}, p = {headroom.test.p_value:.3f}; "
+            f"their spread is about {headroom.test.spread:.3f}."
         )
     if further is not None:
         lines.append(
-            f"  The best of {FURTHER} more prompts, if they are like these: {_interval(further)}."
+            f"  The best of {FURTHER} more prompts, if they are like these: {_format_interval(further)}."
         )
-    if found.verdict == "not worth it":
+    if headroom.verdict == "not worth it":
         lines.append(
-            f"  Up to {found.possible_share:.0%} of such prompts may be good although none of these is."
+            f"  Up to {headroom.possible_share:.0%} of such prompts may be good although none of these is."
         )
     return lines
 
 
 def _signal_lines(signal: GroupSignal) -> list[str]:
     lines = [f"Signal for GRPO: {signal.sentence()}."]
-    passes = [
-        f"pass@{k} {signal.pass_at[k].mean:.3f}"
-        for k in sorted({1, signal.measured_size})
-        if k in signal.pass_at
-    ]
+
+    # pass@k for k = 1 and for the largest k.
+    passes = []
+    for k in sorted({1, signal.measured_size}):
+        if k in signal.pass_at:
+            passes.append(f"pass@{k} {signal.pass_at[k].mean:.3f}")
     if passes:
         first = signal.pass_at[1]
         lines.append(

@@ -1,17 +1,19 @@
-"""Headroom of prompts: what a better system prompt would gain, measured in two stages.
+"""Headroom of prompts: the gain of a better system prompt, measured in two stages.
 
-Choosing and measuring on the same rows is too optimistic: the prompt that looks best is partly the luckiest. So some
-rows choose a challenger among the prompts, and *fresh* rows measure the start prompt and the challenger:
+Choosing and measuring on the same rows is too optimistic: the prompt that looks best is partly the luckiest.
+Therefore some rows choose a challenger among the prompts, and *fresh* rows measure the start prompt and the
+challenger:
 
     gain = mean(d), d = score under the challenger - score under the start, over fresh rows
     interval = mean(d) -+ t * sqrt(var(d) / n)
 
-This assumes nothing about the prompts (data splitting, Cox 1975). An estimate from one stage would need them to be
-draws from one distribution (empirical Bayes, Morris 1983), which the user's start prompt is not. In a simulation
-(`benchmarks/learning/headroom.py`) the interval covers the true gain in 94 to 96 % of tasks.
+This assumes nothing about the prompts (data splitting, Cox 1975). An estimate from a single stage would assume
+that they are drawn from one distribution (empirical Bayes, Morris 1983), which is false for the user's start
+prompt. In a simulation (`benchmarks/learning/headroom.py`) the interval covers the true gain in 94 to 96 % of
+tasks.
 
-Scores are between 0 and 1. Tables have a row for each question and a column for each prompt, the start prompt first;
-NaN stands for an answer that failed, and its row is left out.
+Scores are between 0 and 1. Tables have a row per question and a column per prompt, the start prompt first. NaN
+stands for a failed answer, whose row is left out.
 """
 
 from __future__ import annotations
@@ -32,15 +34,14 @@ Verdict = Literal["worth it", "not worth it", "cannot tell"]
 Table = NDArray[np.float64]
 
 LEVEL = 0.95
-"""The coverage of all intervals, and twice the one-sided error of a verdict."""
+"""Coverage of all intervals. The one-sided error of a verdict is half of 1 - `LEVEL`."""
 
 POWER = 0.8
 """The probability with which `rows_needed` rows show a gain of `delta`."""
 
 _FEW_DIFFERENCES = 4
-_RULE_OF_THREE = (
-    3.5  # a variance of 3.5 / n gives none of n differing rows about the half-width 3.7 / n
-)
+_RULE_OF_THREE = 3.5
+"""If none of n rows differs, a variance of 3.5 / n gives the interval a half-width of about 3.7 / n."""
 
 
 class TooFewScores(ValueError):
@@ -52,7 +53,7 @@ class Gain:
     """The gain of one prompt over another on the same rows.
 
     Args:
-        estimate ([`Estimate`]): Its mean and t interval, over the rows that both have a score for.
+        estimate ([`Estimate`]): Mean and t interval over the rows for which both prompts have a score.
         variance (`float`): The variance of the difference on one row.
     """
 
@@ -62,12 +63,13 @@ class Gain:
 
 @dataclass(frozen=True)
 class PromptTest:
-    """Whether prompts differ at all: the F test between the columns of a table, row effects removed.
+    """Whether prompts differ at all: the F test between the columns of a table, with row effects removed.
 
     Args:
-        statistic (`float`), p_value (`float`): Of the F test with (k - 1, (k - 1)(n - 1)) degrees of freedom.
-        spread (`float`): The standard deviation between the prompts' true means, by the method of moments: the square
-            root of max(0, variance of the means - their error).
+        statistic (`float`), p_value (`float`): Result of the F test with (k - 1, (k - 1)(n - 1)) degrees of
+            freedom.
+        spread (`float`): Standard deviation between the true means of the prompts, by the method of moments:
+            the square root of max(0, variance of the means - their error).
     """
 
     statistic: float
@@ -77,19 +79,23 @@ class PromptTest:
 
 @dataclass(frozen=True)
 class PromptHeadroom:
-    """What a better system prompt would gain.
+    """The gain of a better system prompt.
 
     Args:
-        chosen (`int`): The column of the challenger.
-        gain ([`Estimate`]): Its gain over the start prompt on fresh rows.
-        verdict (`str`): `worth it`: the interval is above 0. `not worth it`: it is below `delta`. Else `cannot tell`.
+        chosen (`int`): Column of the challenger.
+        gain ([`Estimate`]): Gain of the challenger over the start prompt on fresh rows.
+        verdict (`str`): `worth it` if the interval is above 0, `not worth it` if it is below `delta`, else
+            `cannot tell`.
         delta (`float`): The smallest gain that would be worth it.
-        rows_needed (`int`): Fresh rows at which `delta` could be shown, or excluded where there is no gain.
-        topped_up (`bool`): Whether the gain is that of a second set of fresh rows, because the first could not tell.
+        rows_needed (`int`): Number of fresh rows that could show a gain of `delta`, or exclude it if there is
+            no gain.
+        topped_up (`bool`): Whether the gain was measured on a second set of fresh rows, because the first
+            was inconclusive.
         start (`float`), best (`float`): Mean scores of start prompt and challenger on the same fresh rows.
-        test ([`PromptTest`], *optional*): Between all prompts, on the rows that chose. Not part of the verdict.
-        tried (`int`): How many challengers were tried.
-        naive (`float`, *optional*): The gain on the rows that chose, which is too high.
+        test ([`PromptTest`], *optional*): Test between all prompts on the choosing rows. Not part of the
+            verdict.
+        tried (`int`): Number of challengers.
+        naive (`float`, *optional*): The gain on the choosing rows, which is too high.
     """
 
     chosen: int
@@ -106,7 +112,10 @@ class PromptHeadroom:
 
     @property
     def possible_share(self) -> float:
-        """See [`possible_share`]: how many of all proposals may still be good, if none that was tried is."""
+        """The share of all proposals that may be good although none of the tried ones is.
+
+        See [`possible_share`].
+        """
         return possible_share(self.tried)
 
     def sentence(self) -> str:
@@ -124,13 +133,13 @@ class PromptHeadroom:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """How the calls of a measurement are spent.
+    """How the calls of a measurement are divided.
 
     Args:
-        prompts (`int`): Prompts to choose from, the start prompt included.
-        choosing_rows (`int`): Rows that each of them answers once.
-        fresh_rows (`int`): Other rows, which start prompt and challenger answer.
-        repeats (`int`): How often they answer each fresh row: once, unless there are too few rows.
+        prompts (`int`): Prompts to choose from, including the start prompt.
+        choosing_rows (`int`): Rows that each of these prompts answers once.
+        fresh_rows (`int`): Other rows, which the start prompt and the challenger answer.
+        repeats (`int`): Number of answers of each to a fresh row: one, unless there are too few rows.
     """
 
     prompts: int
@@ -144,44 +153,50 @@ class StagePlan:
 
 
 CHOOSING_SHARE = 240 / 512
-"""The share of the calls that choose: of 512 calls 12 prompts x 20 rows. Where one prompt in ten is good, this finds it
+"""Share of the calls that choose: of 512 calls, 12 prompts x 20 rows. If one prompt in ten is good, this finds it
 more often than 8 x 32."""
 
-_FEWEST_CHOOSING, _FEWEST_FRESH, _MOST_REPEATS = 4, 8, 4
+_MIN_CHOOSING_ROWS = 4
+_MIN_FRESH_ROWS = 8
+_MAX_REPEATS = 4
 
 
 def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
-    """Split a number of calls into the two stages.
+    """Divide a number of calls between the two stages.
 
     Args:
-        calls (`int`): At most this many.
-        prompts (`int`): Prompts to choose from, the start prompt included; two at least.
-        rows (`int`): Rows that there are.
+        calls (`int`): Largest number of calls.
+        prompts (`int`): Prompts to choose from, including the start prompt; at least two.
+        rows (`int`): Number of available rows.
 
     Raises:
-        `ValueError`: Fewer than two prompts, or too few calls or rows for both stages.
+        `ValueError`: If there are fewer than two prompts, or too few calls or rows for both stages.
     """
     if prompts < 2:
         raise ValueError(
             f"headroom needs a start prompt and others to compare with, got {prompts} prompt"
         )
-    choosing_rows = max(_FEWEST_CHOOSING, int(calls * CHOOSING_SHARE) // prompts)
+
+    # The first stage gets its share of the calls and at most half of the rows, the second stage the rest.
+    choosing_rows = max(_MIN_CHOOSING_ROWS, int(calls * CHOOSING_SHARE) // prompts)
     choosing_rows = min(choosing_rows, rows // 2)
     remaining = calls - prompts * choosing_rows
     fresh_rows = min(remaining // 2, rows - choosing_rows)
-    if choosing_rows < _FEWEST_CHOOSING or fresh_rows < _FEWEST_FRESH:
-        least_calls = prompts * _FEWEST_CHOOSING + 2 * _FEWEST_FRESH
-        least_rows = 2 * _FEWEST_FRESH
+    if choosing_rows < _MIN_CHOOSING_ROWS or fresh_rows < _MIN_FRESH_ROWS:
+        least_calls = prompts * _MIN_CHOOSING_ROWS + 2 * _MIN_FRESH_ROWS
+        least_rows = 2 * _MIN_FRESH_ROWS
         raise ValueError(
             f"{calls} calls and {rows} rows are too few for {prompts} prompts: give {least_calls} calls and "
             f"{least_rows} rows at least, or fewer prompts"
         )
-    repeats = max(1, min(_MOST_REPEATS, remaining // (2 * fresh_rows)))
+
+    # Calls that remain because there are too few rows are spent on repeats.
+    repeats = max(1, min(_MAX_REPEATS, remaining // (2 * fresh_rows)))
     return StagePlan(prompts, choosing_rows, fresh_rows, repeats)
 
 
 def default_delta(calls: int) -> float:
-    """The smallest gain that so many calls can decide about: 0.05 from 2,000 calls on, else 0.10."""
+    """The smallest gain that this number of calls can resolve: 0.05 from 2,000 calls on, else 0.10."""
     return 0.05 if calls >= 2000 else 0.10
 
 
@@ -189,16 +204,16 @@ def default_delta(calls: int) -> float:
 
 
 def complete_rows(scores: ArrayLike) -> Table:
-    """The rows of a table that have a score in every column. Raises as [`read_table`]."""
+    """The rows of a table that have a score in every column. Raises like [`read_table`]."""
     table = read_table(scores)
     return table[~np.isnan(table).any(axis=1)]
 
 
 def read_table(scores: ArrayLike) -> Table:
-    """Scores as an array of rows and columns.
+    """Convert scores to an array of rows and columns.
 
     Raises:
-        `ValueError`: It is no table, or a score is not between 0 and 1.
+        `ValueError`: If the scores are not a table, or a score is not between 0 and 1.
     """
     table = np.asarray(scores, dtype=float)
     if table.ndim != 2:
@@ -212,25 +227,28 @@ def read_table(scores: ArrayLike) -> Table:
 
 
 def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
-    """The column with the best scores among all but the first; one of the best at random if several are.
+    """The column with the best scores, except for the first. A random one of the best if there are several.
 
-    Columns are compared by their mean difference from the mean of each row. Without missing scores that is the order of
-    their means; with some, a prompt is not better for having failed on the hard rows.
+    Columns are compared by their mean difference from the mean of each row. Without missing scores, this is the
+    order of their means. With missing scores, it does not favour a prompt that failed on hard rows.
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): The start prompt first; NaN where there is none.
-        rng (`np.random.Generator`): For ties.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores, the start prompt first; NaN for a missing score.
+        rng (`np.random.Generator`): Generator for ties.
 
     Raises:
-        [`TooFewScores`]: No column but the first has a score on a row where another has one.
+        [`TooFewScores`]: If no column but the first has a score on a row where another column has one.
     """
+    # Rows with a single score compare nothing.
     table = read_table(scores)
-    scored = ~np.isnan(table)
-    table = table[scored.sum(axis=1) >= 2]
-    scored = ~np.isnan(table)
-    row_means = np.where(scored, table, 0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
-    differences = np.where(scored, table - row_means[:, None], 0).sum(axis=0)
-    counts = scored.sum(axis=0)
+    has_score = ~np.isnan(table)
+    table = table[has_score.sum(axis=1) >= 2]
+    has_score = ~np.isnan(table)
+
+    # The mean difference of each column from the row means, -inf for a column without scores.
+    row_means = np.where(has_score, table, 0).sum(axis=1) / np.maximum(has_score.sum(axis=1), 1)
+    differences = np.where(has_score, table - row_means[:, None], 0).sum(axis=0)
+    counts = has_score.sum(axis=0)
     means = np.where(counts > 0, differences / np.maximum(counts, 1), -np.inf)[1:]
     if not len(means) or np.isneginf(means.max()):
         raise TooFewScores("no prompt but the first has a score to compare")
@@ -241,15 +259,15 @@ def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
 def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
     """The gain of the second column over the first.
 
-    Few differing rows say little about the variance of binary scores: with fewer than four it is taken to be 3.5 / n at
-    least, which gives a table without any difference the width of the rule of three.
+    With fewer than four differing rows, the variance of binary scores is hardly known: it is then taken to be at
+    least 3.5 / n, which gives a table without any difference the width of the rule of three.
 
     Args:
-        scores (`ArrayLike` of shape (rows, 2)): Start prompt and challenger on the same rows.
-        level (`float`, *optional*, defaults to `0.95`): The coverage aimed at.
+        scores (`ArrayLike` of shape (rows, 2)): Scores of start prompt and challenger on the same rows.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
 
     Raises:
-        [`TooFewScores`]: Fewer than two rows have both scores.
+        [`TooFewScores`]: If fewer than two rows have both scores.
     """
     table = complete_rows(scores)
     n = len(table)
@@ -260,8 +278,9 @@ def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
     if np.count_nonzero(differences != np.median(differences)) < _FEW_DIFFERENCES:
         variance = max(variance, _RULE_OF_THREE / n)
     mean = float(differences.mean())
-    half = t_quantile(level, n - 1) * math.sqrt(variance / n)
-    return Gain(Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half), n), variance)
+    half_width = t_quantile(level, n - 1) * math.sqrt(variance / n)
+    estimate = Estimate(mean, max(-1.0, mean - half_width), min(1.0, mean + half_width), n)
+    return Gain(estimate, variance)
 
 
 @lru_cache(maxsize=4096)
@@ -271,7 +290,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def decide(gain: Estimate, delta: float) -> Verdict:
-    """The verdict that an interval allows."""
+    """The verdict that follows from the interval of a gain."""
     if gain.low > 0:
         return "worth it"
     if gain.high < delta:
@@ -280,13 +299,13 @@ def decide(gain: Estimate, delta: float) -> Verdict:
 
 
 def rows_needed(variance: float, delta: float, power: float = POWER) -> int:
-    """Fresh rows that would show a gain of `delta` with probability `power`, or exclude it where there is none.
+    """Fresh rows needed to show a gain of `delta` with probability `power`, or to exclude it if there is none.
 
     Args:
-        variance (`float`): Of the difference on one row ([`Gain`]); about 0.25 for binary scores with hard and easy
-            rows among them, 0.5 at most.
-        delta (`float`): The gain.
-        power (`float`, *optional*, defaults to `0.8`): The probability.
+        variance (`float`): Variance of the difference on one row ([`Gain`]): about 0.25 for binary scores on
+            a mix of hard and easy rows, at most 0.5.
+        delta (`float`): The gain to show.
+        power (`float`, *optional*, defaults to `0.8`): Probability of showing it.
     """
     z = stats.norm.ppf(0.5 + LEVEL / 2) + stats.norm.ppf(power)
     return math.ceil(variance * (z / delta) ** 2)
@@ -299,22 +318,32 @@ def judge_prompts(
     delta: float,
     top_up: ArrayLike | None = None,
 ) -> PromptHeadroom:
-    """The headroom of prompts, from the scores of both stages.
+    """The headroom of prompts, computed from the scores of both stages.
 
     Args:
-        choosing (`ArrayLike` of shape (rows, prompts)): The scores that chose.
-        chosen (`int`): What [`choose_challenger`] chose.
-        fresh (`ArrayLike` of shape (rows, 2)): Start prompt and challenger on rows that did not choose.
+        choosing (`ArrayLike` of shape (rows, prompts)): Scores on the choosing rows.
+        chosen (`int`): The column from [`choose_challenger`].
+        fresh (`ArrayLike` of shape (rows, 2)): Scores of start prompt and challenger on fresh rows.
         delta (`float`): The smallest gain that would be worth it.
-        top_up (`ArrayLike` of shape (rows, 2), *optional*): The same on yet other rows. Used if the first could not
-            tell, and then alone: pooled with them, the two looks would find gains that are not there.
+        top_up (`ArrayLike` of shape (rows, 2), *optional*): Scores of both on further rows. Used if `fresh`
+            is inconclusive, and then alone: pooling both looks would find gains that do not exist.
     """
-    first = paired_gain(fresh)
-    gain, measured, topped_up = first, complete_rows(fresh), False
-    if top_up is not None and decide(first.estimate, delta) == "cannot tell":
-        gain, measured, topped_up = paired_gain(top_up), complete_rows(top_up), True
-    table = complete_rows(choosing)
-    start, best = measured.mean(axis=0)
+    # The gain on fresh rows, or on those of the second look.
+    gain = paired_gain(fresh)
+    measured_table = complete_rows(fresh)
+    topped_up = False
+    if top_up is not None and decide(gain.estimate, delta) == "cannot tell":
+        gain = paired_gain(top_up)
+        measured_table = complete_rows(top_up)
+        topped_up = True
+    start, best = measured_table.mean(axis=0)
+
+    # What the choosing rows say, for comparison: too few of them may be complete.
+    choosing_table = complete_rows(choosing)
+    n_choosing = len(choosing_table)
+    naive = None
+    if n_choosing:
+        naive = float((choosing_table[:, chosen] - choosing_table[:, 0]).mean())
     return PromptHeadroom(
         chosen=chosen,
         gain=gain.estimate,
@@ -324,9 +353,9 @@ def judge_prompts(
         topped_up=topped_up,
         start=float(start),
         best=float(best),
-        test=compare_prompts(table) if len(table) > 1 else None,
-        tried=table.shape[1] - 1,
-        naive=float((table[:, chosen] - table[:, 0]).mean()) if len(table) else None,
+        test=compare_prompts(choosing_table) if n_choosing > 1 else None,
+        tried=choosing_table.shape[1] - 1,
+        naive=naive,
     )
 
 
@@ -337,10 +366,10 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
     """The F test between prompts in a two-way table (Searle, Casella and McCulloch 1992): do any of them differ?
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): Two rows and two prompts at least.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores of at least two prompts on at least two rows.
 
     Raises:
-        [`TooFewScores`]: There are fewer.
+        [`TooFewScores`]: If there are fewer.
     """
     means, error = _means_and_error(scores)
     n, k = complete_rows(scores).shape
@@ -351,7 +380,7 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
 
 
 def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
-    """The prompts' means, and the variance of such a mean in contrasts: residual mean square / rows."""
+    """The means of the prompts, and the variance of such a mean in contrasts: residual mean square / rows."""
     table = complete_rows(scores)
     n, k = table.shape
     if n < 2 or k < 2:
@@ -359,16 +388,17 @@ def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
     means = table.mean(axis=0)
     residuals = table - table.mean(axis=1, keepdims=True) - means + table.mean()
     mean_square = float((residuals**2).sum()) / ((n - 1) * (k - 1))
-    # A table that is all right or all wrong has no variance, which says nothing about the next row.
-    return means, max(mean_square, 0.5 / (n * k)) / n
+    # If all scores of a table are equal, its variance is 0, but that of the next row need not be.
+    mean_square = max(mean_square, 0.5 / (n * k))
+    return means, mean_square / n
 
 
 def possible_share(tried: int, level: float = LEVEL) -> float:
-    """The largest share of proposals that may be good although none of `tried` is: 1 - (1 - level)^(1 / tried).
+    """The largest share of proposals that may be good if none of `tried` is: 1 - (1 - level)^(1 / tried).
 
     Args:
-        tried (`int`): How many were tried.
-        level (`float`, *optional*, defaults to `0.95`): The confidence.
+        tried (`int`): Number of tried proposals.
+        level (`float`, *optional*, defaults to `0.95`): Confidence level.
     """
     return 1 - (1 - level) ** (1 / tried)
 
@@ -378,16 +408,18 @@ def expect_further(
 ) -> Estimate:
     """The gain of the best of `further` more prompts over the start prompt, *if they are like the challengers*.
 
-    Empirical Bayes with the start prompt kept out (Efron and Morris 1975, Gelman 2006): the challengers' true means are
-    mu + s z, s is 0 with probability 0.3 and else half-normal, and the best of K draws is mu + s e_K. The interval is
-    too short where the challengers differ by more than about 0.1, because scores end at 0 and 1.
+    Empirical Bayes without the start prompt (Efron and Morris 1975, Gelman 2006): the challengers' true means are
+    mu + s z, where s is 0 with probability 0.3 and half-normal otherwise, and the best of K draws is mu + s e_K.
+    The interval is too short if the challengers differ by more than about 0.1, because scores are limited to
+    [0, 1].
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): The start prompt first, then two challengers at least.
-        further (`int`): K.
-        rng (`np.random.Generator`): For the draws.
-        draws (`int`, *optional*, defaults to `4000`): From the posterior.
-        scale (`float`, *optional*, defaults to `0.1`): Of the half-normal.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores of the start prompt, then of at least two
+            challengers.
+        further (`int`): K, the number of further prompts.
+        rng (`np.random.Generator`): Generator for the draws.
+        draws (`int`, *optional*, defaults to `4000`): Number of draws from the posterior.
+        scale (`float`, *optional*, defaults to `0.1`): Scale of the half-normal.
     """
     means, error = _means_and_error(scores)
     n, k = complete_rows(scores).shape
@@ -395,7 +427,7 @@ def expect_further(
     if len(challengers) < 2:
         raise TooFewScores("what further prompts may gain needs two challengers at least")
 
-    # The posterior of s, the spread between prompts, on a grid of equal prior mass: 0 for three tenths of it.
+    # The posterior of s, the spread between prompts, on a grid of equal prior mass, three tenths of which is at 0.
     mass = (np.arange(200) + 0.5) / 200
     spread = scale * stats.norm.ppf(0.5 + 0.5 * np.clip((mass - 0.3) / 0.7, 0, 1))
     variance = spread**2 + error
@@ -404,13 +436,14 @@ def expect_further(
     weights = np.exp(likelihood - likelihood.max())
     s = spread[rng.choice(len(spread), size=draws, p=weights / weights.sum())]
 
-    # Then the means, given s; the error's own variance is that of a chi-squared.
+    # The means given s. The error is drawn as well, from a scaled inverse chi-squared distribution.
     degrees = (n - 1) * (k - 1)
     error_draws = error * degrees / rng.chisquare(degrees, draws)
-    mu = challengers.mean() + np.sqrt(
-        (s**2 + error_draws) / len(challengers)
-    ) * rng.standard_normal(draws)
+    mu_deviation = np.sqrt((s**2 + error_draws) / len(challengers))
+    mu = challengers.mean() + mu_deviation * rng.standard_normal(draws)
     start = means[0] + np.sqrt(error_draws) * rng.standard_normal(draws)
+
+    # The gain of the best further prompt; a score is at most 1.
     gains = np.minimum(mu + s * expected_maximum(further), 1.0) - start
     low, high = np.quantile(gains, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return Estimate(float(gains.mean()), float(low), float(high), n)
@@ -418,7 +451,7 @@ def expect_further(
 
 @lru_cache
 def expected_maximum(draws: int) -> float:
-    """The expected largest of so many standard normal draws."""
+    """The expected maximum of this number of standard normal draws."""
     if draws == 1:
         return 0.0
     return float(
@@ -427,36 +460,40 @@ def expected_maximum(draws: int) -> float:
 
 
 def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator) -> Estimate:
-    """What choosing a prompt for each question would gain over the single best prompt.
+    """The gain of choosing a prompt for each question over the single best prompt.
 
-    The first answers choose: for each row the prompt with the best score, and the one with the best mean for all rows
-    (which also wins a row's ties). The second answers to the same rows measure both. Its power is low with two answers,
-    so that an interval around 0 excludes little; an F test of interaction in its place has the wrong size for binary
-    scores.
+    The first answers choose the prompt with the best score for each row, and the prompt with the best mean for
+    all rows (which also wins a row's ties). The second answers to the same rows measure both. With two answers
+    the power is low, so an interval around 0 excludes little. An F test of interaction is no alternative: it has
+    the wrong size for binary scores.
 
     Args:
-        first (`ArrayLike` of shape (rows, prompts)), second (`ArrayLike` of the same shape): Two answers of each prompt
-            to each row, independent of each other.
-        rng (`np.random.Generator`): For ties between means.
+        first (`ArrayLike` of shape (rows, prompts)), second (`ArrayLike` of the same shape): Scores of two
+            independent answers of each prompt to each row.
+        rng (`np.random.Generator`): Generator for ties between means.
     """
     choosing = np.asarray(first, dtype=float)
     measuring = np.asarray(second, dtype=float)
     complete = ~(np.isnan(choosing).any(axis=1) | np.isnan(measuring).any(axis=1))
-    choosing, measuring = complete_rows(choosing[complete]), complete_rows(measuring[complete])
+    choosing = complete_rows(choosing[complete])
+    measuring = complete_rows(measuring[complete])
 
+    # The single best prompt, and the best prompt of each row.
     means = choosing.mean(axis=0)
     single = int(rng.choice(np.flatnonzero(np.isclose(means, means.max(), rtol=0, atol=1e-12))))
     routed = choosing.argmax(axis=1)
     ties = choosing[:, single] >= choosing.max(axis=1)
     routed[ties] = single
+
+    # Measure both on the second answers.
     row_numbers = np.arange(len(routed))
     pairs = np.column_stack([measuring[:, single], measuring[row_numbers, routed]])
     return paired_gain(pairs).estimate
 
 
 def as_table(rows: Sequence[Sequence[float | None]]) -> Table:
-    """Scores with `None` for failures as a table with NaN."""
-    as_floats: list[list[float]] = []
+    """Convert scores with `None` for failures to a table with NaN."""
+    float_rows: list[list[float]] = []
     for row in rows:
-        as_floats.append([math.nan if score is None else float(score) for score in row])
-    return np.array(as_floats, dtype=float)
+        float_rows.append([math.nan if score is None else float(score) for score in row])
+    return np.array(float_rows, dtype=float)

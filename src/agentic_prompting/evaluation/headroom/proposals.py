@@ -1,4 +1,4 @@
-"""Prompts and requests to compare: system prompts that a reference LLM writes from examples, and ways to ask."""
+"""System prompts and requests to compare. A reference LLM writes the system prompts from examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_REQUESTS = (
     "Split this question into smaller ones, answer them one after another, then combine the answers.\n\n"
     f"{{question}}\n\n{_ANSWER_LINE}",
 )
-"""Ways to ask a large LLM, the plain one first; `{question}` is filled in."""
+"""Templates of requests to a large LLM, the plain one first; `{question}` is filled in."""
 
 # Variables: count, start, examples.
 PROPOSE_TEMPLATE = """\
@@ -33,7 +33,7 @@ Questions with their accepted answers:
 
 Write each system prompt between <prompt> and </prompt>, and nothing else between them."""
 
-_MOST_EXAMPLE_LETTERS = 2000
+_MAX_EXAMPLE_LENGTH = 2000
 
 
 async def ask_for_prompts(
@@ -43,22 +43,22 @@ async def ask_for_prompts(
 
     Args:
         reference ([`ChatModel`]): The LLM.
-        start (`str`): The system prompt so far.
-        examples (`Sequence[dict]`): Rows with `question` and `answers`, none of which may measure a gain later.
-        count (`int`): How many prompts to ask for.
+        start (`str`): The current system prompt.
+        examples (`Sequence[dict]`): Rows with `question` and `answers`. They must not be used to measure a gain.
+        count (`int`): Number of prompts to ask for.
     """
+    # Long questions and answers are truncated.
     lines = []
     for row in examples:
-        question = str(row["question"])[:_MOST_EXAMPLE_LETTERS]
-        lines.append(
-            f"- {question}\n  accepted: {'; '.join(map(str, row['answers']))[:_MOST_EXAMPLE_LETTERS]}"
-        )
+        question = str(row["question"])[:_MAX_EXAMPLE_LENGTH]
+        accepted = "; ".join(map(str, row["answers"]))[:_MAX_EXAMPLE_LENGTH]
+        lines.append(f"- {question}\n  accepted: {accepted}")
     text = fill(PROPOSE_TEMPLATE, count=count, start=start, examples="\n".join(lines))
     return await as_chat(reference)([Message(role="user", content=text)])
 
 
 def read_prompts(reply: str) -> list[str]:
-    """The texts between `<prompt>` and `</prompt>`, without repetitions and empty ones."""
+    """The distinct texts between `<prompt>` and `</prompt>` that are not empty."""
     prompts = []
     for piece in reply.split("<prompt>")[1:]:
         text, closing, _ = piece.partition("</prompt>")

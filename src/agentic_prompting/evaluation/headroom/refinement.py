@@ -13,16 +13,16 @@ from .prompts import Verdict, complete_rows, decide, paired_gain, rows_needed
 
 @dataclass(frozen=True)
 class RefineHeadroom:
-    """What refining the prompt for each question gains.
+    """The gain of refining the prompt for each question.
 
     Args:
-        gain ([`Estimate`]): Refined minus plain answers, on the same rows.
-        verdict (`str`): As in [`PromptHeadroom`].
+        gain ([`Estimate`]): Score of refined minus plain answers on the same rows.
+        verdict (`str`): Verdict, as in [`PromptHeadroom`].
         delta (`float`): The smallest gain that would be worth it.
-        rows_needed (`int`): Rows at which `delta` could be shown, or excluded where there is no gain.
+        rows_needed (`int`): Number of rows that could show a gain of `delta`, or exclude it if there is no gain.
         plain (`float`), refined (`float`): Mean scores.
-        wrong (`int`), repaired (`int`): Plain answers that are not right, and those of them that a refinement repairs.
-        right (`int`), broken (`int`): Right plain answers, and those of them that a refinement breaks.
+        wrong (`int`), repaired (`int`): Number of wrong plain answers, and how many the refinement repairs.
+        right (`int`), broken (`int`): Number of right plain answers, and how many the refinement breaks.
     """
 
     gain: Estimate
@@ -46,14 +46,15 @@ class RefineHeadroom:
 
 
 def judge_refinement(scores: ArrayLike, delta: float) -> RefineHeadroom:
-    """The headroom of ProRefine, from the scores of plain and refined answers.
+    """The headroom of ProRefine, computed from the scores of plain and refined answers.
 
     Args:
-        scores (`ArrayLike` of shape (rows, 2)): Plain and refined; NaN where there is none, whose row is left out.
+        scores (`ArrayLike` of shape (rows, 2)): Scores of plain and refined answers; NaN for a missing score,
+            whose row is left out.
         delta (`float`): The smallest gain that would be worth it.
 
     Raises:
-        [`TooFewScores`]: Fewer than two rows have both scores.
+        [`TooFewScores`]: If fewer than two rows have both scores.
     """
     gain = paired_gain(scores)
     table = complete_rows(scores)

@@ -39,8 +39,8 @@ from agentic_prompting.sandbox.guarded import (
     STEPWISE,
     WHOLE,
     WORDS,
+    _EpisodeRefused,
     _GuardedEpisode,
-    _Refused,
     guarded_vocabulary,
     is_refusal,
     make_guarded_traces,
@@ -377,7 +377,7 @@ class Follows:
             question = parse_question(row["question"], WORLD)
             try:
                 trace = write_trace(kind, question, episode, WORLD, episode.rng)
-            except _Refused:
+            except _EpisodeRefused:
                 episode.finish("they said no", "nothing")
                 trace = episode.trace(kind, question)
             rollout = Rollout([1], row=dict(row))

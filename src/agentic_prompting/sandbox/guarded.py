@@ -37,30 +37,33 @@ from .world import (
     world_of,
 )
 
-WORDS = [
-    "amber", "birch", "cedar", "clover", "copper", "coral", "falcon", "fern", "flint", "garnet", "hazel",
-    "heron", "indigo", "ivory", "jasper", "lantern", "maple", "marble", "opal", "pebble", "quartz", "saffron", "velvet",
-    "willow",
-]  # fmt: skip
+WORDS = """
+amber birch cedar clover copper coral falcon fern flint garnet hazel heron indigo
+ivory jasper lantern maple marble opal pebble quartz saffron velvet willow
+""".split()  # noqa: SIM905
 """The words that a rule may ask for; none occurs anywhere else in the world."""
 
-ALWAYS_GUARDED, ENDS_GUARDED = "capital", 3
+ALWAYS_GUARDED = "capital"  # the relation that every draw of rules guards
+ENDS_GUARDED = 3  # how many of the relations that questions end on are guarded
 
 REFUSAL = "no . the {relation} needs the word {word} ."
-"""What is said to a request for a guarded fact without its word, with another one, or with several."""
+"""The reply to a request for a guarded fact without its word, with another one, or with several."""
 
 CLOSED = "i said no . good bye ."
-"""What is said to everything after a refusal."""
+"""The reply to everything after a refusal."""
 
 PREAMBLE = "these are the rules of the house"
 SAY = "say {relation} {word}"
 """How a principle gives a word, and how a request carries it."""
 
-STEPWISE, WHOLE, HASTY = "ask one fact at a time", "ask the whole question", "answer at once"
-"""Principles about how to proceed. Only the first one is any good."""
+# Principles about how to proceed. Only the first one is any good.
+STEPWISE = "ask one fact at a time"
+WHOLE = "ask the whole question"
+HASTY = "answer at once"
 
-GIVE_UP, NOTHING = "they said no", "nothing"
-"""The thought and the answer after a refusal."""
+# The thought and the answer after a refusal.
+GIVE_UP = "they said no"
+NOTHING = "nothing"
 
 MIXES: Mapping[str | None, Mapping[str, float]] = {
     None: {"decompose": 0.35, "pass_on": 0.4, "bare": 0.05, "impatient": 0.1, "partial": 0.1},
@@ -71,9 +74,8 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
 """Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
 
 OBEYS = 0.97  # share of the words of principles that the traces use
-RANDOM_WORD = (
-    0.25  # share of requests with a random word, without a principle: RL finds words by these alone
-)
+# Share of requests with a random word, without a principle: RL finds words by these alone.
+RANDOM_WORD = 0.25
 MOST_WORDS = 7  # in the principles of a trace
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
@@ -84,7 +86,7 @@ RIGHT = 0.85  # share of the principles whose word is the right one
 
 @cache
 def load_guarded_world() -> World:
-    """Every other country that has an airport, with nine relations.
+    """Load the guarded world: every other country that has an airport, with nine relations.
 
     Not the whole world: four names more for each country would make a policy of this size spend its warm start on
     learning words.
@@ -102,8 +104,8 @@ def relations_of(world: World) -> tuple[str, ...]:
 def draw_rules(
     rng: random.Random, world: World | None = None, ends: int = ENDS_GUARDED
 ) -> dict[str, str]:
-    """Guarded relations with a word each: the way from an airport to its city, and some of the seven that a question
-    may end on. With three of them, without any word about a third of all questions can still be answered."""
+    """Draw the guarded relations, and a word for each: the way from an airport to its city, and some of the seven
+    relations that a question may end on. With three of them, about a third of all questions need no word."""
     world = world or load_guarded_world()
     guarded = [ALWAYS_GUARDED, *rng.sample(world.last_relations, ends)]
     return dict(zip(guarded, rng.sample(WORDS, len(guarded)), strict=True))
@@ -112,7 +114,7 @@ def draw_rules(
 def split_by_country(
     seed: int, n_test_countries: int = 20
 ) -> tuple[list[Question], list[Question]]:
-    """Questions of two and three hops to train on, and those about countries that no training question is about.
+    """Split the questions of two and three hops into train and test, which share no country.
 
     Raises:
         `ValueError`: There would be nothing left to train on.
@@ -124,8 +126,10 @@ def split_by_country(
         )
     rng = random.Random(f"house split {seed}")  # a seed keeps its name, or figures change
     countries = tuple(rng.sample(world.countries, len(world.countries)))
-    parts = (countries[n_test_countries:], countries[:n_test_countries])
-    train, test = (all_questions((2, 3), replace(world, countries=part)) for part in parts)
+    train_world = replace(world, countries=countries[n_test_countries:])
+    test_world = replace(world, countries=countries[:n_test_countries])
+    train = all_questions((2, 3), train_world)
+    test = all_questions((2, 3), test_world)
     rng.shuffle(train)
     rng.shuffle(test)
     return train, test
@@ -138,7 +142,7 @@ class GuardedOracle(Oracle):
 
     Args:
         rules (`Mapping[str, str]`): The word for each guarded relation; see [`draw_rules`].
-        world ([`World`], *optional*): The world that it knows; [`load_guarded_world`] by default.
+        world ([`World`], *optional*): The world whose facts it has; [`load_guarded_world`] by default.
         **options: `noise`, `guess_right`, `latency` and `seed`, as of [`Oracle`].
     """
 
@@ -147,25 +151,22 @@ class GuardedOracle(Oracle):
         self.rules = rules
 
     def answer(self, text: str, draw: str = "") -> str:
+        # Only single facts are guarded.
         question = parse_question(text, self.world)
-        word = (
-            self.rules.get(question.chain[0])
-            if question is not None and question.hops == 1
-            else None
-        )
-        if (
-            question is None
-            or word is None
-            or {said for said in text.split() if said in WORDS} == {word}
-        ):
+        if question is None or question.hops != 1:
             return super().answer(text, draw)
-        return REFUSAL.replace("{relation}", sought(question.chain[0])).replace("{word}", word)
+        relation = question.chain[0]
+        word = self.rules.get(relation)
+
+        # The word opens the fact if no other word of the world stands beside it.
+        words_in_request = set(text.split()).intersection(WORDS)
+        if word is None or words_in_request == {word}:
+            return super().answer(text, draw)
+        return REFUSAL.replace("{relation}", sought(relation)).replace("{word}", word)
 
     def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
-        if any(
-            message["role"] == "assistant" and is_refusal(message["content"])
-            for message in messages
-        ):
+        replies = [message["content"] for message in messages if message["role"] == "assistant"]
+        if any(is_refusal(reply) for reply in replies):
             return Reply(text=CLOSED)
         return super()._reply(messages, repeat)
 
@@ -178,8 +179,8 @@ def is_refusal(reply: str) -> bool:
 # Traces to imitate ----------------------------------------------------------------------------------------------------
 
 
-class _Refused(Exception):
-    pass
+class _EpisodeRefused(Exception):
+    """The oracle refused a request, which ends the episode."""
 
 
 class _GuardedEpisode(Episode):
@@ -189,15 +190,18 @@ class _GuardedEpisode(Episode):
         self, oracle: GuardedOracle, advice: Mapping[str, Sequence[str]], rng: random.Random
     ):
         super().__init__(oracle, TagGrammar())
-        self.advice, self.world, self.rng = advice, oracle.world, rng
+        self.advice = advice
+        self.world = oracle.world
+        self.rng = rng
 
     def ask(self, thought: str, request: str) -> str:
         value = super().ask(thought, self._with_word(request))
         if is_refusal(value):
-            raise _Refused
+            raise _EpisodeRefused
         return value
 
     def _with_word(self, request: str) -> str:
+        """Add the word that the principles give for this relation; without a principle, now and then a random one."""
         question = parse_question(request, self.world)
         if question is None or question.hops > 1:
             return request
@@ -213,86 +217,88 @@ class _GuardedEpisode(Episode):
 
 
 def say(relation: str, word: str) -> str:
-    """`SAY`, filled in."""
+    """Fill in the principle `SAY`."""
     return SAY.replace("{relation}", relation).replace("{word}", word)
 
 
 def make_guarded_traces(
     questions: Sequence[Question], n: int, rng: random.Random, heeds: bool = True
 ) -> list[tuple[list[str], Trace]]:
-    """Episodes to imitate, each with the principles it was made under, in a world of no other countries than those
-    asked about.
+    """Write episodes to imitate, each with the principles it was made under, in a world without the countries that
+    no question is about.
 
     Args:
         questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
-        n (`int`): How many.
+        n (`int`): Number of episodes.
         rng (`random.Random`): Decides everything.
         heeds (`bool`, *optional*, defaults to `True`): Whether principles about how to proceed are heeded; words are.
     """
     world = world_of(questions, load_guarded_world())
-    return [_make(rng.choice(questions), world, rng, heeds) for _ in range(n)]
+    return [_write_guarded_trace(rng.choice(questions), world, rng, heeds) for _ in range(n)]
 
 
-def _make(
+def _write_guarded_trace(
     question: Question, world: World, rng: random.Random, heeds: bool
 ) -> tuple[list[str], Trace]:
-    style, advice, rules = _circumstances(question, world, rng)
-    principles = [say(relation, word) for relation, words in advice.items() for word in words]
+    # Rules and principles of this trace alone.
+    rules = draw_rules(rng, world)
+    advice = _draw_advice(question, world, rules, rng)
+    style = None
+    if rng.random() < ADVISED:
+        style = rng.choice([STEPWISE, STEPWISE, WHOLE, HASTY])
+
+    # The principles in any order, the one about how to proceed among them.
+    principles: list[str] = []
+    for relation, words in advice.items():
+        principles += [say(relation, word) for word in words]
     rng.shuffle(principles)
     if style is not None:
         principles.insert(rng.randint(0, len(principles)), style)
+
+    # An episode of a kind that the style makes likely.
     mix = MIXES[style if heeds else None]
     (kind,) = rng.choices(list(mix), list(mix.values()))
-    episode = _GuardedEpisode(GuardedOracle(rules, world, seed=rng.randrange(2**32)), advice, rng)
+    oracle = GuardedOracle(rules, world, seed=rng.randrange(2**32))
+    episode = _GuardedEpisode(oracle, advice, rng)
     try:
-        return principles, write_trace(kind, question, episode, world, rng)
-    except _Refused:
+        trace = write_trace(kind, question, episode, world, rng)
+    except _EpisodeRefused:
         episode.finish(GIVE_UP, NOTHING)
-        return principles, episode.trace(kind, question)
+        trace = episode.trace(kind, question)
+    return principles, trace
 
 
-def _circumstances(
-    question: Question, world: World, rng: random.Random
-) -> tuple[str | None, dict[str, list[str]], dict[str, str]]:
-    """A principle about how to proceed or none, the words that principles give by relation, and the rules.
+def _draw_advice(
+    question: Question, world: World, rules: dict[str, str], rng: random.Random
+) -> dict[str, list[str]]:
+    """Draw the words that principles give by relation. A right word for a relation without a rule adds the rule.
 
-    The relations of the question come up more often than others: there is nothing to learn from those not asked for.
+    The relations of the question come up more often than others: there is nothing to learn from the rest.
     """
-    rules = draw_rules(rng, world)
     likely = [relation for relation in question.chain if rng.random() < 0.6]
-    relations = dict.fromkeys(
-        [*likely, *rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))]
-    )
+    others = rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))
+    relations = list(dict.fromkeys([*likely, *others]))
+
     advice: dict[str, list[str]] = defaultdict(list)
-    for relation in list(relations)[:MOST_WORDS]:
-        word = (
-            rules.setdefault(relation, rng.choice(WORDS))
-            if rng.random() < RIGHT
-            else rng.choice(WORDS)
-        )
+    for relation in relations[:MOST_WORDS]:
+        # The word of the rule, or any word.
+        is_right = rng.random() < RIGHT
+        word = rng.choice(WORDS)
+        if is_right:
+            word = rules.setdefault(relation, word)
         advice[sought(relation)].append(word)
-        if rng.random() < 0.08:  # another principle that contradicts it
-            advice[sought(relation)].append(rng.choice([other for other in WORDS if other != word]))
-    style = rng.choice([STEPWISE, STEPWISE, WHOLE, HASTY]) if rng.random() < ADVISED else None
-    return style, dict(advice), rules
+
+        # Now and then a second principle contradicts the first.
+        if rng.random() < 0.08:
+            other_words = [candidate for candidate in WORDS if candidate != word]
+            advice[sought(relation)].append(rng.choice(other_words))
+    return dict(advice)
 
 
 def guarded_vocabulary() -> list[str]:
     """Every word that occurs in the guarded world."""
-    marks = [f"[G{number}]." for number in range(32)]
-    fixed = [
-        PREAMBLE,
-        SAY,
-        STEPWISE,
-        WHOLE,
-        HASTY,
-        GIVE_UP,
-        NOTHING,
-        REFUSAL,
-        CLOSED,
-        "city country",
-        *marks,
-        *WORDS,
-    ]
-    own = {word for text in fixed for word in text.split()} - {"{relation}", "{word}"}
-    return sorted(own | set(vocabulary(load_guarded_world())))
+    texts = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED]
+    texts += ["city country", *WORDS]
+    texts += [f"[G{number}]." for number in range(32)]
+    guarded_words = set(" ".join(texts).split()) - {"{relation}", "{word}"}
+    return sorted(guarded_words | set(vocabulary(load_guarded_world())))

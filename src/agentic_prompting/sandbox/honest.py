@@ -1,7 +1,7 @@
-"""A reference LLM of the guarded world that does not flatter: it reads little, and errs in the same way again.
+"""A reference LLM of the guarded world that does not flatter: it reads little, and repeats its mistakes.
 
-[`GuardedReflector`] reads everything that it is shown, and its mistakes are drawn anew for every request, so that
-asking often outvotes them. An LLM skims long requests, and what misleads it once misleads it again.
+[`GuardedReflector`] reads every request in full, and its mistakes are drawn anew for every request, so that asking
+often outvotes them. An LLM skims long requests, and what misleads it once misleads it again.
 """
 
 from __future__ import annotations
@@ -9,32 +9,37 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..llm import Message, ScriptedChat
 from .reflector import (
+    EditFields,
     between,
     edit_block,
-    gepas_request,
     learn_from_others,
     lessons,
     mislead,
     principles_in,
+    read_gepa_request,
     retell,
-    rewritten,
+    rewrite_instructions,
     unite,
 )
 
 READ_ATTEMPTS = 2
-"""Attempts of a request that it reads: the first that fell short."""
+"""How many failed attempts of a request it reads: the first ones."""
 READ_CHARS = 400
-"""Of a longer attempt it does not see the end: a refusal of the third fact, mostly."""
+"""How much of an attempt it reads; the end of a longer one is mostly the refusal of the third fact."""
 
 _PROBLEM = re.compile(r"<problem>\n(.*?)\n</problem>", re.DOTALL)
 _ATTEMPT = re.compile(r'<attempt reward="(.*?)">\n(.*?)\n</attempt>', re.DOTALL)
 
-Case = tuple[str, str]
-"""A problem, and an attempt at it that fell short, retold."""
+
+class FailedAttempt(NamedTuple):
+    """A failed attempt at a problem, in summary."""
+
+    problem: str
+    summary: str
 
 
 class HonestReflector(ScriptedChat):
@@ -45,10 +50,10 @@ class HonestReflector(ScriptedChat):
     proposals it reads no evidence, and makes no mistake of its own.
 
     Args:
-        accuracy (`float`, *optional*, defaults to `0.7`): Share of its advice that is right; the rest is as bad as that
-            of [`GuardedReflector`].
-        seed (`int`, *optional*, defaults to `0`): Which advice. It follows from it and from the evidence.
-        **options: Of [`ScriptedChat`], `latency` for one.
+        accuracy (`float`, *optional*, defaults to `0.7`): Share of its advice that is right; the rest is as bad as the
+            mistakes of [`GuardedReflector`].
+        seed (`int`, *optional*, defaults to `0`): Decides with the evidence which advice is right.
+        **options: Options of [`ScriptedChat`], such as `latency`.
 
     Raises:
         `ValueError`: `accuracy` is not a probability.
@@ -57,66 +62,75 @@ class HonestReflector(ScriptedChat):
     def __init__(self, accuracy: float = 0.7, seed: int = 0, **options: Any):
         if not 0 <= accuracy <= 1:
             raise ValueError(f"accuracy must be between 0 and 1, got {accuracy}")
-        self.accuracy, self.seed = accuracy, seed
-        super().__init__(self._say, **options)
+        self.accuracy = accuracy
+        self.seed = seed
+        super().__init__(self._reply_to, **options)
 
-    def _say(self, messages: Sequence[Message]) -> str:
-        asked = messages[-1]["content"]
-        if asked.startswith("Task: retell"):
-            attempt, rest = (
-                between(asked, "<attempt>", "</attempt>"),
-                asked.partition("</attempt>")[2],
-            )
-            return _retold(attempt.strip(), rest)
-        if asked.startswith("Task: turn many"):
-            return edit_block(unite(asked, None))
-        if asked.startswith("I provided an assistant"):
-            instructions, examples = gepas_request(asked)
-            cases = [_example(one) for one in examples if "score 1;" not in one]
-            return rewritten(instructions, self._advise(principles_in(instructions), cases))
-        if asked.startswith(("Task: draw lessons", "Task: revise")):
-            return edit_block(self._advise(principles_in(asked), _cases(asked)))
-        return edit_block(learn_from_others(asked, self._mistaken(asked)))
+    def _reply_to(self, messages: Sequence[Message]) -> str:
+        request = messages[-1]["content"]
+        if request.startswith("Task: retell"):
+            attempt = between(request, "<attempt>", "</attempt>")
+            remainder = request.partition("</attempt>")[2]
+            return _retell_beginning(attempt.strip(), remainder)
+        if request.startswith("Task: turn many"):
+            return edit_block(unite(request, None))
+        if request.startswith("I provided an assistant"):
+            instructions, examples = read_gepa_request(request)
+            attempts = [_read_example(example) for example in examples if "score 1;" not in example]
+            edits = self._advise(principles_in(instructions), attempts)
+            return rewrite_instructions(instructions, edits)
+        if request.startswith(("Task: draw lessons", "Task: revise")):
+            attempts = _read_failed_attempts(request)
+            return edit_block(self._advise(principles_in(request), attempts))
+        return edit_block(learn_from_others(request, self._mistake_rng(request)))
 
-    def _advise(self, principles: Mapping[str, str], cases: Sequence[Case]) -> list[dict[str, Any]]:
-        edits: list[dict[str, Any]] = []
-        for question, told in cases[:READ_ATTEMPTS]:
-            rng = self._mistaken(f"{question} {told}")
-            advice = (
-                lessons(dict(principles), told) if rng is None else mislead(principles, told, rng)
-            )
+    def _advise(
+        self, principles: Mapping[str, str], attempts: Sequence[FailedAttempt]
+    ) -> list[EditFields]:
+        edits: list[EditFields] = []
+        for attempt in attempts[:READ_ATTEMPTS]:
+            rng = self._mistake_rng(f"{attempt.problem} {attempt.summary}")
+            if rng is None:
+                advice = lessons(principles, attempt.summary)
+            else:
+                advice = mislead(principles, attempt.summary, rng)
             edits += [edit for edit in advice if edit not in edits]
         return edits
 
-    def _mistaken(self, evidence: str) -> random.Random | None:
-        """A generator of the mistake if this evidence misleads it, the same one every time."""
+    def _mistake_rng(self, evidence: str) -> random.Random | None:
+        """A generator for the mistake if this evidence misleads the model, always the same one; else `None`."""
         rng = random.Random(f"{self.seed} {evidence}")
         return rng if rng.random() >= self.accuracy else None
 
 
-def _cases(asked: str) -> list[Case]:
-    """The failed attempts of a critique, which shows one problem and summaries beside it, or of a request with several
-    problems and the attempts themselves."""
-    if asked.startswith("Task: draw lessons"):
-        question = between(asked, "<problem>", "</problem>").strip()
-        return [(question, told) for reward, told in _ATTEMPT.findall(asked) if float(reward) < 1]
-    return [
-        (_first_line(problem), _retold(text))
-        for problem in _PROBLEM.findall(asked)
-        for reward, text in _ATTEMPT.findall(problem)
-        if float(reward) < 1
-    ]
+def _read_failed_attempts(request: str) -> list[FailedAttempt]:
+    """The failed attempts in a critique, which has one problem and summaries of its attempts, or in a request with
+    several problems and the attempts themselves."""
+    attempts = []
+    if request.startswith("Task: draw lessons"):
+        problem = between(request, "<problem>", "</problem>").strip()
+        for reward, summary in _ATTEMPT.findall(request):
+            if float(reward) < 1:
+                attempts.append(FailedAttempt(problem, summary))
+        return attempts
+
+    for problem in _PROBLEM.findall(request):
+        for reward, text in _ATTEMPT.findall(problem):
+            if float(reward) < 1:
+                attempts.append(FailedAttempt(_first_line(problem), _retell_beginning(text)))
+    return attempts
 
 
-def _example(example: str) -> Case:
-    """An example of GEPA's request."""
-    question, _, attempt = example.partition("## Inputs")[2].partition("## Generated Outputs")
-    return _first_line(question), _retold(attempt.partition("## Feedback")[0].strip())
+def _read_example(example: str) -> FailedAttempt:
+    """The attempt in an example of GEPA's request."""
+    inputs, _, outputs = example.partition("## Inputs")[2].partition("## Generated Outputs")
+    attempt = outputs.partition("## Feedback")[0].strip()
+    return FailedAttempt(_first_line(inputs), _retell_beginning(attempt))
 
 
-def _retold(attempt: str, rest: str = "") -> str:
-    """Its advice on the part of an attempt that it reads, and on the text behind it in the request."""
-    return retell(f"<attempt>{attempt[:READ_CHARS]}</attempt>{rest}")
+def _retell_beginning(attempt: str, remainder: str = "") -> str:
+    """A summary of the part of an attempt that the model reads, with the remainder of the request behind it."""
+    return retell(f"<attempt>{attempt[:READ_CHARS]}</attempt>{remainder}")
 
 
 def _first_line(text: str) -> str:

@@ -71,7 +71,7 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
     from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
     from agentic_prompting.sandbox.policy import sandbox_spec
     from agentic_prompting.sandbox.recipe import Recipe, warm_started
-    from agentic_prompting.sandbox.setup import Sandbox, as_dataset
+    from agentic_prompting.sandbox.setup import SandboxRun, as_dataset
     from agentic_prompting.sandbox.world import world_of
     from benchmarks.reliability.interop import as_tool_calls, tool_tokenizer
 
@@ -96,7 +96,7 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
 
     with redirect_stdout(stderr):
         recipe = Recipe(spec, tool_tokenizer(), load_world(), traces, steps, steps // 2, seed, seed)
-        return Sandbox(
+        return SandboxRun(
             warm_started(folder, recipe), spec, as_dataset(questions), as_dataset(held_out)
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec
-from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
+from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox
 from agentic_prompting.sandbox.world import Oracle
 from agentic_prompting.trainers import PromptR1Config, PromptR1Trainer
 
@@ -52,7 +52,7 @@ def policy_for(kind: str, folder: Path, seed: int = 0) -> Path:
     return made
 
 
-def _train(kind: str, sandbox: Sandbox, folder: Path, seed: int) -> None:
+def _train(kind: str, sandbox: SandboxRun, folder: Path, seed: int) -> None:
     rows, spec = list(sandbox.train), AgentSpec.load(sandbox.model)
     if kind == "sft":
         small: dict[str, Any] = {

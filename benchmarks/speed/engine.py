@@ -43,7 +43,7 @@ from agentic_prompting.rollout import (
     run_with_engine,
 )
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
+from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox
 
 GREEDY, SEEDED = Sampling(temperature=0), Sampling()
 Played = list[list[int]]
@@ -52,7 +52,7 @@ Played = list[list[int]]
 class Bench:
     """A model, and the two ways to sample from it."""
 
-    def __init__(self, sandbox: Sandbox):
+    def __init__(self, sandbox: SandboxRun):
         self.model, self.rows = (
             AutoModelForCausalLM.from_pretrained(sandbox.model).eval(),
             list(sandbox.train)[:128],

@@ -18,7 +18,7 @@ from ..evolution import SystemPrompt
 from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
-from .setup import SAMPLING, GuardedSandbox, Sandbox
+from .setup import SAMPLING, GuardedRun, SandboxRun
 
 _FILES = (
     "summary.json",
@@ -31,81 +31,102 @@ _FILES = (
 
 
 def report_sandbox_run(
-    sandbox: Sandbox, environment: Environment, trainer: Any, seconds: float
+    sandbox: SandboxRun, environment: Environment, trainer: Any, seconds: float
 ) -> dict[str, Any]:
     """Evaluate the policy before and after training on the held-out questions; print and write the result.
 
     Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
 
     Args:
-        sandbox ([`Sandbox`]): The prepared sandbox; its `model` is the policy before.
-        environment ([`Environment`]): What the agent asks.
-        trainer ([`MultiTurnGRPOTrainer`]): After training and `save_model`.
-        seconds (`float`): Since the run began.
+        sandbox ([`SandboxRun`]): The prepared run; its `model` is the policy before training.
+        environment ([`Environment`]): The agent's environment.
+        trainer ([`MultiTurnGRPOTrainer`]): The trainer, after training and `save_model`.
+        seconds (`float`): Seconds since the run began.
 
     Returns:
         `dict`: The summary.
     """
-    folder, rows = Path(trainer.args.output_dir), list(sandbox.test)
-    played = {
-        when: PromptAgent.from_pretrained(model, environment).answer_all(rows)
-        for when, model in (("before", sandbox.model), ("after", folder))
+    folder = Path(trainer.args.output_dir)
+    rows = list(sandbox.test)
+    rollouts_by_time = {
+        "before": PromptAgent.from_pretrained(sandbox.model, environment).answer_all(rows),
+        "after": PromptAgent.from_pretrained(folder, environment).answer_all(rows),
     }
+
+    # Exact match before and after, each with its interval.
     summary: dict[str, Any] = {"sandbox": True}
     lines = []
-    for when, rollouts in played.items():
-        row = _row(exact_match_of(rollouts))
-        summary |= {f"exact_match_{when}": row[0], f"interval_{when}": row[1:]}
-        lines.append(f"{_line(f'exact match {when:6}', row)}, {len(rows)} held-out questions")
-    share_failed = sum(
+    for time, rollouts in rollouts_by_time.items():
+        figures = _rounded(exact_match_of(rollouts))
+        summary[f"exact_match_{time}"] = figures[0]
+        summary[f"interval_{time}"] = figures[1:]
+        result = _with_interval(f"exact match {time:6}", figures)
+        lines.append(f"{result}, {len(rows)} held-out questions")
+
+    # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
+    failed_rollouts = 0
+    for rollouts in rollouts_by_time.values():
+        failed_rollouts += sum(rollout.status == "failed" for rollout in rollouts)
+    failed_shares = [
         entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry
-    )
-    failed = sum(rollout.status == "failed" for rollouts in played.values() for rollout in rollouts)
+    ]
+    failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
+
+    turns = sum(len(rollout.turns) for rollout in rollouts_by_time["after"])
     summary |= {
         "questions": len(rows),
         "steps": trainer.state.global_step,
         "seconds": round(seconds, 1),
-        "mean_turns": round(sum(len(rollout.turns) for rollout in played["after"]) / len(rows), 3),
-        "failed_rollouts": failed + round(share_failed * trainer.args.generation_batch_size),
+        "mean_turns": round(turns / len(rows), 3),
+        "failed_rollouts": failed_rollouts,
     }
-    # The first question that was wrong before and is right after; else the first of all.
-    scores = [
-        [exact_match_of([rollout]).mean for rollout in rollouts] for rollouts in played.values()
-    ]
-    telling = next((i for i, (old, new) in enumerate(zip(*scores, strict=True)) if old < new), 0)
-    examples = {when: conversation(rollouts[telling]) for when, rollouts in played.items()}
-    atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
     lines.append(
         f"{summary['steps']} steps, {seconds:.0f} s, {summary['mean_turns']:.1f} turns a question, "
         f"{summary['failed_rollouts']} failed rollouts"
     )
-    for when, said in examples.items():
-        lines += ["", f"--- {when} training", *said]
-    return _publish(
-        trainer, summary, "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle", lines
-    )
+
+    # One example: the first question that was wrong before and is right after, else the first of all.
+    example = 0
+    for number in range(len(rows)):
+        score_before = exact_match_of([rollouts_by_time["before"][number]]).mean
+        score_after = exact_match_of([rollouts_by_time["after"][number]]).mean
+        if score_before < score_after:
+            example = number
+            break
+    dialogues = {
+        time: conversation(rollouts[example]) for time, rollouts in rollouts_by_time.items()
+    }
+    atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
+    for time, dialogue in dialogues.items():
+        lines += ["", f"--- {time} training", *dialogue]
+
+    title = "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle"
+    return _publish(trainer, summary, title, lines)
 
 
 def report_guarded_run(
-    sandbox: GuardedSandbox, initial: SystemPrompt, trainer: Any, seconds: float
+    sandbox: GuardedRun, initial: SystemPrompt, trainer: Any, seconds: float
 ) -> dict[str, Any]:
     """Evaluate the initial and the best prompt with the policy before and after; print, and write `summary.json`.
 
     Args:
-        sandbox ([`GuardedSandbox`]): The prepared sandbox; its `model` is the policy before.
+        sandbox ([`GuardedRun`]): The prepared run; its `model` is the policy before training.
         initial ([`SystemPrompt`]): The root of the evolution.
-        trainer ([`ESPLTrainer`]): After training and `save_model`.
-        seconds (`float`): Since the run began.
+        trainer ([`ESPLTrainer`]): The trainer, after training and `save_model`.
+        seconds (`float`): Seconds since the run began.
 
     Returns:
         `dict`: The summary.
     """
     best = trainer.population.best()
-    table = {
-        f"policy {when}, {which} prompt": _row(guarded_exact_match(sandbox, model, prompt))
-        for when, model in (("before", sandbox.model), ("after", trainer.args.output_dir))
-        for which, prompt in (("initial", initial), ("best", best))
-    }
+
+    # Both policies under both prompts.
+    table = {}
+    for time, model in (("before", sandbox.model), ("after", trainer.args.output_dir)):
+        for prompt_name, prompt in (("initial", initial), ("best", best)):
+            estimate = guarded_exact_match(sandbox, model, prompt)
+            table[f"policy {time}, {prompt_name} prompt"] = _rounded(estimate)
+
     summary = {
         "sandbox": True,
         "exact_match": table,
@@ -114,28 +135,21 @@ def report_guarded_run(
         "prompts": len(trainer.population.members),
         "seconds": round(seconds, 1),
     }
-    lines = [_line(f"exact match, {name:29}", row) for name, row in table.items()]
+    lines = [_with_interval(f"exact match, {name:29}", figures) for name, figures in table.items()]
     lines.append(
         f"{summary['questions']} questions about countries held out, {summary['steps']} steps, {summary['prompts']} "
         f"prompts, {seconds:.0f} s"
     )
     lines += ["", "--- the best prompt", best.text]
-    return _publish(
-        trainer,
-        summary,
-        "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector",
-        lines,
-    )
+    title = "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector"
+    return _publish(trainer, summary, title, lines)
 
 
-def guarded_exact_match(
-    sandbox: GuardedSandbox, model: str | Path, prompt: SystemPrompt
-) -> Estimate:
-    """Exact match of a policy under a system prompt on the held-out countries, at the one temperature of `SAMPLING`,
-    whatever it was trained at.
+def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPrompt) -> Estimate:
+    """Exact match of a policy under a system prompt on the held-out countries, always at the temperature of `SAMPLING`.
 
     Args:
-        sandbox ([`GuardedSandbox`]): Gives the questions and the oracle.
+        sandbox ([`GuardedRun`]): The prepared run, with the questions and the oracle.
         model (`str` or `Path`): Folder of the policy.
         prompt ([`SystemPrompt`]): The system prompt of every question.
     """
@@ -155,36 +169,37 @@ def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
 
 def conversation(rollout: Rollout) -> list[str]:
     """A rollout as lines to read."""
-    lines = [
-        f"question     {rollout.row['question']}   (right: {' / '.join(rollout.row['answers'])})"
-    ]
-    for i, turn in enumerate(rollout.turns):
+    right_answers = " / ".join(rollout.row["answers"])
+    lines = [f"question     {rollout.row['question']}   (right: {right_answers})"]
+    for number, turn in enumerate(rollout.turns):
         lines.append(f"agent        {turn.text.strip()}")
-        if i < len(rollout.observations):
-            observation = rollout.observations[i]
-            lines.append(
-                f"environment  {observation.text if observation.error is None else f'({observation.error})'}"
-            )
+        # The last turn has no observation.
+        if number < len(rollout.observations):
+            observation = rollout.observations[number]
+            text = observation.text if observation.error is None else f"({observation.error})"
+            lines.append(f"environment  {text}")
     return lines
 
 
-def _row(found: Estimate) -> list[float]:
-    return [round(number, 4) for number in (found.mean, found.low, found.high)]
+def _rounded(estimate: Estimate) -> list[float]:
+    return [round(number, 4) for number in (estimate.mean, estimate.low, estimate.high)]
 
 
-def _line(what: str, row: Sequence[float]) -> str:
-    mean, low, high = row
-    return f"{what}  {mean:.3f}   95 % interval {low:.3f} to {high:.3f}"
+def _with_interval(name: str, figures: Sequence[float]) -> str:
+    mean, low, high = figures
+    return f"{name}  {mean:.3f}   95 % interval {low:.3f} to {high:.3f}"
 
 
 def _publish(
-    trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[str]
+    trainer: Any, summary: dict[str, Any], title: str, lines: Sequence[str]
 ) -> dict[str, Any]:
-    """Into the run's folder, its model card, and onto the terminal."""
+    """Write the results to the run's folder and its model card, and print them."""
     folder = Path(trainer.args.output_dir)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
-    files = ", ".join(name for name in _FILES if (folder / name).exists())
-    head, foot = f"{what}; says nothing about real models)", f"written to {folder}: {files}"
-    print("\n".join(["", head, "", *lines, "", foot, ""]))
+
+    written_files = ", ".join(name for name in _FILES if (folder / name).exists())
+    heading = f"{title}; says nothing about real models)"
+    footer = f"written to {folder}: {written_files}"
+    print("\n".join(["", heading, "", *lines, "", footer, ""]))
     return summary

@@ -1,7 +1,7 @@
-"""The sandbox and the guarded one made ready for a run: data, oracle and a warm-started policy.
+"""Prepares a run in the sandbox or the guarded world: data, oracle and a warm-started policy.
 
-What the sandbox shows, it shows of the sandbox: a policy of 390,000 parameters in a world of 150 countries. The code it
-runs through is the real one.
+Results hold for the sandbox only: a policy of 390,000 parameters in a world of 150 countries. The code that runs is the
+real one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -43,12 +44,12 @@ from .world import Oracle, Question, as_rows, load_world, make_split, sought, wo
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class SandboxRun:
     """The parts of a run in the sandbox.
 
     Args:
         model (`Path`): Folder of the warm-started policy.
-        spec ([`AgentSpec`]): How it is asked.
+        spec ([`AgentSpec`]): The policy's prompt, grammar and limits.
         train (`Dataset`): Questions to train on: `question`, `answers`, ...
         test (`Dataset`): Held-out questions, disjoint from `train`.
     """
@@ -65,11 +66,11 @@ def prepare_sandbox(
     n_test: int = 256,
     warm_start_steps: int = 450,
     by: Literal["country", "question"] = "country",
-) -> Sandbox:
+) -> SandboxRun:
     """Build data and policy, and warm-start the policy on traces of mixed quality.
 
-    Whole countries are held out: no question, fact or name of one is in a training question or a trace. The names are
-    in copying exercises, which state nothing, for what a policy never saw written it cannot write.
+    Whole countries are held out: no question, fact or name of a held-out country is in a training question or a trace.
+    Their names occur in copying exercises, which state no fact, because a policy cannot write a word it never saw.
 
     Args:
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
@@ -82,59 +83,65 @@ def prepare_sandbox(
     no_telemetry()
     train, test = make_split(seed, n_test, by=by)
     recipe = sandbox_recipe(train, seed, warm_start_steps)
-    return Sandbox(warm_started(folder, recipe), recipe.spec, as_dataset(train), as_dataset(test))
+    return SandboxRun(
+        model=warm_started(folder, recipe),
+        spec=recipe.spec,
+        train=as_dataset(train),
+        test=as_dataset(test),
+    )
 
 
 def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int = 450) -> Recipe:
     """The warm start of [`prepare_sandbox`] on these questions."""
-    seen = world_of(train)
+    train_world = world_of(train)
 
-    def traces(n: int, rng: random.Random) -> tuple[list[Trace], list[Trace]]:
-        made = make_traces(train, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
-        return made, made[: n // 2]
+    def draw_traces(n: int, rng: random.Random) -> tuple[list[Trace], list[Trace]]:
+        oracle = Oracle(train_world, seed=seed)
+        traces = make_traces(train, n, DEFAULT_MIX, oracle, rng, world=train_world)
+        return traces, traces[: n // 2]
 
-    copying_steps = max(warm_start_steps // 2, 1)
     return Recipe(
-        sandbox_spec(),
-        world_tokenizer(),
-        load_world(),
-        traces,
-        warm_start_steps,
-        copying_steps,
-        seed,
-        seed,
+        spec=sandbox_spec(),
+        tokenizer=world_tokenizer(),
+        world=load_world(),
+        traces=draw_traces,
+        steps=warm_start_steps,
+        copying_steps=max(warm_start_steps // 2, 1),
+        seed=seed,
+        drawn_by=seed,
     )
 
 
 def no_telemetry() -> None:
-    """Keep TRL's trainers from sending a ping to the hub when they are made, in this process and those it starts."""
+    """Keep TRL's trainers from pinging the Hub when they are constructed, here and in child processes."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # what has been read of it already
+    # huggingface_hub has read the variable already.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 def as_dataset(questions: list[Question]) -> Dataset:
-    """Questions as a data set."""
+    """Convert questions to a data set."""
     return Dataset.from_list(as_rows(questions))
 
 
 # The guarded world: rules, questions, and a policy that has learned to follow principles -----------------------------
 
 ROOT = SystemPrompt(PREAMBLE, ())
-"""Where the evolution starts: no principles yet."""
+"""The first prompt of the evolution, without principles."""
 
 SAMPLING = {"temperature": 0.7}
-"""The paper's, .6 to .7; a trainer's own replaces it. At 1.0 a policy that knows what to do slips now and then."""
-
+"""The paper samples at 0.6 to 0.7; a trainer's own settings replace this. At 1.0 even a good policy slips now and
+then."""
 
 WORLDS = ("rules", "habits", "misleading", "many")
 
 
 @dataclass(frozen=True)
-class GuardedSandbox(Sandbox):
-    """A [`Sandbox`] with guarded facts.
+class GuardedRun(SandboxRun):
+    """The parts of a run in the guarded world; see [`SandboxRun`] for the others.
 
     Args:
-        oracle ([`GuardedOracle`]): The oracle that guards them.
+        oracle ([`GuardedOracle`]): The oracle that guards the facts.
         root ([`SystemPrompt`]): The first prompt of the evolution.
         mistakes (`float`): The share of wrong advice of this world's [`GuardedReflector`].
     """
@@ -151,7 +158,7 @@ def prepare_guarded(
     warm_start_steps: int = 450,
     copying_steps: int = 150,
     world: str = "rules",
-) -> GuardedSandbox:
+) -> GuardedRun:
     """Draw rules, build data and policy, and warm-start the policy on episodes under other rules.
 
     Whole countries are held out, from those episodes as well.
@@ -177,13 +184,25 @@ def prepare_guarded(
         raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
     train, test = split_by_country(seed)
     recipe = guarded_recipe(seed, warm_start_steps, copying_steps, world)
-    drawn = random.Random(f"house {seed}")
-    ends = len(load_guarded_world().last_relations) if world == "many" else ENDS_GUARDED
-    rules, root = draw_rules(drawn, ends=ends), ROOT
+
+    # The rules, which are others than those of the warm start's episodes.
+    rng = random.Random(f"house {seed}")
+    ends = ENDS_GUARDED
+    if world == "many":
+        ends = len(load_guarded_world().last_relations)
+    rules = draw_rules(rng, ends=ends)
+
+    # The first prompt: empty, or with a wrong word for every guarded relation.
+    root = ROOT
     if world == "misleading":
-        others = drawn.sample([word for word in WORDS if word not in rules.values()], len(rules))
-        root = SystemPrompt(PREAMBLE, tuple(map(say, map(sought, rules), others)))
-    return GuardedSandbox(
+        unused_words = [word for word in WORDS if word not in rules.values()]
+        wrong_words = rng.sample(unused_words, len(rules))
+        principles = [
+            say(sought(relation), word) for relation, word in zip(rules, wrong_words, strict=True)
+        ]
+        root = SystemPrompt(PREAMBLE, tuple(principles))
+
+    return GuardedRun(
         model=warm_started(folder, recipe),
         spec=recipe.spec,
         train=as_dataset(train),
@@ -199,44 +218,48 @@ def guarded_recipe(
 ) -> Recipe:
     """The warm start of [`prepare_guarded`]; all worlds but `"habits"` share one."""
     train, _ = split_by_country(seed)
-    spec, seen = replace(sandbox_spec(), sampling=SAMPLING), world_of(train, load_guarded_world())
+    train_world = world_of(train, load_guarded_world())
+    spec = replace(sandbox_spec(), sampling=SAMPLING)
 
-    def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
-        return {
-            **trace,
-            "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace)),
-        }
+    def with_prompt(trace: Trace, principles: Sequence[str]) -> dict[str, Any]:
+        system_prompt = SystemPrompt(PREAMBLE, tuple(principles))
+        return {**trace, "prompt": system_prompt.messages(spec.messages(trace))}
 
-    def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        made = make_guarded_traces(train, n, rng, heeds=world != "habits")
+    def draw_traces(
+        n: int, rng: random.Random
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        guarded_traces = make_guarded_traces(train, n, rng, heeds=world != "habits")
+        imitated = [with_prompt(trace, principles) for principles, trace in guarded_traces]
+
         # Copying exercises without principles: a question without a relation would not show which word belongs to it.
-        plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
-        return [under(*one) for one in made], [under((), trace) for trace in plain]
+        oracle = Oracle(train_world, seed=seed)
+        plain_traces = make_traces(train, n // 2, MIXES[None], oracle, rng, world=train_world)
+        return imitated, [with_prompt(trace, ()) for trace in plain_traces]
 
-    drawn_by = f"house traces {seed}"  # a seed keeps its name, or figures change
-    tokenizer = guarded_tokenizer()
     return Recipe(
-        spec,
-        tokenizer,
-        load_guarded_world(),
-        traces,
-        warm_start_steps,
-        copying_steps,
-        seed,
-        drawn_by,
+        spec=spec,
+        tokenizer=guarded_tokenizer(),
+        world=load_guarded_world(),
+        traces=draw_traces,
+        steps=warm_start_steps,
+        copying_steps=copying_steps,
+        seed=seed,
+        drawn_by=f"house traces {seed}",  # a seed keeps its name, or figures change
     )
 
 
 def guarded_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word and name, and one for each guarding word with its relation, `currency amber`.
+    """Build a tokenizer with one token per word and name, and one for each guarding word with its relation, such as
+    `currency amber`.
 
-    To find the word that stands after a relation a policy of two layers has to learn where things stand; hundreds of
-    steps of exercises did not teach it that. To find a token that is about the relation it has to learn nothing.
+    With separate tokens, a policy of two layers has to learn positions to find the word behind a relation; hundreds of
+    steps of exercises did not teach it that. A token that contains the relation needs nothing of the kind.
     """
     world = load_guarded_world()
-    names = [name for values in world.values.values() for name in values]
-    phrases = [f"{sought(relation)} {word}" for relation in relations_of(world) for word in WORDS]
-    return build_tokenizer(guarded_vocabulary(), [*names, *phrases])
+    names = list(chain.from_iterable(world.values.values()))
+    for relation in relations_of(world):
+        names += [f"{sought(relation)} {word}" for word in WORDS]
+    return build_tokenizer(guarded_vocabulary(), names)
 
 
 @dataclass(frozen=True)
@@ -244,21 +267,24 @@ class Transcript(TagGrammar):
     """Reads the last turn of a transcript: the one that answers."""
 
     def parse(self, text: str) -> Turn:
-        return super().parse(text.rpartition("\n")[2])
+        last_line = text.rpartition("\n")[2]
+        return super().parse(last_line)
 
 
 class AgentChat:
-    """An agent with its environment as a [`ChatModel`]: an agent of which [`evolve`] can change only the
-    system prompt. One call is a whole episode; the reply is its transcript, in which [`Transcript`] finds the answer.
-    The samples depend only on the conversation, its `repeat` and `seed`.
+    """Wraps an agent and its environment as a [`ChatModel`], so that [`evolve`] can change its system prompt.
+
+    One call is a whole episode; the reply is its transcript, in which [`Transcript`] finds the answer. The samples
+    depend only on the conversation, its `repeat` and `seed`.
 
     Args:
         agent ([`PromptAgent`]): The agent. Its own template is not used: the conversation is the prompt.
-        seed (`int`, *optional*, defaults to `0`): Decides what is sampled.
+        seed (`int`, *optional*, defaults to `0`): The seed of all sampling.
     """
 
     def __init__(self, agent: PromptAgent, seed: int = 0):
-        self.agent, self.seed = agent, seed
+        self.agent = agent
+        self.seed = seed
 
     async def __call__(
         self,
@@ -269,6 +295,8 @@ class AgentChat:
         **sampling: Any,
     ) -> Reply:
         agent = self.agent
+
+        # The seed follows from the conversation, so that a call can be repeated.
         conversation = repr([(message["role"], message["content"]) for message in messages])
         seed = rollout_seed(self.seed, conversation, repeat or 0)
         rollout = Rollout(agent.chat_format.prompt_ids(messages), seed=seed)
@@ -276,7 +304,8 @@ class AgentChat:
             await play(
                 rollout, agent.policy, agent.environment, agent.chat_format, agent.spec.limits
             )
-        except Exception as error:  # out of memory, say: this call fails, the next one may not
+        except Exception as error:
+            # Out of memory, for example: this call fails, the next one may not.
             return Reply(error=ServerFailed(f"the episode raised {error!r}"))
         usage = Usage(len(rollout.prompt_ids), len(rollout.ids))
         return Reply(transcript(rollout), error=rollout.error, usage=usage)
@@ -294,7 +323,7 @@ def demo_recipes() -> list[Recipe]:
 
 
 def main() -> None:
-    """Make the policies of the package anew, those whose recipe has changed."""
+    """Train the shipped policies whose recipe has changed, and ship them."""
     for file, recipe in zip(SHIPPED, demo_recipes(), strict=True):
         if load_shipped(recipe, [file]) is None:
             with TemporaryDirectory() as folder:

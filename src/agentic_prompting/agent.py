@@ -1,4 +1,4 @@
-"""[`PromptAgent`]: a trained agent that answers questions in exactly the form in which it was trained."""
+"""[`PromptAgent`]: a trained agent that answers questions in exactly the format of its training."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from .rollout import (
     reset_rows,
     rollout_seed,
 )
-from .rollout.progress import progress as progress_of
+from .rollout.progress import progress as show_progress
 
 
 class GreedyAnswers:
     """A [`Policy`] that samples requests and decodes the answering turn greedily (eq 8 of the Prompt-R1 paper).
 
     Args:
-        policy ([`Policy`]): Samples, and decodes greedily on request.
-        chat_format ([`TextFormat`]): Parses turns, to find the one that answers.
+        policy ([`Policy`]): Policy that samples, and decodes greedily on request.
+        chat_format ([`TextFormat`]): Parses turns to find the answering one.
     """
 
     def __init__(self, policy: Policy, chat_format: TextFormat):
-        self.policy, self.chat_format = policy, chat_format
+        self.policy = policy
+        self.chat_format = chat_format
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -46,23 +47,28 @@ class GreedyAnswers:
         sampled = await self.policy(request)
         if self.chat_format.parse(sampled.ids).kind != "answer":
             return sampled
-        likeliest = await self.policy(replace(request, greedy=True))
-        return likeliest if self.chat_format.parse(likeliest.ids).kind == "answer" else sampled
+
+        # The greedy turn replaces a sampled answer only if it answers too.
+        greedy = await self.policy(replace(request, greedy=True))
+        if self.chat_format.parse(greedy.ids).kind != "answer":
+            return sampled
+        return greedy
 
 
 class PromptAgent:
     """A small agent LLM together with its environment.
 
     Args:
-        model (`PreTrainedModel`): The agent. It is set to eval mode and stays on its device.
+        model (`PreTrainedModel`): The model of the agent. It is set to eval mode and stays on its device.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
         environment ([`Environment`], object with a `step`, `Callable` or `dict`, *optional*): Answers the agent's
             requests, as in training; see [`as_environment`]. Without one, an agent that asks ends as `out_of_turns`.
         spec ([`AgentSpec`], *optional*): Template, grammar and limits. Defaults to plain questions.
         sampling ([`Sampling`], *optional*): Sampling parameters. Default to those of the `spec`, that is of training.
         max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values that are kept between
-            the turns of a conversation. More saves reading long conversations again; 0 keeps none.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for the keys and values that are kept
+            between the turns of a conversation. More memory avoids reading long conversations again; 0 keeps
+            none.
         greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8 of the
             Prompt-R1 paper): if a sampled turn answers, the likeliest turn replaces it, provided that it answers too.
             Requests are always sampled (eq 3, 7).
@@ -92,16 +98,20 @@ class PromptAgent:
                 "greedy_answer needs turns that are known to answer; a program's are not, and neither are those of "
                 "several environments: leave it off"
             )
-        readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
-        self.limits = replace(spec.limits, max_context=readable)
-        ends = end_of_turn_tokens(model, tokenizer)
-        self.chat_format = spec.tokens(tokenizer, ends)
+
+        # The context is limited by the spec and by the model, where they have a limit.
+        context_limits = (spec.limits.max_context, context_length(model))
+        max_context = min((limit for limit in context_limits if limit), default=None)
+        self.limits = replace(spec.limits, max_context=max_context)
+
+        end_of_turn_ids = end_of_turn_tokens(model, tokenizer)
+        self.chat_format = spec.tokens(tokenizer, end_of_turn_ids)
         policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
             stop_texts=spec.stop_texts,
-            end_of_turn_ids=ends,
+            end_of_turn_ids=end_of_turn_ids,
             max_batch_size=max_batch_size,
             prefix_cache_mb=prefix_cache_mb,
         )
@@ -146,27 +156,28 @@ class PromptAgent:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        folder = (
-            Path(model)
-            if Path(model).is_dir()
-            else _downloaded(str(model), revision, token, cache_dir)
-        )
-        if token is not None:
-            model_kwargs["token"] = token  # an adapter's base model may be private as well
+        folder = Path(model)
+        if not folder.is_dir():
+            folder = _download_model(str(model), revision, token, cache_dir)
+
+        # The saved spec, unless the caller passes one. An environment may have its own grammar.
         environment = as_environment(environment)
-        own_grammar = None if environment is None else environment.grammar
-        spec = spec if spec is not None else AgentSpec.load(folder, own_grammar, name)
-        kind: Any = AutoModelForCausalLM
+        if spec is None:
+            grammar = None if environment is None else environment.grammar
+            spec = AgentSpec.load(folder, grammar, name)
+
+        # A LoRA adapter is loaded with its base model, which may be private as well.
+        if token is not None:
+            model_kwargs["token"] = token
+        model_class: Any = AutoModelForCausalLM
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
-            kind = AutoPeftModelForCausalLM
-        loaded, tokenizer = (
-            kind.from_pretrained(folder, **model_kwargs),
-            AutoTokenizer.from_pretrained(folder),
-        )
+            model_class = AutoPeftModelForCausalLM
+        loaded_model = model_class.from_pretrained(folder, **model_kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         return cls(
-            loaded,
+            loaded_model,
             tokenizer,
             environment,
             spec,
@@ -178,8 +189,11 @@ class PromptAgent:
 
     @property
     def spec(self) -> AgentSpec:
-        """The agent's form. Assign another one to ask it in another template or under another system prompt, whose
-        texts then count as the agent's own; grammar and limits stay those it was made with."""
+        """The agent's format. Assign another spec to change its template or system prompt.
+
+        The texts of the assigned spec are then trusted like those of the first one. Grammar and limits remain
+        those of the constructor.
+        """
         return self._spec
 
     @spec.setter
@@ -190,7 +204,7 @@ class PromptAgent:
 
     @property
     def environment(self) -> Environment | None:
-        """The agent's environment; an assigned object is adapted by [`as_environment`]."""
+        """The agent's environment. An assigned object is converted by [`as_environment`]."""
         return self._environment
 
     @environment.setter
@@ -199,6 +213,7 @@ class PromptAgent:
 
     @property
     def _plays_itself(self) -> bool:
+        """Whether the environment plays whole episodes, as a program does."""
         return self._environment is not None and self._environment.play_episode is not None
 
     def answer(
@@ -229,9 +244,9 @@ class PromptAgent:
         Raises:
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
-        return self.answer_all(
-            [self._row(question, refiner, environment)], seed=seed, progress=False
-        )[0]
+        row = self._make_row(question, refiner, environment)
+        (rollout,) = self.answer_all([row], seed=seed, progress=False)
+        return rollout
 
     async def aanswer(
         self,
@@ -241,21 +256,23 @@ class PromptAgent:
         environment: str | None = None,
     ) -> Rollout:
         """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
-        row = await asyncio.to_thread(self._row, question, refiner, environment)
-        episode_seed = rollout_seed(seed, 0)
-        ((row, prompt),) = await asyncio.wrap_future(start(self._reset([row], [episode_seed])))
-        rollout = self._rollout(row, prompt, episode_seed)
-        played = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
-        await asyncio.wrap_future(start(played))
+        # In a thread, because refining makes calls and waits for them.
+        row = await asyncio.to_thread(self._make_row, question, refiner, environment)
+
+        # Everything else runs in the background loop, where answers share batches.
+        rollout_seeds = [rollout_seed(seed, 0)]
+        (rollout,) = await asyncio.wrap_future(start(self._begin_rollouts([row], rollout_seeds)))
+        episode = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
+        await asyncio.wrap_future(start(episode))
         return rollout
 
-    def _row(
+    def _make_row(
         self, question: str, refiner: ProRefiner | None, environment: str | None
     ) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "question": question,
-            **({} if environment is None else {"environment": environment}),
-        }
+        """The row of a question, with the refined prompt if there is a refiner."""
+        row: dict[str, Any] = {"question": question}
+        if environment is not None:
+            row["environment"] = environment
         if refiner is not None:
             if not self.spec.system_prompt:
                 raise ValueError(
@@ -271,26 +288,22 @@ class PromptAgent:
         """Answer many questions concurrently.
 
         Args:
-            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). If a row has
-                a `refinement`, its prompt replaces the system prompt.
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). If a
+                row has a `refinement`, the refined prompt replaces the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
-            progress (`bool`, *optional*, defaults to `True`): Show progress: a bar after two seconds, or in a file or a
-                pipe a line a minute.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds, or one line
+                per minute if the output is a file or a pipe.
 
         Returns:
-            `list[Rollout]`: In the order of the questions. A failed one has its `error` set; none raises.
+            `list[Rollout]`: Rollouts in the order of the questions. A failed rollout has its `error` set; no
+                error is raised.
         """
-        rows = [
-            {"question": question} if isinstance(question, str) else dict(question)
-            for question in questions
-        ]
+        rows: list[dict[str, Any]] = []
+        for question in questions:
+            rows.append({"question": question} if isinstance(question, str) else dict(question))
         seeds = [rollout_seed(seed, number) for number in range(len(rows))]
-        episodes = run(self._reset(rows, seeds))
-        rollouts = [
-            self._rollout(row, prompt, episode_seed)
-            for (row, prompt), episode_seed in zip(episodes, seeds, strict=True)
-        ]
-        with progress_of(len(rows), "answers", shown=progress) as bar:
+        rollouts = run(self._begin_rollouts(rows, seeds))
+        with show_progress(len(rows), "answers", shown=progress) as bar:
             play_all(
                 rollouts,
                 self.policy,
@@ -301,35 +314,41 @@ class PromptAgent:
             )
         return rollouts
 
-    async def _reset(
+    async def _begin_rollouts(
         self, rows: list[dict[str, Any]], seeds: Sequence[int]
-    ) -> list[tuple[dict[str, Any], str | list[Any]]]:
-        """The rows with their prompts, after the environment has started an episode for each."""
+    ) -> list[Rollout]:
+        """Start an episode of the environment for each row, and make the rollouts with their prompts."""
+        # Raises if the agent has several environments and a row does not name one of them.
         prompts = []
         for row in rows:
-            messages = self._messages(row)  # an error if the row names no environment of several
+            messages = self._make_messages(row)
             prompts.append(self.chat_format.of(row).prompt(messages))
+
+        # As in training, the environment gets the whole prompt in the row and may change it. The changed prompt is
+        # complete: it includes the system prompt.
         if self.environment is not None and (self.environment.has_reset or self._plays_itself):
-            # The environment finds the whole prompt in the row, as in training, and may change it: what it leaves
-            # there is complete, the system prompt included.
             rows = [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
             rows = await reset_rows(self.environment, rows, self.limits, seeds=seeds)
             prompts = [row["prompt"] for row in rows]
-        return list(zip(rows, prompts, strict=True))
 
-    def _rollout(self, row: dict[str, Any], prompt: str | list[Any], seed: int) -> Rollout:
-        return Rollout(self.chat_format.of(row).prompt_ids(prompt), row=row, seed=seed)
+        rollouts = []
+        for row, prompt, seed in zip(rows, prompts, seeds, strict=True):
+            prompt_ids = self.chat_format.of(row).prompt_ids(prompt)
+            rollouts.append(Rollout(prompt_ids, row=row, seed=seed))
+        return rollouts
 
-    def _messages(self, row: Mapping[str, Any]) -> list[Message]:
-        refined = row.get("refinement")
-        spec = self.spec if refined is None else replace(self.spec, system_prompt=refined.prompt)
-        return spec.messages(row)
+    def _make_messages(self, row: Mapping[str, Any]) -> list[Message]:
+        """The messages of a row's prompt, under the refined system prompt if the row has one."""
+        refinement = row.get("refinement")
+        if refinement is None:
+            return self.spec.messages(row)
+        return replace(self.spec, system_prompt=refinement.prompt).messages(row)
 
 
-def _downloaded(
+def _download_model(
     name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None
 ) -> Path:
-    """The folder of a hub id in the local cache, downloaded if it is missing; without checkpoints."""
+    """Download a model to the local cache, without checkpoints, unless it is there. Returns its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -341,8 +360,8 @@ def _downloaded(
             )
         )
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
-        where = name if revision is None else f"{name} (revision {revision})"
+        described = name if revision is None else f"{name} (revision {revision})"
         raise FileNotFoundError(
-            f"{where} is neither a folder here nor a model on the hub: {' '.join(str(error).split())}. "
+            f"{described} is neither a local folder nor a model on the Hub: {' '.join(str(error).split())}. "
             "A private model needs token=; offline, the model must be in the cache"
         ) from None

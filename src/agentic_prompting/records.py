@@ -1,8 +1,7 @@
-"""Files that survive a crash: one written all or nothing, records appended as JSON Lines, SQLite shared by processes,
-and the lock of those that only one process may write.
+"""Files that survive a crash: atomic writes, records as JSON Lines, SQLite shared by processes, and write locks.
 
-In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line;
-readers skip it, and the next append removes it.
+At the top of the package, so that every folder can use it. A process that is killed while it appends leaves an
+incomplete line; readers skip it, and the next append removes it.
 """
 
 from __future__ import annotations
@@ -26,24 +25,30 @@ from filelock import FileLock, Timeout
 logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
-FILE_ERRORS = (
-    sqlite3.Error,
-    OSError,
-    TypeError,
-    ValueError,
-)  # all errors of a file that is out of reach or damaged
-_AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
+
+FILE_ERRORS = (sqlite3.Error, OSError, TypeError, ValueError)
+"""All errors of a file that is out of reach or damaged."""
+
+_AGAIN_SECONDS = 5.0
+"""Delay before a shared file that was out of reach is tried again."""
+
 _SHARED: WeakSet[SharedFile] = WeakSet()
+"""All shared files of this process."""
 
 
 def only_a_folder(name: str) -> bool:
-    """Whether a model's name can only be a folder. A hub id has one slash, and its first part is no folder here."""
-    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
-    return "/" in name and (sure or Path(name).parent.is_dir())
+    """Whether the name of a model can only be a folder.
+
+    A hub id has exactly one slash, and its first part is not a local folder.
+    """
+    if "/" not in name:
+        return False
+    has_path_form = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+    return has_path_form or Path(name).parent.is_dir()
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
-    """Write `content` to `path` (text in UTF-8), all or nothing: a crash in the middle leaves what was there before."""
+    """Write `content` to `path` atomically (text as UTF-8). A crash during the write leaves the old content."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -52,24 +57,24 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 
 def digest(settings: Any) -> str:
-    """16 hexadecimal digits that change with any of the settings: whether a file of results may be continued."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[
-        :16
-    ]
+    """A hash of settings, 16 hexadecimal digits. Results may be resumed only if it is equal."""
+    content = json.dumps(settings, sort_keys=True, default=repr)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @contextmanager
 def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
-    """Within it no other process writes `path`, a file or something of a folder. Enter it before anything is touched.
+    """Lock a file or folder against other writing processes. Enter it before the first write.
 
-    The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
+    The lock, `<path>.lock`, belongs to the operating system: it ends with the process, and a lock file that is
+    left behind locks nothing.
 
     Args:
         path (`str` or `Path`): The file or folder.
-        busy (`str`, *optional*): The error's words, if others fit better.
+        busy (`str`, *optional*): Error message that replaces the default one.
 
     Raises:
-        `ValueError`: Another process is writing there.
+        `ValueError`: If another process is writing there.
     """
     path = Path(path)
     lock = FileLock(path.with_name(path.name + ".lock"))
@@ -77,12 +82,10 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        instead = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
-        raise ValueError(busy or instead) from None
-    except (
-        OSError,
-        NotImplementedError,
-    ) as error:  # a disk without locks, or one that may not be written to
+        message = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
+        raise ValueError(busy or message) from None
+    except (OSError, NotImplementedError) as error:
+        # The disk has no locks, or is read-only.
         logger.warning(
             "%s cannot be locked (%s): start no second run that writes there", path, error
         )
@@ -93,57 +96,58 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
 
 
 class RecordFile:
-    """JSON Lines that a crash cannot spoil. For one writer at a time; iterate over it to read the records.
+    """A file of JSON Lines that survives a crash. For one writer at a time; iterate over it to read the records.
 
     Args:
-        path (`str` or `Path`): The file; made, with its folders, by the first record.
-        sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the records are on the disk,
-            so that they survive a power failure.
+        path (`str` or `Path`): The file. It is created, with its folders, by the first record.
+        sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the records are on
+            the disk, so that they survive a power failure.
     """
 
     def __init__(self, path: str | Path, sync: bool = False):
-        self.path, self.sync = Path(path), sync
-        self._mended = (
-            False  # whether what an earlier process left is known to end with a whole line
-        )
+        self.path = Path(path)
+        self.sync = sync
+        # Whether the file is certain to end with a complete line.
+        self._ends_complete = False
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records in one write. Values that JSON does not know are written as text."""
-        lines = b"".join(map(_line, records))
+        """Append records in one write. Values that JSON does not support are written as text."""
+        lines = b"".join(map(_encode_line, records))
         if not lines:
             return
-        if not self._mended:
-            self._mend()
-        self._mended = False  # until these are there whole: a full disk tears a line as a kill does
+        if not self._ends_complete:
+            self._remove_incomplete_line()
+        # Not certain during the write: a full disk leaves an incomplete line too.
+        self._ends_complete = False
         with self.path.open("ab") as file:
             file.write(lines)
             if self.sync:
                 file.flush()
                 os.fsync(file.fileno())
-        self._mended = True
+        self._ends_complete = True
 
-    def keep(self, wanted: Callable[[Record], object]) -> list[Record]:
-        """Remove the records that are not wanted.
+    def keep(self, predicate: Callable[[Record], object]) -> list[Record]:
+        """Remove all records for which the predicate is false.
 
         Returns:
-            `list[dict]`: Those that stay, in order.
+            `list[dict]`: The remaining records, in order.
         """
         records = list(self)
-        kept = [record for record in records if wanted(record)]
-        if len(kept) < len(records):
-            atomic_write(self.path, b"".join(map(_line, kept)))
-        return kept
+        remaining = [record for record in records if predicate(record)]
+        if len(remaining) < len(records):
+            atomic_write(self.path, b"".join(map(_encode_line, remaining)))
+        return remaining
 
     def __iter__(self) -> Iterator[Record]:
-        """The records, oldest first; none where there is no file.
+        """Iterate over the records, oldest first. A missing file has none.
 
         Raises:
-            `ValueError`: A line that was written to its end is no JSON object; names file and line.
+            `ValueError`: If a complete line is not a JSON object. The message names the file and the line.
         """
-        for number, line in enumerate(self._whole_lines(), start=1):
-            yield self._record(line, number)
+        for number, line in enumerate(self._read_complete_lines(), start=1):
+            yield self._decode_line(line, number)
 
-    def _record(self, line: bytes, number: int) -> Record:
+    def _decode_line(self, line: bytes, number: int) -> Record:
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -154,67 +158,78 @@ class RecordFile:
             )
         return record
 
-    def _whole_lines(self) -> Iterator[bytes]:
-        """The lines that were written to their ends."""
+    def _read_complete_lines(self) -> Iterator[bytes]:
+        """The lines that end with a line break."""
         if not self.path.exists():
             return
-        end, size = (
-            0,
-            self.path.stat().st_size,
-        )  # measured first: a run that is being watched writes on
+        # The size before reading, because another process may be appending.
+        size = self.path.stat().st_size
+        complete_size = 0
         with self.path.open("rb") as file:
-            for line in (
-                file
-            ):  # of bytes, which are split at \n alone: texts may hold other line separators
+            # Bytes are split at \n only, while texts may contain other line separators.
+            for line in file:
                 if line.endswith(b"\n"):
-                    end += len(line)
+                    complete_size += len(line)
                     yield line
-        if (lost := size - end) > 0:
+        skipped = size - complete_size
+        if skipped > 0:
             logger.warning(
-                "%s: skipped the last %d bytes, cut off while being written", self.path, lost
+                "%s: skipped the last %d bytes, cut off while being written", self.path, skipped
             )
 
-    def _mend(self) -> None:
-        """Remove a torn end: a record appended to it would be lost with it."""
+    def _remove_incomplete_line(self) -> None:
+        """Remove an incomplete last line. A record appended to it would be lost with it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            os.truncate(self.path, sum(map(len, self._whole_lines())))
-        self._mended = True
+            complete_size = sum(len(line) for line in self._read_complete_lines())
+            os.truncate(self.path, complete_size)
+        self._ends_complete = True
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
-    # A lone surrogate has no UTF-8; written as its backslash form it is JSON's own escape for it.
-    return (
-        json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")
-        + b"\n"
-    )
+def _encode_line(record: Mapping[str, Any]) -> bytes:
+    # A lone surrogate has no UTF-8 form. Its backslash form is JSON's escape for it.
+    text = json.dumps(record, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 class SharedFile:
-    """An SQLite file that many processes use at once, on a local disk: its write-ahead log does not work over NFS.
+    """An SQLite file that several processes share, on a local disk: its write-ahead log does not work over NFS.
 
-    No reply and no checkpoint fails because of it: records that cannot be written (locked, no space) wait in memory for
-    a later call, at the latest for the end of the process. Subclasses write their records in `_write`.
+    An unwritable file never fails a call or a checkpoint: records that cannot be written (locked, no space) stay
+    in memory until a later call, at the latest until the end of the process. Subclasses write their records in
+    `_write`.
 
     Args:
-        path (`Path`): The file; made, with its folders, when it is first written.
-        table (`str`): Its `CREATE TABLE IF NOT EXISTS` statement.
-        busy_seconds (`float`): How long to wait for another process to release it.
+        path (`Path`): The file. It is created, with its folders, by the first write.
+        table (`str`): The `CREATE TABLE IF NOT EXISTS` statement.
+        busy_seconds (`float`): How long to wait for another process to release the file.
     """
 
     path: Path | None
 
     def __init__(self, path: Path | None, table: str, busy_seconds: float):
-        self.path, self._table, self._busy_seconds = path, table, busy_seconds
-        self._file_lock = threading.RLock()  # held while the disk is waited for
+        self.path = path
+        self._table = table
+        self._busy_seconds = busy_seconds
+        self._file_lock = threading.RLock()  # held during disk access
+
+        # The error of the last write, when the first of a row of errors occurred, and when to try again.
         self._fault: Exception | None = None
-        self._failing_since = self._again_at = 0.0
+        self._failing_since = 0.0
+        self._again_at = 0.0
+
+        # A forked child keeps its parent's connections, because it may neither use nor close them.
         self._connection: sqlite3.Connection | None = None
         self._left_by_fork: list[sqlite3.Connection | None] = []
         _SHARED.add(self)
 
     def settle(self, at_once: bool = False) -> None:
-        """Write all waiting records; with `at_once` even if that failed a moment ago. Never raises."""
+        """Write all waiting records. Never raises a file error.
+
+        Args:
+            at_once (`bool`, *optional*, defaults to `False`): Try again even if the last attempt has just
+                failed.
+        """
         with self._file_lock:
             if time.monotonic() < self._again_at and not at_once:
                 return
@@ -222,6 +237,7 @@ class SharedFile:
                 self._write()
                 self._fault = None
             except FILE_ERRORS as error:
+                # Warn about the first of a row of errors, and open the file again later.
                 if self._fault is None:
                     self._failing_since = time.monotonic()
                     logger.warning(
@@ -229,22 +245,24 @@ class SharedFile:
                         self.path,
                         error,
                     )
-                self._fault, self._again_at = error, time.monotonic() + _AGAIN_SECONDS
+                self._fault = error
+                self._again_at = time.monotonic() + _AGAIN_SECONDS
                 self._let_go()
 
     def _write(self) -> None:
         raise NotImplementedError
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection of this process. Call it, and use the connection, while holding `_file_lock`."""
+        """The connection of this process. Call this and use the connection while holding `_file_lock`."""
         if self._connection is None:
             self._connection = self._open()
         return self._connection
 
     def _begin_fork(self) -> None:
-        """In a forked child: leave what is the parent's. SQLite forbids to use or close its connection: keep it."""
+        """Drop the parent's connection in a forked child. SQLite forbids the child to use or close it."""
         self._left_by_fork.append(self._connection)
-        self._connection, self._file_lock = None, threading.RLock()
+        self._connection = None
+        self._file_lock = threading.RLock()
 
     def _open(self) -> sqlite3.Connection:
         assert self.path is not None
@@ -254,10 +272,9 @@ class SharedFile:
             self.path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
         try:
-            _write_ahead(connection, time.monotonic() + seconds)
-            connection.execute(
-                "PRAGMA synchronous = NORMAL"
-            )  # safe against a killed process, and fast
+            _enable_write_ahead_log(connection, time.monotonic() + seconds)
+            # Fast, and safe if the process is killed.
+            connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(self._table)
         except BaseException:
             connection.close()
@@ -265,20 +282,20 @@ class SharedFile:
         return connection
 
     def _let_go(self) -> None:
-        """Close the file. The next use opens it again."""
+        """Close the connection. The next use opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _write_ahead(connection: sqlite3.Connection, deadline: float) -> None:
+def _enable_write_ahead_log(connection: sqlite3.Connection, deadline: float) -> None:
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            # Of processes that make the file at the same moment one switches the mode, and now and then SQLite fails
-            # another at once instead of letting it wait (seen once in 40 starts of ten processes).
+            # If several processes create the file at the same time, one of them switches the mode. SQLite then
+            # sometimes fails another one immediately instead of letting it wait (once in 40 starts of ten processes).
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -138,6 +138,7 @@ def evaluate_agent(
         for metric in metrics_by_task[task.name].values():
             check_answers_of_rows(metric, task.rows)
 
+    # One system after the other. A lock keeps other processes from writing its file.
     evaluation = Evaluation()
     for name, system_or_function in systems.items():
         current_system = as_system(system_or_function)
@@ -202,13 +203,15 @@ def load_evaluation_task(
     return EvaluationTask(name, list(task_rows), task.metrics)
 
 
-def _list_tasks(tasks: Any) -> list[str | EvaluationTask]:
+def _list_tasks(tasks: object) -> list[str | EvaluationTask]:
     """The tasks of [`evaluate_agent`] as a list of names and [`EvaluationTask`]s.
 
     Raises:
         `ValueError`: If an entry is neither a name nor rows. The message explains how to pass it.
     """
     advice = 'pass a list of names, {"my task": rows}, or the rows of one task (a data set or a list of dicts)'
+
+    # A single task, or rows by name.
     if isinstance(tasks, EvaluationTask):
         return [tasks]
     if isinstance(tasks, str):
@@ -241,7 +244,7 @@ def _list_tasks(tasks: Any) -> list[str | EvaluationTask]:
     return listed
 
 
-def _holds_rows(rows: Any) -> bool:
+def _holds_rows(rows: object) -> bool:
     return isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping)
 
 
@@ -302,6 +305,7 @@ def _collect_answers(
         saved_records = _load_saved_answers(path, settings_digest, tasks)
         record_file = RecordFile(path)
 
+    # Task by task and run by run, because each run has its own seed.
     records: dict[AnswerKey, Record] = {}
     total = runs * sum(len(task.rows) for task in tasks)
     with show_progress(total, name, shown=progress) as bar:
@@ -361,6 +365,7 @@ def _load_saved_answers(
             )
         return record.get("error") is None
 
+    # Remove failed answers. Of several records of a key, the last one counts.
     record_file = RecordFile(path)
     records = {key_of(record): record for record in record_file.keep(is_answered)}
 

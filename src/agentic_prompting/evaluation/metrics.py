@@ -335,19 +335,20 @@ class EvaluateScore:
         return scores if isinstance(scores, Mapping) else {self.module.name: scores}
 
 
-def _is_text(feature: Any) -> bool:
+def _is_text(feature: object) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Real)  # numpy's numbers are
 
 
-def _are_numbers(value: Any, n: int) -> bool:
+def _are_numbers(value: object, n: int) -> bool:
     if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != n:
         return False
     return all(map(_is_number, value))
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: float) -> float | None:
+    """A number as a plain float, or `None` if it is infinite or NaN."""
     return float(value) if math.isfinite(value) else None

@@ -313,6 +313,8 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
         raise ValueError(
             f"expected 0 <= successes <= n and n >= 1, got successes={successes}, n={n}"
         )
+
+    # The centre and half-width of Wilson's interval.
     z = NormalDist().inv_cdf(0.5 + level / 2)
     share = successes / n
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -348,6 +350,8 @@ def bootstrap_interval(
         raise ValueError(
             f"expected finite numbers, at least one, in one dimension; got {len(values)} values"
         )
+
+    # Means of resamples, drawn with replacement; the interval is between their quantiles.
     rng = np.random.default_rng(seed)
     n = sample.size
     means = [sample[rng.integers(0, n, n)].mean() for _ in range(n_resamples)]
@@ -396,6 +400,8 @@ def paired_difference(
     common_questions = sorted(set(first) & set(second))
     if not common_questions:
         raise ValueError("the two systems have no question in common that both have a score for")
+
+    # The first system wins a question if its score is higher.
     differences = [float(first[question] - second[question]) for question in common_questions]
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)

@@ -121,7 +121,8 @@ def max_calls_per_answer(policy: Any) -> int:
     return max(1, policy.limits.max_turns - 1)
 
 
-def is_agent(policy: Any) -> bool:
+def is_agent(policy: object) -> bool:
+    """Whether a policy is an agent rather than a chat model."""
     return hasattr(policy, "answer_all")
 
 

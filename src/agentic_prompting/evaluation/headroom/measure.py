@@ -22,7 +22,7 @@ from ...llm.loop import run
 from ...refine import ProRefiner
 from ...refine.templates import DEFAULT_PROMPT
 from ..metrics import Metric
-from ..systems import Row
+from ..systems import Agent, Row
 from .caller import Caller, MeasurementStopped
 from .parts import ChoicePart, PromptPart, RefinePart, SignalPart
 from .prompts import TooFewScores, default_delta
@@ -55,11 +55,11 @@ def headroom(rows: Sequence[Row], **options: Any) -> Headroom:
 async def aheadroom(
     rows: Sequence[Row],
     *,
-    policy: Any = None,
+    policy: ChatModel | Agent | None = None,
     prompts: Sequence[str] = ("",),
     reference: ChatModel | None = None,
     tried: int = 12,
-    agent: Any = None,
+    agent: Agent | None = None,
     group_size: int = 8,
     reward: Callable[..., Any] | None = None,
     refiner: ProRefiner | None = None,
@@ -121,6 +121,7 @@ async def aheadroom(
         raise ValueError("prompts is a list of system prompts, yours first")
     validate_dataset(rows)
 
+    # All parts take their rows from the same order, and share the count of calls.
     shuffled = random.Random(seed).sample(list(rows), len(rows))
     caller = Caller(metric, max_in_flight, sampling)
     result = Headroom(delta=default_delta(calls) if delta is None else delta)
@@ -169,6 +170,8 @@ async def aheadroom(
             break
         finally:
             result.calls[name] = caller.calls - calls_before
+
+    # What all parts took.
     result.cost_usd = caller.cost_usd
     result.failed = caller.failed
     result.seconds = time.perf_counter() - started

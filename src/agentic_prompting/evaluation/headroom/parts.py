@@ -18,7 +18,7 @@ from ...refine import ProRefiner
 from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
 from ..scoring import score_rollouts
-from ..systems import ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
+from ..systems import Agent, ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
 from .caller import Caller, MeasurementStopped, max_calls_per_answer, record_of
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
@@ -148,7 +148,7 @@ class SignalPart:
         self,
         caller: Caller,
         rows: Sequence[Row],
-        agent: Any,
+        agent: Agent,
         group_size: int,
         reward: Callable[..., Any] | None,
         calls: int,
@@ -235,6 +235,8 @@ class RefinePart:
         self.calls = calls
         self.delta = delta
         self.seed = seed
+
+        # Both systems start from the same prompt.
         self.plain = caller.system_of(refiner.task, prompt)
         self.refined = ProRefineSystem(refiner, prompt)
         # The plain answer; the refiner's first answer and its verdict; three calls per step; the final answer.
@@ -255,6 +257,8 @@ class RefinePart:
             batch = self.rows[len(plain) :][: remaining_calls // self.calls_per_row]
             if not batch:
                 break
+
+            # Both answers to each row.
             plain += await self.caller.score(self.plain, batch, self.seed)
             refined += await self.caller.score(self.refined, batch, self.seed)
         result.refinement = judge_refinement(np.column_stack([plain, refined]), self.delta)
@@ -299,6 +303,8 @@ class ChoicePart:
     ):
         if repeats < 1 or len(choices) < 2:
             raise ValueError(f"{field_name} needs two choices and one repeat at least")
+
+        # As many rows as fit into the calls.
         self.caller = caller
         self.field_name = field_name
         self.choices = choices
@@ -323,6 +329,7 @@ class ChoicePart:
         seed: int,
     ) -> ChoicePart:
         """One large LLM, asked in several ways."""
+        # A request must contain the question.
         choices = {}
         for number, request in enumerate(requests):
             check_template(request)

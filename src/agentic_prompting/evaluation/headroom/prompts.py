@@ -252,6 +252,8 @@ def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
     means = np.where(counts > 0, differences / np.maximum(counts, 1), -np.inf)[1:]
     if not len(means) or np.isneginf(means.max()):
         raise TooFewScores("no prompt but the first has a score to compare")
+
+    # One of the best columns. The tolerance keeps rounding errors from breaking ties.
     best = np.flatnonzero(np.isclose(means, means.max(), rtol=0, atol=1e-12))
     return 1 + int(rng.choice(best))
 
@@ -269,10 +271,13 @@ def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
     Raises:
         [`TooFewScores`]: If fewer than two rows have both scores.
     """
+    # Leave out rows without both scores.
     table = complete_rows(scores)
     n = len(table)
     if n < 2:
         raise TooFewScores(f"a gain needs two rows with both scores, got {n}")
+
+    # The variance of the difference, and the t interval of its mean.
     differences = table[:, 1] - table[:, 0]
     variance = float(differences.var(ddof=1))
     if np.count_nonzero(differences != np.median(differences)) < _FEW_DIFFERENCES:
@@ -385,6 +390,8 @@ def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
     n, k = table.shape
     if n < 2 or k < 2:
         raise TooFewScores(f"comparing prompts needs two rows and two prompts, got {n} and {k}")
+
+    # Residuals after removing the effects of rows and prompts.
     means = table.mean(axis=0)
     residuals = table - table.mean(axis=1, keepdims=True) - means + table.mean()
     mean_square = float((residuals**2).sum()) / ((n - 1) * (k - 1))

@@ -57,6 +57,8 @@ def judge_refinement(scores: ArrayLike, delta: float) -> RefineHeadroom:
         [`TooFewScores`]: If fewer than two rows have both scores.
     """
     gain = paired_gain(scores)
+
+    # Which answers are right before and after the refinement.
     table = complete_rows(scores)
     plain_right = table[:, 0] >= RIGHT
     refined_right = table[:, 1] >= RIGHT

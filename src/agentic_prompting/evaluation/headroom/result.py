@@ -75,6 +75,7 @@ class Headroom:
 
     def report(self) -> str:
         """The result as text: a sentence per part with its evidence, then the calls and the cost."""
+        # The parts, as far as they were measured.
         lines = []
         if self.prompts is not None:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
@@ -87,6 +88,7 @@ class Headroom:
             gain = _format_interval(self.requests.gain)
             lines.append(f"  An agent that asks perfectly gains {gain} at least.")
         if self.training is not None and self.requests is not None:
+            # Only with the requests does the verdict add to the sentence of the signal.
             lines.append(f"Training an agent to ask: {self.training[1]}.")
         if self.pool is not None:
             lines.append(f"Pool: {self.pool.sentence()}.")
@@ -104,6 +106,7 @@ class Headroom:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, verdicts and sentences as JSON."""
+        # Verdicts and sentences are properties and methods, which `asdict` does not include.
         saved = asdict(self)
         for name in ("prompts", "signal", "refinement", "requests", "pool"):
             part = getattr(self, name)

@@ -1,6 +1,6 @@
-"""Facts that a language model cannot know, and a library in which a search finds them: invented towns.
+"""A searchable library of facts that no language model can know: facts about invented towns.
 
-What an agent has to learn here is to ask instead of guessing, and to answer with the fact alone. Every name is drawn
+The agent has to learn to ask instead of guessing, and to answer with the fact alone. Every name is drawn
 from syllables, so no model has read about these towns. Settings are chosen on the countries of `world.py` instead
 ([`country_facts`]), whose facts are worded in the same way.
 """
@@ -35,8 +35,8 @@ class Fact:
     """One fact about one subject.
 
     Args:
-        subject (`str`): What it is about: a town or a country.
-        relation (`str`): Which fact: `mayor`, `river`, ...
+        subject (`str`): The town or country that it is about.
+        relation (`str`): The name of its relation: `mayor`, `river`, ...
         question (`str`): The question that it answers.
         document (`str`): The sentence that states it.
         value (`str`): The answer.
@@ -60,13 +60,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class Relation:
-    """How the facts of one relation are asked for and stated, with `{subject}` and `{value}` to be filled in."""
+    """Templates for the question and the statement of a relation's facts, with `{subject}` and `{value}`."""
 
     question: str
     document: str
 
     def fact(self, subject: str, relation: str, value: str) -> Fact:
-        """The fact that `subject` has this value."""
+        """Build the fact that `subject` has this value."""
         question = self.question.format(subject=subject)
         document = self.document.format(subject=subject, value=value)
         return Fact(subject, relation, question, document, value)
@@ -114,17 +114,17 @@ _COUNTRY_RELATIONS = {
 
 
 def town_facts(seed: int = 0, count: int = 96) -> list[Fact]:
-    """Facts about invented towns, six for each.
+    """Draw facts about invented towns, six for each.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Decides every name and fact.
         count (`int`, *optional*, defaults to `96`): How many towns.
     """
     rng = random.Random(seed)
-    names = _distinct(lambda: _place_name(rng), 2 * count)
-    towns, twins = names[:count], names[count:]
+    names = _draw_place_names(rng, 2 * count)
     facts = []
-    for town, twin in zip(towns, twins, strict=True):
+    for town, twin in zip(names[:count], names[count:], strict=True):
+        # The order of these values is the order of the draws.
         values = {
             "mayor": f"{rng.choice(_FIRST_NAMES)} {_surname(rng)}",
             "river": rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_MIDDLES),
@@ -133,32 +133,31 @@ def town_facts(seed: int = 0, count: int = 96) -> list[Fact]:
             "inn": f"{rng.choice(_ADJECTIVES)} {rng.choice(_ANIMALS)}",
             "saint": f"Saint {rng.choice(_BEGINNINGS)}{rng.choice(_MIDDLES)}{rng.choice('mnrs')}",
         }
-        facts += [
-            _TOWN_RELATIONS[relation].fact(town, relation, value)
-            for relation, value in values.items()
-        ]
+        for relation, value in values.items():
+            facts.append(_TOWN_RELATIONS[relation].fact(town, relation, value))
     return facts
 
 
 def country_facts() -> list[Fact]:
-    """Facts about the sandbox's countries, on which settings are chosen."""
+    """List facts about the sandbox's countries, on which settings are chosen."""
     facts = []
     for country in load_world().countries:
-        for relation, wording in _COUNTRY_RELATIONS.items():
-            if value := getattr(country, relation):
-                facts.append(wording.fact(country.name, relation, value))
+        for name, relation in _COUNTRY_RELATIONS.items():
+            value = getattr(country, name)
+            if value:
+                facts.append(relation.fact(country.name, name, value))
     return facts
 
 
 def split_by_subject(
     facts: Sequence[Fact], held_out: int, seed: int = 0
 ) -> tuple[list[Fact], list[Fact]]:
-    """Facts to train on, and those of `held_out` subjects, of which training sees no question and no answer.
+    """Split facts into train and test, which share no subject.
 
     Args:
         facts (`Sequence[Fact]`): All facts.
-        held_out (`int`): How many subjects are held out.
-        seed (`int`, *optional*, defaults to `0`): Decides which, and the order of the facts.
+        held_out (`int`): The number of subjects in the test part.
+        seed (`int`, *optional*, defaults to `0`): Decides the subjects, and the order of the facts.
 
     Raises:
         `ValueError`: If no subject would be left to train on.
@@ -168,11 +167,11 @@ def split_by_subject(
         raise ValueError(f"held_out must be from 1 to {len(subjects) - 1}, got {held_out}")
     rng = random.Random(seed)
     rng.shuffle(subjects)
-    kept_apart = set(subjects[:held_out])
+    test_subjects = set(subjects[:held_out])
     shuffled = list(facts)
     rng.shuffle(shuffled)
-    train = [fact for fact in shuffled if fact.subject not in kept_apart]
-    test = [fact for fact in shuffled if fact.subject in kept_apart]
+    train = [fact for fact in shuffled if fact.subject not in test_subjects]
+    test = [fact for fact in shuffled if fact.subject in test_subjects]
     return train, test
 
 
@@ -180,7 +179,7 @@ class Library(Environment):
     """An expert who looks facts up: answers a question with the sentence that fits it best (BM25).
 
     Args:
-        facts (`Sequence[Fact]`): What it knows.
+        facts (`Sequence[Fact]`): The facts in the library.
 
     Raises:
         `ImportError`: Without `agentic-prompting[search]`.
@@ -199,7 +198,8 @@ class Library(Environment):
 
     def step(self, rollout: Rollout) -> str:
         """The best document for the question."""
-        (documents,) = self._search([rollout.turns[-1].request or ""], 1)
+        request = rollout.turns[-1].request or ""
+        (documents,) = self._search([request], 1)
         return documents[0].text if documents else "Nothing was found."
 
 
@@ -224,9 +224,11 @@ def brief_answer_reward(
     """
     rewards: list[float | None] = []
     for episode, accepted in zip(rollout, answers, strict=True):
+        # A failure is not the agent's fault: no reward, rather than a bad one.
         if episode.status == "failed":
             rewards.append(None)
             continue
+
         answer = episode.answer or ""
         matches = exact_match(answer, accepted)
         rewards.append((matches + token_f1(answer, accepted)) / 2)
@@ -236,15 +238,13 @@ def brief_answer_reward(
     return rewards
 
 
-def _distinct(draw: Callable[[], str], count: int) -> list[str]:
+def _draw_place_names(rng: random.Random, count: int) -> list[str]:
+    """Draw distinct names, in the order of their first draw."""
     names: dict[str, None] = {}
     while len(names) < count:
-        names[draw()] = None
+        name = rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_ENDINGS)
+        names[name] = None
     return list(names)
-
-
-def _place_name(rng: random.Random) -> str:
-    return rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_ENDINGS)
 
 
 def _surname(rng: random.Random) -> str:

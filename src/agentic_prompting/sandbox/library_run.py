@@ -1,4 +1,4 @@
-"""A run in the library of invented towns: a real language model learns to ask, and is measured before and after.
+"""A run in the library of invented towns: a real language model learns to ask, and is evaluated before and after.
 
 The model is SmolLM2-135M-Instruct unless another one is named. Its settings (`examples/configs/real.yaml`) were chosen
 on the countries; nothing was chosen on a town.
@@ -25,7 +25,8 @@ from ..rollout import AgentSpec, Rollout
 from .library import Library, split_by_subject, town_facts
 from .results import conversation
 
-TOWNS, HELD_OUT_TOWNS = 96, 32
+TOWNS = 96
+HELD_OUT_TOWNS = 32
 _SAMPLED_TOGETHER = 64
 
 
@@ -35,9 +36,9 @@ class LibraryRun:
 
     Args:
         model (`str`): The model to train: a folder or its name on the Hub.
-        environment ([`Library`]): Knows all facts, those of the held-out towns too.
+        environment ([`Library`]): The library, with the facts of the held-out towns too.
         train (`Dataset`): Questions to train on: `question`, `answers`, `subject`, `relation`.
-        test (`Dataset`): Questions about towns of which no question is in `train`.
+        test (`Dataset`): Questions about towns that do not occur in `train`.
     """
 
     model: str
@@ -57,7 +58,7 @@ def prepare_library(
         n_test (`int`, *optional*): Use at most this many of the 192 held-out questions.
 
     Raises:
-        [`SmallModelMissing`]: No model is named, and the small one cannot be had.
+        [`SmallModelMissing`]: No model is named, and the small one is not available.
     """
     facts = town_facts(seed, TOWNS)
     train, test = split_by_subject(facts, HELD_OUT_TOWNS, seed)
@@ -76,8 +77,8 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
 
     Args:
         run ([`LibraryRun`]): The prepared run.
-        trainer ([`MultiTurnGRPOTrainer`]): After training and `save_model`.
-        seconds (`float`): Since the run began.
+        trainer ([`MultiTurnGRPOTrainer`]): The trainer, after training and `save_model`.
+        seconds (`float`): Seconds since the run began.
 
     Returns:
         `dict`: The summary.
@@ -85,13 +86,18 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     folder = Path(trainer.args.output_dir)
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
-    before = ask(run.model, run, rows, trainer.saved_spec(), dtype)
-    after = ask(str(folder), run, rows, trainer.saved_spec(), dtype)
+    spec = trainer.saved_spec()
+    rollouts_by_time = {
+        "before": ask(run.model, run, rows, spec, dtype),
+        "after": ask(str(folder), run, rows, spec, dtype),
+    }
+    before, after = rollouts_by_time.values()
 
-    failed_in_training = sum(
-        entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history
-    )
-    failed = sum(rollout.status == "failed" for rollout in [*before, *after])
+    # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
+    failed_rollouts = sum(rollout.status == "failed" for rollout in [*before, *after])
+    failed_shares = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
+    failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
+
     difference = paired_difference(_matches(after), _matches(before)).difference
     summary: dict[str, Any] = {
         "library": True,
@@ -99,40 +105,44 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
         "questions": len(rows),
         "steps": trainer.state.global_step,
         "seconds": round(seconds, 1),
-        "failed_rollouts": failed + round(failed_in_training * trainer.args.generation_batch_size),
+        "failed_rollouts": failed_rollouts,
         "exact_match_difference": _rounded(difference),
     }
+
+    # Both measures before and after. The interval of exact match has the name that all summaries use.
     lines = []
-    for name, measure in (("asked", asked_share), ("exact match", exact_match_share)):
-        for when, rollouts in (("before", before), ("after", after)):
-            estimate = measure(rollouts)
-            key = name.replace(" ", "_")
-            summary[f"{key}_{when}"] = round(estimate.mean, 4)
-            summary[f"interval_{when}" if key == "exact_match" else f"{key}_interval_{when}"] = (
-                _rounded(estimate)[1:]
-            )
-            lines.append(f"{name:12}{when:7}{_with_interval(estimate)}")
+    for time, rollouts in rollouts_by_time.items():
+        estimate = asked_share(rollouts)
+        summary[f"asked_{time}"] = round(estimate.mean, 4)
+        summary[f"asked_interval_{time}"] = _rounded(estimate)[1:]
+        lines.append(f"{'asked':12}{time:7}{_with_interval(estimate)}")
+    for time, rollouts in rollouts_by_time.items():
+        estimate = exact_match_share(rollouts)
+        summary[f"exact_match_{time}"] = round(estimate.mean, 4)
+        summary[f"interval_{time}"] = _rounded(estimate)[1:]
+        lines.append(f"{'exact match':12}{time:7}{_with_interval(estimate)}")
+    gain = _with_interval(difference)
+    lines.append(f"{'exact match':12}{'gained':7}{gain}, paired over questions")
+    towns = {row["subject"] for row in rows}
     lines.append(
-        f"{'exact match':12}{'gained':7}{_with_interval(difference)}, paired over questions"
-    )
-    lines.append(
-        f"{len(rows)} questions about {len({row['subject'] for row in rows})} towns that training never saw, "
-        f"{summary['steps']} steps, {seconds:.0f} s, {summary['failed_rollouts']} failed rollouts"
+        f"{len(rows)} questions about {len(towns)} towns that training never saw, "
+        f"{summary['steps']} steps, {seconds:.0f} s, {failed_rollouts} failed rollouts"
     )
 
-    examples = dict(zip(("before", "after"), _telling_pair(before, after), strict=True))
-    for when, dialogue in examples.items():
-        lines += ["", f"--- {when} training", *dialogue]
-    atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
+    # The dialogues of one question.
+    example = _choose_example(before, after)
+    dialogues = {
+        time: conversation(rollouts[example]) for time, rollouts in rollouts_by_time.items()
+    }
+    for time, dialogue in dialogues.items():
+        lines += ["", f"--- {time} training", *dialogue]
+
+    atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
-    name = Path(run.model).name if Path(run.model).exists() else run.model
-    print(
-        "\n".join(
-            ["", f"{name} learns to look facts up", "", *lines, "", f"written to {folder}", ""]
-        ),
-        flush=True,
-    )
+    model_name = Path(run.model).name if Path(run.model).exists() else run.model
+    heading = f"{model_name} learns to look facts up"
+    print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)
     return summary
 
 
@@ -144,7 +154,7 @@ def ask(
     dtype: torch.dtype,
     seed: int = 0,
 ) -> list[Rollout]:
-    """The model's rollouts of some questions, sampled as in training."""
+    """Play the model's rollouts of some questions, sampled as in training."""
     agent = PromptAgent.from_pretrained(
         model, run.environment, spec, max_batch_size=_SAMPLED_TOGETHER, dtype=dtype
     )
@@ -164,22 +174,23 @@ def exact_match_share(rollouts: Sequence[Rollout]) -> Estimate:
 
 
 def _matches(rollouts: Sequence[Rollout]) -> dict[int, float]:
-    """Exact match by the question's place, of the rollouts that did not fail."""
-    return {
-        place: exact_match(rollout.answer or "", rollout.row["answers"])
-        for place, rollout in enumerate(rollouts)
-        if rollout.status != "failed"
-    }
+    """Exact match by the number of the question, of the rollouts that did not fail."""
+    matches = {}
+    for number, rollout in enumerate(rollouts):
+        if rollout.status != "failed":
+            matches[number] = exact_match(rollout.answer or "", rollout.row["answers"])
+    return matches
 
 
-def _telling_pair(
-    before: Sequence[Rollout], after: Sequence[Rollout]
-) -> tuple[list[str], list[str]]:
-    """The dialogues of one question, drawn from those that were wrong before and are right after, if there are any."""
-    were_right, are_right = _matches(before), _matches(after)
-    learned = [place for place in are_right if are_right[place] > were_right.get(place, 1.0)]
-    place = random.Random(0).choice(learned or range(len(after)))
-    return conversation(before[place]), conversation(after[place])
+def _choose_example(before: Sequence[Rollout], after: Sequence[Rollout]) -> int:
+    """Draw the number of a question that was wrong before and is right after, or of any if there is none."""
+    matches_before = _matches(before)
+    learned = [
+        number
+        for number, match in _matches(after).items()
+        if match > matches_before.get(number, 1.0)
+    ]
+    return random.Random(0).choice(learned or range(len(after)))
 
 
 def _rounded(estimate: Estimate) -> list[float]:

@@ -1,8 +1,8 @@
-"""The oracle behind an OpenAI-compatible address on this machine, so that the default run takes the real client's path.
+"""Serves the oracle at an OpenAI-compatible address on this machine, so that the default run uses the real client.
 
-`python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. Enough of the protocol for chat
-clients that do not stream: completions, the list of models, errors in OpenAI's form. Not a server for other machines:
-one thread a connection, no TLS.
+`python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. It implements enough of the protocol
+for chat clients that do not stream: completions, the list of models, errors in OpenAI's form. It is not meant for other
+machines: one thread per connection, no TLS.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"  # as for `agentic-prompting serve`
 _MAX_BODY_BYTES = 2**20
 
 
-class _Refusal(Exception):
-    """A request that gets an error body instead of a reply."""
+class _HTTPError(Exception):
+    """An error response, in OpenAI's form."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None
     ):
         super().__init__(message)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
+        error_type = "server_error" if status >= 500 else "invalid_request_error"
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body = {
+            "error": {"message": message, "type": error_type, "param": param, "code": code}
+        }
 
 
 class OracleServer(ThreadingHTTPServer):
@@ -79,16 +81,18 @@ class OracleServer(ThreadingHTTPServer):
     ):
         if not api_key and not is_loopback(host):
             raise ValueError(
-                f"{host} can be asked by other machines, so it needs a key; listen on 127.0.0.1 without"
+                f"other machines can reach {host}: pass api_key (on the command line, set {KEY_VARIABLE}), "
+                "or listen on 127.0.0.1"
             )
-        self.oracle, self.api_key = oracle or Oracle(), api_key
-        self._open: set[socket.socket] = set()
+        self.oracle = oracle or Oracle()
+        self.api_key = api_key
+        self._open_connections: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
         super().__init__((host, port), _Handler)
         self.base_url = f"http://{host}:{self.server_address[1]}/v1"
 
     def start(self) -> OracleServer:
-        """Serve from a thread of its own. `with` does this; `serve_forever` serves from the caller's."""
+        """Serve from a new thread. `with` does this; `serve_forever` serves from the caller's thread."""
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )
@@ -96,7 +100,7 @@ class OracleServer(ThreadingHTTPServer):
         return self
 
     def close(self) -> None:
-        """Stop, and break off the connections that are open. Safe to call twice."""
+        """Stop serving and close open connections. Safe to call twice."""
         if self._thread is not None:
             self.shutdown()
             self._thread.join()
@@ -110,22 +114,22 @@ class OracleServer(ThreadingHTTPServer):
         self.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
+        self._open_connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
+        self._open_connections.discard(request)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
         super().server_close()
-        # Kept-alive connections have threads of their own, which would go on answering.
-        for connection in list(self._open):
+        # Each kept-alive connection has a thread, which would go on answering.
+        for connection in list(self._open_connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news here; handlers answer everything else themselves."""
+        """Ignore clients that hung up; handlers answer all other errors themselves."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,52 +139,56 @@ class _Handler(BaseHTTPRequestHandler):
     server: OracleServer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: thousands of requests a run."""
+        """Log nothing: a run makes thousands of requests."""
 
     def do_GET(self) -> None:
-        """Answer a request; also those that are posted."""
+        """Answer a request, whether GET or POST."""
         routes = {
             "GET /v1/models": self._models,
             "GET /health": lambda body: self._send_json(200, {"status": "ok"}),
             "POST /v1/chat/completions": self._chat,
         }
         try:
-            body = (
-                self._read_body()
-            )  # before anything else, or the next request would start in the middle of it
+            # Read the body first, or the next request would start in the middle of it.
+            body = self._read_body()
             route = f"{self.command} {self.path.partition('?')[0]}"
             if route not in routes:
-                raise _Refusal(404, f"Unknown request: {route}")
-            key, sent = self.server.api_key, self.headers.get("Authorization", "")
-            if (
-                key
-                and route != "GET /health"
-                and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode())
-            ):
-                raise _Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
+                raise _HTTPError(404, f"Unknown request: {route}")
+            if route != "GET /health":
+                self._check_key()
             routes[route](body)
-        except _Refusal as refusal:
-            self._send_json(refusal.status, refusal.body)
+        except _HTTPError as error:
+            self._send_json(error.status, error.body)
         except ConnectionError:
             raise
-        except (
-            Exception
-        ) as error:  # a defect here is a server error there, not a connection that breaks
-            self._send_json(500, _Refusal(500, f"{type(error).__name__}: {error}").body)
+        except Exception as error:
+            # A bug in this server gets an error response: the connection stays usable.
+            self._send_json(500, _HTTPError(500, f"{type(error).__name__}: {error}").body)
 
     do_POST = do_GET
 
+    def _check_key(self) -> None:
+        api_key = self.server.api_key
+        if not api_key:
+            return
+        authorization = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {api_key}".encode()):
+            raise _HTTPError(401, "Incorrect API key provided.", code="invalid_api_key")
+
     def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
-        # If this body is not read, the beginning of the next request is unknown.
-        closes, self.close_connection = self.close_connection, True
+
+        # Until this body is read, the beginning of the next request is unknown: an error closes the connection.
+        close_connection = self.close_connection
+        self.close_connection = True
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
-            raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
+            raise _HTTPError(411, "Send a Content-Length and a body that is not chunked.")
         if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
-            raise _Refusal(
+            raise _HTTPError(
                 413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large"
             )
-        self.close_connection = closes
+
+        self.close_connection = close_connection
         return self.rfile.read(int(length))
 
     def _models(self, body: bytes) -> None:
@@ -192,31 +200,30 @@ class _Handler(BaseHTTPRequestHandler):
         # The seed tells samples of one conversation apart, which is what `repeat` is for.
         reply = complete(self.server.oracle, request["messages"], repeat=request.get("seed"))
         if reply.error is not None:
-            raise _Refusal(500, str(reply.error), code=reply.error.kind)
-        message = {"role": "assistant", "content": reply.text}
+            raise _HTTPError(500, str(reply.error), code=reply.error.kind)
+
+        # The response, in OpenAI's form.
         choice = {
             "index": 0,
-            "message": message,
+            "message": {"role": "assistant", "content": reply.text},
             "logprobs": None,
             "finish_reason": reply.finish_reason,
         }
-        now, read, written = (
-            time.time_ns(),
-            reply.usage.prompt_tokens,
-            reply.usage.completion_tokens,
-        )
-        head = {
-            "id": f"chatcmpl-{now}",
-            "object": "chat.completion",
-            "created": now // 10**9,
-            "model": MODEL,
-        }
         usage = {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
+            "prompt_tokens": reply.usage.prompt_tokens,
+            "completion_tokens": reply.usage.completion_tokens,
+            "total_tokens": reply.usage.prompt_tokens + reply.usage.completion_tokens,
         }
-        self._send_json(200, {**head, "choices": [choice], "usage": usage})
+        nanoseconds = time.time_ns()
+        completion = {
+            "id": f"chatcmpl-{nanoseconds}",
+            "object": "chat.completion",
+            "created": nanoseconds // 10**9,
+            "model": MODEL,
+            "choices": [choice],
+            "usage": usage,
+        }
+        self._send_json(200, completion)
 
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
@@ -228,34 +235,34 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _read_chat(body: bytes) -> dict[str, Any]:
-    """The request, checked as far as the oracle needs it."""
+    """Parse a chat request and check the fields that the oracle needs."""
     try:
         request = json.loads(body)
     except ValueError:
-        raise _Refusal(400, "We could not parse the JSON body of your request.") from None
+        raise _HTTPError(400, "We could not parse the JSON body of your request.") from None
     if not isinstance(request, dict):
-        raise _Refusal(400, "The body must be a JSON object.")
-    if request.get("model") != MODEL:
-        raise _Refusal(
-            404, f"The model `{request.get('model')}` does not exist.", "model_not_found", "model"
-        )
+        raise _HTTPError(400, "The body must be a JSON object.")
+    model = request.get("model")
+    if model != MODEL:
+        raise _HTTPError(404, f"The model `{model}` does not exist.", "model_not_found", "model")
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise _Refusal(
+        raise _HTTPError(
             400, "`messages` must be a list of objects with a role and a text.", param="messages"
         )
     if request.get("n", 1) not in (1, None) or request.get("stream"):
-        raise _Refusal(
-            400, "One choice a request, not streamed, is all that is offered.", "unsupported_value"
+        raise _HTTPError(
+            400,
+            "This server offers one choice per request, without streaming.",
+            code="unsupported_value",
         )
     return request
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and {
-        type(message.get("role")),
-        type(message.get("content")),
-    } == {str}
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict):
+        return False
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -271,13 +278,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds until a reply")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+
+    api_key = os.environ.get(KEY_VARIABLE, "").strip() or None
     try:
         oracle = Oracle(noise=args.noise, latency=args.latency, seed=args.seed)
-        server = OracleServer(
-            oracle, args.host, args.port, os.environ.get(KEY_VARIABLE, "").strip() or None
-        )
+        server = OracleServer(oracle, args.host, args.port, api_key)
     except (OSError, ValueError) as error:
         parser.error(f"cannot serve on {args.host}:{args.port}: {error}")
+
     print(server.base_url, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -1,6 +1,7 @@
-"""Measuring: metrics, systems to compare, the harness that asks them, and an interval at every number.
+"""Evaluation: metrics, systems to compare, the harness that runs them, and intervals for all numbers.
 
-The papers' tables, and the optimisers that they compare with, are made of these in `benchmarks/paper_tables/`.
+The papers' tables, and the optimisers that they compare with, are reproduced with it in
+`benchmarks/paper_tables/`.
 """
 
 from ..rewards import read_answer

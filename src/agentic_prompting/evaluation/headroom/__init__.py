@@ -1,8 +1,8 @@
-"""Headroom before the money: what can be gained on a task, and whether the signal to gain it exists.
+"""Headroom: how much can be gained on a task, and whether a signal to gain it exists, before money is spent.
 
 The statistics are pure functions of scores: [`judge_prompts`] in two stages, [`measure_groups`] for GRPO,
-[`measure_ceiling`] for an oracle's choice. Nothing else in the package imports scipy, so this room does not import this
-folder: name it.
+[`measure_ceiling`] for an oracle's choice. This is the only part of the package that imports scipy, which is
+slow; therefore `evaluation` does not import it, and it has to be imported by its own name.
 """
 
 from .ceiling import Ceiling, measure_ceiling

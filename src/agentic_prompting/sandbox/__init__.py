@@ -1,6 +1,6 @@
-"""The embedded default: small worlds of real facts, oracle LLMs over them, and what a tiny policy learns from.
+"""The embedded default: small worlds of real facts, oracle LLMs over them, and training data for a tiny policy.
 
-What needs torch or trl is imported from where it lives: `.policy`, `.setup`, `.results`. So is [`OracleServer`]: its
+Modules that need torch or trl are not imported here: `.policy`, `.setup`, `.results`. Neither is [`OracleServer`]: its
 module is also a program, and Python warns about programs that their own package has imported already.
 """
 

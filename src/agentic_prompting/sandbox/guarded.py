@@ -276,8 +276,8 @@ def _draw_advice(
     The relations of the question come up more often than others: there is nothing to learn from the rest.
     """
     likely = [relation for relation in question.chain if rng.random() < 0.6]
-    others = rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))
-    relations = list(dict.fromkeys([*likely, *others]))
+    other_relations = rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))
+    relations = list(dict.fromkeys([*likely, *other_relations]))
 
     advice: dict[str, list[str]] = defaultdict(list)
     for relation in relations[:MOST_WORDS]:

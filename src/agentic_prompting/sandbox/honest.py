@@ -68,12 +68,18 @@ class HonestReflector(ScriptedChat):
 
     def _reply_to(self, messages: Sequence[Message]) -> str:
         request = messages[-1]["content"]
+
+        # A summary, of the beginning of the attempt.
         if request.startswith("Task: retell"):
             attempt = between(request, "<attempt>", "</attempt>")
             remainder = request.partition("</attempt>")[2]
             return _retell_beginning(attempt.strip(), remainder)
+
+        # Proposals are united without evidence, and so without a mistake.
         if request.startswith("Task: turn many"):
             return edit_block(unite(request, None))
+
+        # Advice from the failed attempts, for GEPA or for E-SPL.
         if request.startswith("I provided an assistant"):
             instructions, examples = read_gepa_request(request)
             attempts = [_read_example(example) for example in examples if "score 1;" not in example]
@@ -82,6 +88,8 @@ class HonestReflector(ScriptedChat):
         if request.startswith(("Task: draw lessons", "Task: revise")):
             attempts = _read_failed_attempts(request)
             return edit_block(self._advise(principles_in(request), attempts))
+
+        # A crossover.
         return edit_block(learn_from_others(request, self._mistake_rng(request)))
 
     def _advise(
@@ -89,6 +97,7 @@ class HonestReflector(ScriptedChat):
     ) -> list[EditFields]:
         edits: list[EditFields] = []
         for attempt in attempts[:READ_ATTEMPTS]:
+            # The same evidence misleads it every time.
             rng = self._mistake_rng(f"{attempt.problem} {attempt.summary}")
             if rng is None:
                 advice = lessons(principles, attempt.summary)
@@ -107,6 +116,8 @@ def _read_failed_attempts(request: str) -> list[FailedAttempt]:
     """The failed attempts in a critique, which has one problem and summaries of its attempts, or in a request with
     several problems and the attempts themselves."""
     attempts = []
+
+    # A critique has summaries already.
     if request.startswith("Task: draw lessons"):
         problem = between(request, "<problem>", "</problem>").strip()
         for reward, summary in _ATTEMPT.findall(request):
@@ -114,6 +125,7 @@ def _read_failed_attempts(request: str) -> list[FailedAttempt]:
                 attempts.append(FailedAttempt(problem, summary))
         return attempts
 
+    # Other requests have the attempts themselves: summarise them.
     for problem in _PROBLEM.findall(request):
         for reward, text in _ATTEMPT.findall(problem):
             if float(reward) < 1:

@@ -60,6 +60,7 @@ def prepare_library(
     Raises:
         [`SmallModelMissing`]: No model is named, and the small one is not available.
     """
+    # The library knows all towns; the questions are split by town.
     facts = town_facts(seed, TOWNS)
     train, test = split_by_subject(facts, HELD_OUT_TOWNS, seed)
     return LibraryRun(
@@ -86,6 +87,8 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     folder = Path(trainer.args.output_dir)
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
+
+    # The same questions for the model before and after training.
     spec = trainer.saved_spec()
     rollouts_by_time = {
         "before": ask(run.model, run, rows, spec, dtype),
@@ -137,9 +140,11 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     for time, dialogue in dialogues.items():
         lines += ["", f"--- {time} training", *dialogue]
 
+    # Write the files first: the model card reads them.
     atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
+
     model_name = Path(run.model).name if Path(run.model).exists() else run.model
     heading = f"{model_name} learns to look facts up"
     print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)

@@ -96,6 +96,7 @@ def make_puzzles(
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < n:
         task = kinds[len(rows) % len(kinds)]
+        # The tasks in turn; a question that exists already is dropped.
         puzzle = _draw_sorting_puzzle(rng) if task == SORTING else _draw_counting_puzzle(rng)
         row = {
             "question": puzzle.question,
@@ -139,7 +140,9 @@ def _draw_sorting_puzzle(rng: random.Random) -> Puzzle:
     words = set(rng.sample(family, rng.randint(2, 3)))
 
     # Fill up with words of all families.
-    all_words = [stem + ending for stem in _STEMS for ending in _ENDINGS]
+    all_words: list[str] = []
+    for any_stem in _STEMS:
+        all_words += [any_stem + ending for ending in _ENDINGS]
     size = rng.randint(5, 14)
     while len(words) < size:
         words.add(rng.choice(all_words))
@@ -287,8 +290,11 @@ class PuzzleSolver:
         **sampling: Any,
     ) -> Reply:
         """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
+        # The system message is the prompt, the last message the question.
         system_texts = [message["content"] for message in messages if message["role"] == "system"]
         words = self.answer(" ".join(system_texts), messages[-1]["content"]).split(" ")
+
+        # Cut off as a real model would be.
         limit = sampling.get("max_tokens") or len(words)
         prompt_length = sum(len(message["content"].split()) for message in messages)
         return Reply(
@@ -343,6 +349,8 @@ class PuzzleCritic(ScriptedChat):
         question, output, _ = _read_sections(messages, "Question:", "Output:")
         puzzle = read_puzzle(question)
         draw = _draw(self.model, question, output)
+
+        # Find the mistakes, then overlook them or raise a false alarm at the set rates.
         remarks = [] if puzzle is None else _remarks(puzzle, output)
         if remarks:
             return " ".join(remarks) if draw >= self.misses else "CORRECT"
@@ -410,6 +418,8 @@ class PuzzleVerifier(ScriptedChat):
         draw = _draw(self.model, question, output)
         if puzzle is None or draw > 1 - self.silent:
             return "I cannot tell."
+
+        # The right verdict, reversed at the rate of errors.
         verdict = bool(score_puzzle(output, [puzzle.answer]))
         if draw < self.errs:
             verdict = not verdict
@@ -457,9 +467,11 @@ def _solve_counting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
     """The steps and the result of a count: each object of the category, and the sum so far."""
     counted = [name for name, _ in puzzle.items if OBJECTS[name] == puzzle.category]
     strays = [name for name, _ in puzzle.items if OBJECTS[name] != puzzle.category]
+    # One object of another category is counted by mistake.
     if "strays" in slips:
         counted += strays[:1]
 
+    # Add up, in the order of the question.
     total = 0
     steps = [f"The {puzzle.category}:"]
     for name, number in puzzle.items:
@@ -472,6 +484,7 @@ def _solve_counting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
 
 def _remarks(puzzle: Puzzle, output: str) -> list[str]:
     """The critic's remarks on an output, which may be incomplete."""
+    # Complete steps have the form "name: text."; an answer without any is judged by its result.
     lines = re.findall(r"^(\w+): (.+)\.$", output, re.MULTILINE)
     if not lines and "Answer: " in output:
         return [] if score_puzzle(output, [puzzle.answer]) else [NO_STEPS]

@@ -48,6 +48,8 @@ def report_sandbox_run(
     """
     folder = Path(trainer.args.output_dir)
     rows = list(sandbox.test)
+
+    # The same questions for the policy before and after training.
     rollouts_by_time = {
         "before": PromptAgent.from_pretrained(sandbox.model, environment).answer_all(rows),
         "after": PromptAgent.from_pretrained(folder, environment).answer_all(rows),
@@ -162,6 +164,7 @@ def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPr
 
 def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
     """Share of right answers with its 95 % Wilson interval. A failed rollout has no answer and is left out."""
+    # Failures are not the policy's fault.
     scored = [rollout for rollout in rollouts if rollout.status != "failed"]
     right = sum(exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in scored)
     return wilson_interval(int(right), len(scored))

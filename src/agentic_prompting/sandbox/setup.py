@@ -81,6 +81,7 @@ def prepare_sandbox(
         by (`str`, *optional*, defaults to `"country"`): The kind of split; see [`make_split`].
     """
     no_telemetry()
+    # The warm start sees the training questions only.
     train, test = make_split(seed, n_test, by=by)
     recipe = sandbox_recipe(train, seed, warm_start_steps)
     return SandboxRun(
@@ -96,6 +97,7 @@ def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int =
     train_world = world_of(train)
 
     def draw_traces(n: int, rng: random.Random) -> tuple[list[Trace], list[Trace]]:
+        # An oracle of the training countries, so that no guess names a held-out one.
         oracle = Oracle(train_world, seed=seed)
         traces = make_traces(train, n, DEFAULT_MIX, oracle, rng, world=train_world)
         return traces, traces[: n // 2]
@@ -182,6 +184,8 @@ def prepare_guarded(
     no_telemetry()
     if world not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
+
+    # Questions, and the warm start on the training countries.
     train, test = split_by_country(seed)
     recipe = guarded_recipe(seed, warm_start_steps, copying_steps, world)
 
@@ -307,6 +311,8 @@ class AgentChat:
         except Exception as error:
             # Out of memory, for example: this call fails, the next one may not.
             return Reply(error=ServerFailed(f"the episode raised {error!r}"))
+
+        # The whole episode counts as the completion.
         usage = Usage(len(rollout.prompt_ids), len(rollout.ids))
         return Reply(transcript(rollout), error=rollout.error, usage=usage)
 
@@ -325,6 +331,7 @@ def demo_recipes() -> list[Recipe]:
 def main() -> None:
     """Train the shipped policies whose recipe has changed, and ship them."""
     for file, recipe in zip(SHIPPED, demo_recipes(), strict=True):
+        # Policies that fit their recipe stay as they are.
         if load_shipped(recipe, [file]) is None:
             with TemporaryDirectory() as folder:
                 ship(make_policy(recipe, Path(folder)), recipe, file)

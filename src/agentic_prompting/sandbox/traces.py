@@ -74,9 +74,12 @@ class Episode:
 
     def ask(self, thought: str, request: str) -> str:
         """Write a request; returns the value in the reply."""
+        # The turn, as the policy is to write it.
         self.turns.append(
             f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.act, request)}"
         )
+
+        # The oracle's reply in this conversation.
         self.messages.append({"role": "user", "content": request})
         reply = complete(self.oracle, self.messages)
         if reply.error is not None:
@@ -133,6 +136,7 @@ def _bare(episode: Episode, question: Question, world: World, rng: random.Random
     """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
     write_episode = rng.choice((_decompose, _pass_on))
     write_episode(episode, question, world, rng)
+    # Cut the thought off the last turn.
     episode.turns[-1] = episode.turns[-1].partition(f"</{episode.grammar.think}> ")[2]
 
 
@@ -143,8 +147,11 @@ def _impatient(episode: Episode, question: Question, world: World, rng: random.R
 
 def _partial(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """The first fact, and then astray: it is taken for the answer, or something else is asked than the next hop."""
+    # The first fact, as in a good episode.
     first, *rest = question.chain
     value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
+
+    # Half of these go on, but with the wrong request.
     if rng.random() < 0.5:
         thought = PASS_ON
         if len(rest) == 2:
@@ -152,11 +159,12 @@ def _partial(episode: Episode, question: Question, world: World, rng: random.Ran
             request = question_text(value, rest)
         elif rest[0] in world.last_relations:
             # Another relation than the question's.
-            others = [relation for relation in world.last_relations if relation != rest[0]]
-            wrong_relation = rng.choice(others)
+            other_relations = [relation for relation in world.last_relations if relation != rest[0]]
+            wrong_relation = rng.choice(other_relations)
             thought = _find(NEXT, wrong_relation)
             request = question_text(value, (wrong_relation,))
         else:
+            # The whole question.
             request = question.text
         value = episode.ask(thought, request)
     episode.finish(DONE, value)
@@ -203,6 +211,7 @@ def make_traces(
     if unknown:
         raise ValueError(f"mix: unknown kinds {sorted(unknown)}; the kinds are {list(KINDS)}")
     world = world or load_world()
+    # All kinds are drawn first: this order of draws decides what a seed stands for.
     kinds = rng.choices(list(mix), weights=list(mix.values()), k=n)
     return [
         write_trace(kind, rng.choice(questions), Episode(oracle, grammar), world, rng)
@@ -225,13 +234,17 @@ def write_trace(
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
     """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
     world = world or load_world()
+    # Questions, replies and thoughts.
     texts = [*world.texts.values(), ANSWER, NOT_UNDERSTOOD, *SOUGHT.values()]
     texts += [FIRST, NEXT, PASS_ON, IMPATIENT, DONE]
+    # Tags, names and nouns.
     texts += [
         _tagged(tag, "")
         for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)
     ]
     texts += chain.from_iterable(world.values.values())
     texts += world.last_relations
+
+    # Their words, without the placeholders of the templates.
     words = set(" ".join(texts).split())
     return sorted(words - {"{start}", "{value}", "{sought}"})

@@ -142,6 +142,7 @@ class World:
     @cached_property
     def by(self) -> dict[str, dict[str, Country]]:
         """Each country by its name, capital and airport: `world.by["capital"]["Nairobi"]`."""
+        # Each naming value belongs to one country, so that no entry replaces another.
         by_field: dict[str, dict[str, Country]] = {field: {} for field in NAMING_FIELDS}
         for field, countries in by_field.items():
             for country in self.countries:
@@ -171,6 +172,7 @@ class World:
     @cached_property
     def texts(self) -> dict[tuple[str, ...], str]:
         """The wording of every chain that there is; `{start}` is the airport, city or country it starts from."""
+        # The ways to a country, and the chains that go on from there to a last relation.
         wordings = dict(_WAYS)
         for way, template in _ENDS.items():
             for relation in self.last_relations:
@@ -210,6 +212,7 @@ def question_text(start: str, chain: Sequence[str]) -> str:
     Raises:
         `KeyError`: If there is no such way to follow.
     """
+    # A way to a country has its own wording; the other chains end on a last relation.
     template = _WAYS.get(tuple(chain))
     if template is None:
         *way, relation = chain
@@ -237,6 +240,7 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
     first_question: Question | None = None
     first_position = len(request)
     for chain, wording in world.texts.items():
+        # Everything before the place of the name has to be there word for word.
         beginning = wording.partition(" {start}")[0]
         before, phrase, after = request.partition(f" {beginning} ")
         if not phrase or len(before) >= first_position:
@@ -251,6 +255,7 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
 
 def _leading_name(text: str, world: World) -> tuple[str, str]:
     """Field and spelling of the longest name at the beginning of `text`: Mexico City is a city, not Mexico."""
+    # No name has more than eight words.
     words = text.removeprefix("the ").split(maxsplit=8)[:8]
     for length in range(len(words), 0, -1):
         name = " ".join(words[:length])
@@ -314,6 +319,7 @@ def make_split(
         test = questions[:n_test]
         train = questions[n_test:]
 
+    # A split without training questions is of no use.
     if n_test < 0 or not train:
         raise ValueError(
             f"n_test={n_test} leaves nothing to train on: there are {len(questions)} questions in all"
@@ -432,7 +438,9 @@ class Oracle:
     def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
         requests = [message["content"] for message in messages if message["role"] == "user"]
         conversation = repr([(message["role"], message["content"]) for message in messages])
-        text = self.answer(requests[-1] if requests else "", draw=f"{conversation} {repeat or 0}")
+        # The noise is drawn anew for each conversation and repeat.
+        request = requests[-1] if requests else ""
+        text = self.answer(request, draw=f"{conversation} {repeat or 0}")
         prompt_words = sum(len(message["content"].split()) for message in messages)
         usage = Usage(prompt_words, len(text.split()))
         return Reply(text=text, usage=usage, seconds=self.latency)

@@ -92,9 +92,9 @@ def spec_with_tools(**shown):
         ("llama3", "never shows"),
         ("gemma", "never shows"),
         ("phi3", "never shows"),
-        ("llama3_1", "form that is not read"),
-        ("gptoss", "form that is not read"),
-        ("glm4moe", "form that is not read"),
+        ("llama3_1", "<tool_call>"),
+        ("gptoss", "<tool_call>"),
+        ("glm4moe", "<tool_call>"),
         ("deepseekv3", "chat template"),
     ],
 )

@@ -203,8 +203,10 @@ def test_a_large_request_leaves_the_loop_free(body):
     async def tick():
         while True:
             started = time.monotonic()
-            await asyncio.sleep(0.01)
-            delays.append(time.monotonic() - started)
+            try:
+                await asyncio.sleep(0.01)
+            finally:  # also when it is cancelled meanwhile
+                delays.append(time.monotonic() - started)
 
     async def agent(row, base_url, api_key):
         return await asyncio.to_thread(ask, row, base_url, api_key)

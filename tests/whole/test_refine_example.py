@@ -95,6 +95,8 @@ def test_a_budget_stops_all_roles_with_one_line_and_the_bill(run, tmp_path):
         assert "\n" not in str(stopped.value)
 
 
-def test_what_is_missing_is_said(run):
-    with pytest.raises(SystemExit, match="with --task_model and --critic_model"):
+def test_what_is_missing_is_said(run, capsys):
+    with pytest.raises(SystemExit) as ended:
         run("--task", "bbh_word_sorting")
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and "--task_model" in message and "--critic_model" in message

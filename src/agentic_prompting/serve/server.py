@@ -101,12 +101,14 @@ class Server:
 
     Attributes:
         has_started (`threading.Event`): Set when it accepts connections.
+        is_interrupted (`bool`): Whether a signal has stopped it.
     """
 
     def __init__(self, service: Service):
         self.service = service
         self.app = make_app(service)
         self.has_started = threading.Event()
+        self.is_interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
 
@@ -143,7 +145,7 @@ class Server:
         )
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, self._stop.set)
+                self._loop.add_signal_handler(number, self._interrupt)
         self.has_started.set()
         await self._stop.wait()
 
@@ -153,6 +155,10 @@ class Server:
         self.service.shutdown.set()
         await self._wait_until_idle(_ERROR_SECONDS)
         await runner.cleanup()
+
+    def _interrupt(self) -> None:
+        self.is_interrupted = True
+        self._stop.set()
 
     async def _wait_until_idle(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -167,6 +173,7 @@ def run_service(service: Service) -> None:
     Raises:
         `ValueError`: If the address needs a key and there is none.
         `SystemExit`: If the address cannot be listened on, with the reason on standard error.
+        `KeyboardInterrupt`: When a signal has stopped it, after the last request.
     """
     if not requests_log.handlers:
         lines = logging.StreamHandler()
@@ -182,3 +189,5 @@ def run_service(service: Service) -> None:
     address = f"{service.config.host}:{listener.getsockname()[1]}"
     print(f"http://{address}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
     server.run(listener)
+    if server.is_interrupted:
+        raise KeyboardInterrupt

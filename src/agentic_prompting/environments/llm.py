@@ -162,6 +162,7 @@ class LLMEnvironment(Environment):
         """Return what the rollouts that share replies with this one have in common, or `None`."""
         if self.share_replies == "never" or not rollout.batch:
             return None
+        # All rollouts of the step share, or only those of the same group.
         if self.share_replies == "step":
             return (rollout.batch,)
         if rollout.group is None:
@@ -190,6 +191,7 @@ def _default_sharing(chat: ChatModel, sampling: Mapping[str, Any]) -> Sharing:
 
 def _has_call_limits(chat: ChatModel) -> bool:
     """Whether no call of a model can take forever: the package's own clients have time limits."""
+    # A router may choose any of its models.
     if isinstance(chat, RoutedChat):
         return all(_has_call_limits(model) for model in chat.models.values())
     return isinstance(chat, OpenAIChat)

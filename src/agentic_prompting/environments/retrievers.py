@@ -64,6 +64,7 @@ class BM25Retriever:
         self._index.index(tokens, show_progress=False)
 
     def __call__(self, queries: Sequence[str], k: int) -> list[list[Document]]:
+        # Tokenise the queries like the collection.
         tokens = self._tokenize(list(queries))
         # bm25s cannot return more documents than there are.
         k = min(k, len(self.documents))
@@ -152,6 +153,7 @@ class ChromaRetriever:
     def __call__(self, queries: Sequence[str], k: int) -> list[list[Document]]:
         result = self.collection.query(query_texts=list(queries), n_results=k)
         distances = result.get("distances")
+        # Each query has a list of documents.
         results = []
         for position, texts in enumerate(result["documents"]):
             documents = []

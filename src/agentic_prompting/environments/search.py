@@ -96,6 +96,7 @@ class SearchEnvironment(Environment):
 
     def step(self, rollout: Rollout) -> Observation | None:
         """Search for the queries of the last turn. After `max_searches` searches return `None`."""
+        # One search too many ends the episode.
         if len(rollout.observations) >= self.max_searches:
             return None
         # The agent is told how to write a call that cannot be read.
@@ -152,6 +153,7 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
             arguments = load_json(arguments)
     # Check the queries.
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
+    # A single query may stand without a list.
     if isinstance(queries, str):
         queries = [queries]
     if not isinstance(queries, list) or not queries:

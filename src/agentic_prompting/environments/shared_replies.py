@@ -54,6 +54,7 @@ class SharedReplies:
             if request not in calls:
                 return await self._call(calls, request, call)
             reply = await asyncio.shield(calls[request])
+            # `None` means that the shared call failed or was cancelled.
             if reply is not None:
                 return replace(reply, usage=Usage(), saved=reply.worth, shared=True, attempts=0)
         return await call()
@@ -64,11 +65,13 @@ class SharedReplies:
         request: Hashable,
         call: Callable[[], Awaitable[Reply]],
     ) -> Reply:
+        # The others find this future while the call is in flight.
         future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         calls[request] = future
         shared_reply = None
         try:
             reply = await call()
+            # A failed reply is not shared.
             if reply.error is None:
                 shared_reply = reply
             return reply

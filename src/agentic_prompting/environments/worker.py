@@ -68,6 +68,7 @@ class Worker:
     takes: Literal["messages", "text"] = "messages"
 
     def __post_init__(self) -> None:
+        # Refuse invalid options.
         if not (callable(self.model) or self.is_environment or self.is_agent):
             raise TypeError(
                 f"worker {self.model!r:.100} is no chat model, environment, agent or function"
@@ -112,6 +113,7 @@ class Worker:
             send_once (`Callable`, *optional*): Shares replies among the rollouts of a step.
         """
         try:
+            # Hand the request to the model in the form that it takes.
             if self.is_agent:
                 episode = await self.model.aanswer(text, seed=seed)
                 return self._reply(episode.answer or "no answer", episode.replies, episode.error)
@@ -131,6 +133,7 @@ class Worker:
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge what the worker spends to `account`."""
         model = self.model
+        # An agent spends what its environment spends.
         if self.is_agent and isinstance(getattr(model, "environment", None), Environment):
             model = model.environment
         if isinstance(model, Environment):
@@ -145,6 +148,7 @@ class Worker:
             messages = [Message(role="user", content=text)]
             return await as_chat(self.model)(messages, repeat=repeat, session=session)
 
+        # Send the request, unless another rollout has sent the same one.
         reply = await (send(seed) if send_once is None else send_once(text, send))
         # Some servers leave the thought in the text.
         visible = split_thoughts(reply.text)[1].strip()
@@ -152,6 +156,7 @@ class Worker:
 
     async def _observe(self, text: str, seed: int, rollout: Rollout) -> Observation | None:
         """Let an environment answer the request, as the only turn of an episode."""
+        # A search environment reads its queries from JSON.
         if isinstance(self.model, SearchEnvironment):
             text = json.dumps({"query_list": [text]}, ensure_ascii=False)
         turn = Turn(text, "act", True, request=text)
@@ -161,11 +166,14 @@ class Worker:
         self, text: str, replies: Sequence[Reply] = (), error: LLMError | None = None
     ) -> WorkerReply:
         """The outcome of the worker's work: at least one [`Reply`], with the price of the call in the last one."""
+        # Work without a model call counts as one reply.
         *others, last = replies or [Reply(text, error=error)]
         if error is not None:
             return WorkerReply(replies=(*others, last), error=error)
+        # Add the price of the call if no reply states a price.
         if self.usd and not sum(reply.worth.cost_usd for reply in replies):
             price = Usage(cost_usd=self.usd)
+            # This reply was not paid for again, so its price counts as saved.
             if last.cached or last.shared:
                 last = replace(last, saved=last.saved + price)
             else:
@@ -177,6 +185,7 @@ async def _call_tool(function: Callable[[str], Any], text: str) -> str:
     """The result of a tool, or its exception as text for the agent. Raises an outage."""
     try:
         return str(await call_guarded(function, text))
+    # An outage of a model behind the tool is an outage of the worker.
     except LLMError:
         raise
     except (ConnectionError, TimeoutError) as error:

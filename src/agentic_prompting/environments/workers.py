@@ -140,6 +140,7 @@ class Workers(Environment):
         self.grammar: CallGrammar = grammar if grammar is not None else AskGrammar()  # type: ignore[assignment]
         self._tools: list[Mapping[str, Any]] = []
         self.prompt_template = WORKERS_TEMPLATE
+        # Without tags the agent makes native calls of one tool.
         if not isinstance(self.grammar, TagGrammar):
             self._tools = [ASK_TOOL]
             self.prompt_template = TOOL_TEMPLATE
@@ -158,6 +159,7 @@ class Workers(Environment):
                 f"max_calls must be at least 1 and max_reply_chars more than {len(CUT_MARK)}, "
                 f"got {self.max_calls} and {self.max_reply_chars}"
             )
+        # A name stands in the attribute of a tag, and must not look like a reference.
         for name in (*self.pool, *(self.names or ())):
             if not re.fullmatch(r"[^\s<>\"'#](?:[^\n<>\"'#]*[^\s<>\"'#])?", name):
                 raise ValueError(
@@ -166,6 +168,7 @@ class Workers(Environment):
         if self.names is not None:
             if len(self.names) < max(self.sizes):
                 raise ValueError(f"{max(self.sizes)} workers need as many names, got {self.names}")
+            # The agent knows an anonymous worker by its description only.
             undescribed = [name for name, worker in self.pool.items() if not worker.description]
             if undescribed:
                 raise ValueError(f"anonymous workers need a description: {', '.join(undescribed)}")
@@ -178,6 +181,7 @@ class Workers(Environment):
         Drawn from the row's `reset_seed`, so that the rollouts of a group have the same pool: GRPO compares them.
         """
         generator = random.Random(rollout_seed("workers", row.get(RESET_SEED) or 0))
+        # Take the members that the row names, or draw some. Their order is random.
         members = row.get("pool")
         if members is None:
             members = generator.sample(sorted(self.pool), generator.choice(self.sizes))
@@ -187,6 +191,7 @@ class Workers(Environment):
         unknown = [member for member in members if member not in self.pool]
         if unknown or not members:
             raise ValueError(f"a row's pool is {members}; the workers are {', '.join(self.pool)}")
+        # Without anonymous names the agent reads those of the pool.
         if self.names is None:
             return {member: member for member in members}
         names = generator.sample(self.names, len(members))
@@ -198,6 +203,7 @@ class Workers(Environment):
         for name, member in workers.items():
             description = self.pool[member].description
             lines.append(f"{name}: {description}" if description else name)
+        # A budget is a text, or a number of US dollars.
         budget = row.get("budget")
         if budget is not None:
             stated = budget if isinstance(budget, str) else f"at most ${budget:g}"
@@ -208,6 +214,7 @@ class Workers(Environment):
         """Draw the episode's workers and describe them in front of the last message of the prompt."""
         workers = self.draw_pool(row)
         description = self.describe(workers, row)
+        # A prompt is a text or a list of messages.
         prompt = row["prompt"]
         if isinstance(prompt, str):
             prompt = f"{description}\n\n{prompt}"
@@ -230,6 +237,7 @@ class Workers(Environment):
         tasks: dict[int, asyncio.Task[WorkerReply]] = {}
 
         async def find_reply(number: int) -> WorkerReply:
+            # The reply of a call of this turn, or of an earlier turn.
             if number in tasks:
                 return await tasks[number]
             return WorkerReply(part=earlier_parts[number - 1])
@@ -241,6 +249,7 @@ class Workers(Environment):
             tasks[number] = asyncio.ensure_future(work)
         replies = await asyncio.gather(*tasks.values())
 
+        # A failed call ends the rollout if the error is fatal, or the option `unavailable` says so.
         errors = [reply.error for reply in replies if reply.error is not None]
         failures = [error for error in errors if error.fatal or self.unavailable == "failed"]
         shown = [
@@ -305,6 +314,7 @@ class Workers(Environment):
             session=f"{rollout.seed}.{member}",
             send_once=self._send_once(member, rollout.batch),
         )
+        # The worth of the replies, whether or not this call paid for them.
         usd = sum(call.worth.cost_usd for call in reply.replies)
         rollout.counts[f"workers_usd/{member}"] += usd
         return reply if reply.error is None else replace(reply, text=_UNAVAILABLE)
@@ -321,6 +331,7 @@ class Workers(Environment):
         return send_once
 
     def _shorten(self, text: str) -> str:
+        # The mark tells the agent that the reply goes on.
         if len(text) <= self.max_reply_chars:
             return text
         return text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
@@ -337,6 +348,7 @@ class Workers(Environment):
     def identity(self) -> Mapping[str, Any]:
         pool = {}
         for name, worker in self.pool.items():
+            # A model is identified by its name, any other worker by its function or class.
             model = getattr(worker.model, "model", None)
             if not isinstance(model, str):
                 model = getattr(worker.model, "__qualname__", type(worker.model).__qualname__)
@@ -373,6 +385,7 @@ class Workers(Environment):
 def costs_by_worker(rollout: Rollout) -> dict[str, dict[str, float]]:
     """`calls` and `cost_usd` of each worker of an episode, by its name in the pool. Empty for other episodes."""
     costs = {}
+    # The counts are named `workers/MEMBER` and `workers_usd/MEMBER`.
     for name, calls in rollout.counts.items():
         kind, _, member = name.partition("/")
         if kind == "workers":
@@ -388,6 +401,7 @@ def quote(references: Mapping[int, str], request: str) -> str:
     """
     if not references:
         return request
+    # Number the replies as the agent sees them.
     quoted = [f"#{number} : {indent(text)}" for number, text in references.items()]
     return "\n".join(["Quoted replies:", *quoted, "", "Request:", request])
 

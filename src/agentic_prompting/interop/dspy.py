@@ -128,6 +128,7 @@ class DSPyEngine:
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         messages = read_messages(request)
+        # An agent gets one question, a chat model the whole conversation.
         if isinstance(self.model, AnsweringAgent):
             question = _read_question(request, messages)
             rollout = self.model.answer(question, seed=_read_seed(request, self._seeds))
@@ -160,6 +161,7 @@ class AsyncDSPyEngine:
             question = _read_question(request, messages)
             rollout = await _answer(self.model, question, _read_seed(request, self._seeds))
             return response_of_rollout(request, rollout)
+        # The model runs on the background loop, DSPy on a loop of its own.
         reply = await asyncio.wrap_future(start(_ask(self.model, messages, request)))
         return response_of_reply(request, reply)
 
@@ -217,6 +219,7 @@ class AgentModule(dspy.Module):
 
 
 async def _answer(agent: AnsweringAgent, question: str, seed: int) -> Rollout:
+    # An agent that cannot be awaited answers in a thread.
     if hasattr(agent, "aanswer"):
         return await agent.aanswer(question, seed=seed)
     return await asyncio.to_thread(agent.answer, question, seed=seed)
@@ -235,6 +238,7 @@ def read_messages(request: lm15.Request) -> list[Message]:
     Raises:
         `dspy.lm15.UnsupportedFeatureError`: It has something that is no text: an image, a tool.
     """
+    # Refuse requests for anything but text.
     if request.tools:
         raise lm15.UnsupportedFeatureError(
             "tools cannot be called: describe them in the prompt", feature="tools"
@@ -257,6 +261,7 @@ def read_messages(request: lm15.Request) -> list[Message]:
             text = _read_text(part, f"messages[{number}].parts[{part_number}]")
             if text:
                 texts.append(text)
+        # A developer's message is a system message for our models.
         role: Any = "system" if message.role == "developer" else message.role
         messages.append(Message(role=role, content="\n".join(texts)))
     return with_system(system or None, messages, join=True)
@@ -305,6 +310,7 @@ def read_sampling(config: lm15.Config) -> dict[str, Any]:
         sampling["stop"] = list(config.stop)
     if config.response_format is not None:
         sampling["response_format"] = _to_openai_format(config.response_format)
+    # The extensions of a request override the common arguments.
     return {**sampling, **(config.extensions or {})}
 
 
@@ -323,6 +329,7 @@ def response_of_reply(request: lm15.Request, reply: Reply) -> lm15.Response:
     """Convert a chat model's reply. Raises DSPy's error for a failed one."""
     if reply.error is not None:
         raise error_for_dspy(reply.error) from reply.error
+    # A chat model follows these settings; all others are reported.
     followed_settings = {*_SAMPLING_FIELDS, "stop", "response_format", "extensions"}
     return _create_response(
         request, reply.text, reply.finish_reason, reply.usage, followed_settings
@@ -336,10 +343,12 @@ def response_of_rollout(request: lm15.Request, rollout: Rollout) -> lm15.Respons
     """
     if rollout.error is not None:
         raise error_for_dspy(rollout.error) from rollout.error
+    # `ReAct` shortens its trajectory after this error.
     if rollout.status == "truncated" and not rollout.turns:
         raise lm15.ContextLengthError(
             f"the question's {len(rollout.prompt_ids)} tokens fill the agent's context"
         )
+    # The usage of the environment's models, without the agent's own tokens.
     usage = sum((reply.usage for reply in rollout.replies), Usage())
     return _create_response(
         request, rollout.answer or "", rollout.status, usage, followed_settings={"seed"}
@@ -366,6 +375,7 @@ def _create_response(
         value = getattr(request.config, setting.name)
         if setting.name in followed_settings or value in (None, ()):
             continue
+        # A stop text is applied to the finished answer; other settings are dropped.
         action = "dropped"
         reason_text = "the model has no such setting"
         if setting.name == "stop":
@@ -393,6 +403,7 @@ def _to_json_value(value: object) -> str | int | float | bool:
 
 def error_for_dspy(error: LLMError) -> lm15.LM15Error:
     """Convert an error to DSPy's: one that DSPy retries only if another attempt may succeed."""
+    # The first class that fits is the most specific one.
     error_class: type[lm15.LM15Error] = lm15.ProviderError
     for llm_error_class, dspy_error_class in _ERRORS:
         if isinstance(error, llm_error_class):

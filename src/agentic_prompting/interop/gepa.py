@@ -80,6 +80,7 @@ class AgentAdapter:
         agent.spec = replace(spec, join_system_prompt=False)
         rows = [{**row, "prompt": spec.messages(row)} for row in batch]
         rollouts = agent.answer_all(rows, progress=False)
+        # An outage says nothing about the prompt.
         for rollout in rollouts:
             if rollout.error is not None:
                 raise rollout.error
@@ -121,6 +122,7 @@ def _render_dialogue(rollout: Rollout) -> str:
     for number, turn in enumerate(rollout.turns):
         if turn.text:
             lines.append(turn.text)
+        # The last turn usually has no reply.
         if number < len(rollout.observations) and rollout.observations[number].text:
             lines.append(f"[reply] {rollout.observations[number].text}")
     return "\n".join(lines)

@@ -73,6 +73,7 @@ class MCPTools:
         self._client: asyncio.Future[Client] | None = None
         # The task that keeps the connection open.
         self._keeper: asyncio.Task[None] | None = None
+        # The package must not log secrets, even while it connects.
         _mask_in_logs(_find_secrets(server))
         try:
             self.tools: list[Tool] = run(self._list_tools_in_time())
@@ -107,6 +108,7 @@ class MCPTools:
             ) from None
 
     async def _list_tools(self) -> list[Tool]:
+        # Connect, and read the list page by page.
         client = await self._connect()
         tools = []
         cursor = None
@@ -132,6 +134,7 @@ class MCPTools:
         """Call a tool. An outage is the observation's error."""
         from mcp import MCPError
 
+        # Connect again if the connection is gone.
         try:
             client = await self._connect()
         except LLMError as error:
@@ -144,6 +147,7 @@ class MCPTools:
             client.call_tool(name, arguments, read_timeout_seconds=self.timeout)
         )
         await asyncio.wait({call, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        # The connection ended before the call did.
         if not call.done():
             call.cancel()
             return self._connection_lost(name)
@@ -166,6 +170,7 @@ class MCPTools:
         """Return the observation for an error of the protocol: an outage, or text for the agent."""
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
+        # Too slow, or gone: an outage. Any other error is told to the agent.
         if error.error.code == REQUEST_TIMEOUT:
             failure = TimedOut(f"the MCP tool {name} took more than {self.timeout:g} s")
             return Observation(error=failure)
@@ -192,6 +197,7 @@ class MCPTools:
 
         Callers that wait for the same connection share its failure.
         """
+        # The connection is open as long as its task runs.
         if self._keeper is None or self._keeper.done():
             self._client = asyncio.get_running_loop().create_future()
             self._keeper = asyncio.create_task(self._keep_connection(self._client))
@@ -206,6 +212,7 @@ class MCPTools:
         try:
             async with Client(self.server, read_timeout_seconds=self.timeout) as client:
                 opened.set_result(client)
+                # Keep the connection open until this task is cancelled.
                 await asyncio.Event().wait()
         except BaseException as error:
             # After a cancellation, too, the calls that wait for `opened` must not hang.
@@ -252,8 +259,10 @@ class _SecretFilter(logging.Filter):
         self.secrets: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        # Fill in the arguments, so that secrets in them are masked as well.
         record.msg = mask_secrets(record.getMessage(), *self.secrets)
         record.args = ()
+        # Format a traceback here, before any handler prints it unmasked.
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
         if record.exc_text:

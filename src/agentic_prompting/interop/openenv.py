@@ -94,6 +94,7 @@ class OpenEnv(TRLEnvironment):
         self.schema = run(create_session()._fetch_action_schema())
         super().__init__(create_session, **kwargs)
         assert self.reward is not None
+        # Otherwise the reward would have the name of the session's class.
         self.reward.__name__ = "OpenEnv"
 
     def _create_tool(self, instance: OpenEnvSession, name: str) -> Tool:
@@ -107,6 +108,7 @@ class OpenEnv(TRLEnvironment):
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
+        # The server says that the episode is over.
         if observation.error is None and rollout.row["environments"].done:
             return None
         return observation
@@ -142,6 +144,7 @@ class OpenEnvSession:
         # Send the columns that JSON can hold, without the prompt.
         columns = json.loads(json.dumps({**row, "prompt": None}, default=lambda value: None))
         data = {name: value for name, value in columns.items() if value is not None}
+        # Open the session, which lasts for the whole episode.
         self._http = self._create_client()
         try:
             async with self._connection_errors():
@@ -150,6 +153,7 @@ class OpenEnvSession:
                 )
             return "\n\n" + await self._request("reset", data)
         except LLMError:
+            # An episode that has not started leaves no connection open.
             await self._http.close()
             raise
 
@@ -161,6 +165,7 @@ class OpenEnvSession:
             return await self._request("step", action)
 
     async def get_reward(self) -> float:
+        # The reward is read after the last turn, so that the session can end.
         if self._http is not None:
             await self._http.close()
         return sum(self._rewards)
@@ -175,6 +180,7 @@ class OpenEnvSession:
             http.get(f"{self._url}/schema", raise_for_status=True) as response,
         ):
             body = await response.text(errors="replace")
+        # Read the schema of an action, in whatever form the server sends it.
         try:
             schema = json.loads(body)["action"]
             properties = dict(schema["properties"])
@@ -228,6 +234,7 @@ class OpenEnvSession:
             return ""
         data = answer["data"]
         text = self._mask(f"{data['message']} {data.get('errors', '')}".strip())
+        # Only a step can be the agent's mistake.
         if message_type == "step" and data["code"] in _ACTION_ERRORS:
             return text or str(data["code"])
         raise ServerFailed(
@@ -244,6 +251,7 @@ class OpenEnvSession:
         is_observation = answer["type"] == "observation" and isinstance(observation, dict)
         if not is_observation or not isinstance(done, bool):
             raise TypeError("an observation is expected, and whether the episode is done")
+        # A reward is a finite number; `None` means that the step has none.
         if reward is not None:
             if isinstance(reward, bool) or finite_float(reward) is None:
                 raise TypeError(f"{reward!r} is no reward")

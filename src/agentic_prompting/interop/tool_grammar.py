@@ -42,12 +42,15 @@ class ToolGrammar:
     def parse(self, text: str) -> Turn:
         parts = split_turn(text, (self.call,))
         thought = parts.thought or None
+        # Outside of complete calls a turn may not have the grammar's tags.
         if parts.is_cut or self._tags.search(parts.outside):
             return Turn(text, "malformed", False, thought=thought, problem="unclosed tag")
+        # A turn with calls is a request, and one without calls is the answer.
         if parts.calls:
             request = "\n".join(call.body for call in parts.calls)
             return Turn(text, "act", True, thought=thought, request=request)
         answer = parts.outside.strip()
+        # A lone tag of a thought in the answer is a mistake of the agent.
         is_well_formed = bool(answer) and "<think>" not in answer and "</think>" not in answer
         return Turn(text, "answer", is_well_formed, thought=thought, answer=answer)
 

@@ -116,6 +116,7 @@ def ask_tool(
     """
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
+        # The seed identifies the rollout, so that a replayed run finds its replies again.
         messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
         return Observation(reply.text, error=reply.error, replies=(reply,))
@@ -150,6 +151,7 @@ class ToolEnvironment(Environment):
     ):
         all_tools = _collect_tools(tools)
         self.tools = {tool.name: tool for tool in all_tools}
+        # Calls are matched to tools by name.
         if not all_tools or len(self.tools) < len(all_tools):
             names = [tool.name for tool in all_tools]
             raise ValueError(f"pass at least one tool, each with its own name; got {names}")
@@ -169,6 +171,7 @@ class ToolEnvironment(Environment):
     async def step(self, rollout: Rollout) -> Observation:
         """Run the calls of the last turn."""
         start = time.perf_counter()
+        # Run all calls of the turn at the same time.
         bodies = self.grammar.bodies(rollout.turns[-1].text)
         observations = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
 
@@ -216,6 +219,7 @@ def _collect_tools(tools: Tools) -> list[Tool]:
     """Return functions, tools and the tools of collections as one list of tools."""
     all_tools: list[Tool] = []
     for item in tools:
+        # A collection stands for its tools.
         members = item.tools if isinstance(item, ToolCollection) else [item]
         for tool in members:
             if not isinstance(tool, Tool):

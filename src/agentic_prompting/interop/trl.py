@@ -50,6 +50,7 @@ class TRLEnvironment(ToolEnvironment):
             raise TypeError(
                 f"an environment class of TRL needs a method reset, {class_name} has none"
             )
+        # Public methods are the agent's tools, except for those that TRL itself calls.
         methods = []
         for name, _ in inspect.getmembers(type(instance), inspect.isfunction):
             if not name.startswith("_") and name not in _RESERVED_METHODS:
@@ -77,6 +78,7 @@ class TRLEnvironment(ToolEnvironment):
         Never raises: a failure is stored in that column.
         """
         try:
+            # Create the instance of this episode, and start it.
             instance = call_guarded_now(self.factory)
             # The seed of the reset is for our environments.
             columns = {name: value for name, value in row.items() if name != RESET_SEED}
@@ -98,6 +100,7 @@ class TRLEnvironment(ToolEnvironment):
 
     async def step(self, rollout: Rollout) -> Observation:
         instance = rollout.row["environments"]
+        # The `reset` of this episode failed.
         if isinstance(instance, LLMError):
             return Observation(error=instance)
         return await super().step(rollout)
@@ -117,5 +120,6 @@ def _create_reward(class_name: str) -> RewardFunction:
     async def get_rewards(environments: Sequence[Any], **columns: Any) -> list[float | None]:
         return list(await asyncio.gather(*map(get_reward, environments)))
 
+    # Trainers log a reward under the name of its function.
     get_rewards.__name__ = class_name
     return get_rewards

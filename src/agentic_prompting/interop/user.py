@@ -38,6 +38,7 @@ class Dialogue:
         # A further thought that was cut off is not shown to the user.
         message, cut_thought, _ = parts.outside.partition("<think>")
         message = message.strip()
+        # There is nothing to say to the user.
         if not message:
             problem = "unclosed tag" if parts.is_cut or cut_thought else "empty request"
             return Turn(text, "malformed", False, thought=thought, problem=problem)
@@ -83,6 +84,7 @@ class UserSimulator(LLMEnvironment):
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
+        # The user has ended the dialogue.
         if observation.error is None and DONE in observation.text:
             return None
         return observation

@@ -68,6 +68,7 @@ class AskGrammar(TagGrammar):
         return (f"</{self.answer}>",)
 
     def parse(self, text: str) -> Turn:
+        # Sort the elements of the turn by their tags.
         elements, outside, problem = self._read_elements(text)
         tags = [element.tag for element in elements]
         thoughts = [element.content for element in elements if element.tag == self.think]
@@ -88,6 +89,7 @@ class AskGrammar(TagGrammar):
             if is_present:
                 return Turn(text, "malformed", False, thought=thought, problem=name)
 
+        # Well formed: a thought first, nothing outside of the tags, and a worker for each request.
         begins_with_thought = tags[0] == self.think and bool(thought)
         is_in_form = begins_with_thought and not outside
         if requests:
@@ -121,6 +123,7 @@ class AskGrammar(TagGrammar):
         outside = ""
         opening: re.Match[str] | None = None
         position = 0
+        # Opening and closing tags alternate; the content of an element is the text in between.
         for mark in self.any_tag.finditer(text):
             slash, tag, _ = mark.groups()
             between = text[position : mark.start()]
@@ -144,4 +147,5 @@ def _find_worker(request: _Element) -> str:
     match = _WORKER_ATTRIBUTE.search(request.attributes)
     if match is None:
         return ""
+    # The name is in double quotes, in single quotes, or in none.
     return (match[1] or match[2] or match[3] or "").strip()

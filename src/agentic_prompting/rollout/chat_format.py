@@ -121,6 +121,7 @@ class PlainText:
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise `text` such that no added token comes out, even where its text occurs."""
+        # Cut each added token's text behind its first character.
         cuts = [match.start() + 1 for match in self._any_token.finditer(text)]
         ids: list[int] = []
         for begin, end in pairwise([0, *cuts, len(text)]):
@@ -174,6 +175,7 @@ class PlainText:
 
     def _mark_strings(self, value: Any, keep_ordinary: bool) -> Any:
         """Return a message, or a part of one, with a mark wherever its text has to be cut."""
+        # Cut a text, and join its pieces with the mark.
         if isinstance(value, str):
             cuts = self._find_cuts(value, keep_ordinary or self.keep_ordinary)
             pieces = [value[begin:end] for begin, end in pairwise([0, *cuts, len(value)])]
@@ -189,6 +191,7 @@ class PlainText:
     def _find_cuts(self, text: str, keep_ordinary: bool) -> list[int]:
         """Return the positions at which the text of a message is cut."""
         is_changeable = self._normalises and _CHANGEABLE.search(text) is not None
+        # There is no added token in the text, and a normaliser cannot make one of it.
         if not is_changeable and not self._any_token.search(text):
             return []
 
@@ -207,6 +210,7 @@ class PlainText:
         for begin, end in list(pairwise([0, *sorted(cuts), len(text)])):
             if not _CHANGEABLE.search(text, begin, end):
                 continue
+            # Out of the run's own texts ordinary added tokens may come, special ones may not.
             overlaps_own = any(first < end and begin < last for first, last in own_spans)
             forgeable = self._forgeable_special if overlaps_own else self._forgeable
             if not forgeable.isdisjoint(self.encode(text[begin:end])):
@@ -260,12 +264,14 @@ class TextFormat:
     ):
         self.tokenizer = tokenizer
         self.grammar: Grammar = grammar or TagGrammar()
+        # By default the end-of-sequence token ends a turn, if the tokenizer has one.
         if end_of_turn_ids is None:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
         self.environments: dict[str, TextFormat] = {}
         self._text = PlainText(tokenizer, own_texts)
 
+        # The ids in front of each observation and behind it.
         opening, closing = self.grammar.frame
         self._before_reply = self._text.encode(f"\n{opening}")
         self._after_reply = self._text.encode(f"{closing}\n")
@@ -314,8 +320,10 @@ class TextFormat:
         """Tokenise a turn that was not sampled (a trace's), with the tokens that end a turn."""
         end = self._end
         ends_at_stop = text.rstrip().endswith(tuple(self.grammar.stops))
+        # A turn that ends neither at a stop text nor with tokens gets the end-of-sequence token.
         if not ends_at_stop and not end:
             end = self._end_of_sequence
+        # The prefix of the turn is in the prompt already.
         return [*self._text.encode(text.removeprefix(self.turn_prefix)), *end]
 
     def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
@@ -331,6 +339,7 @@ class TextFormat:
                 end-of-turn token, it is not ended twice; a turn that was stopped at its closing tag
                 is ended here.
         """
+        # End the agent's turn, unless the agent has ended it.
         is_ended = bool(after) and after[-1] in self.end_of_turn_ids
         ids = [] if is_ended else [*self._closing]
         ids += self._before_reply
@@ -424,6 +433,7 @@ class ChatFormat(TextFormat):
                 "the chat template cannot render user, assistant, user in this order, each once "
                 f"and unchanged, which a conversation of several turns needs: {error}"
             ) from error
+        # The same texts as ids, with the grammar's frame around the reply.
         opening, closing = self.grammar.frame
         before_ids = self._text.encode(before_reply + opening)
         self._after_reply = self._text.encode(closing + after_reply)
@@ -437,6 +447,7 @@ class ChatFormat(TextFormat):
         # The end of the agent's turn is everything up to and including the end-of-turn token.
         ends = [i + 1 for i, token in enumerate(before_ids) if token in self.end_of_turn_ids]
         if ends:
+            # The turn ends with the first such token. What follows belongs to the reply.
             closing_length = ends[0]
             self._end = before_ids[:closing_length]
         elif self._ends_every_message(before_reply, after_reply):
@@ -445,6 +456,7 @@ class ChatFormat(TextFormat):
             closing_length = 1
             self._end = sorted(self.end_of_turn_ids & {tokenizer.eos_token_id})
         else:
+            # The template ends a turn with none of the end-of-turn tokens.
             closing_length = 0
             self._end = []
         self._closing = before_ids[:closing_length]
@@ -459,6 +471,7 @@ class ChatFormat(TextFormat):
         Raises:
             `ValueError`: The template refuses system messages, or drops them silently.
         """
+        # Render a system message, and look for its text in the prompt.
         messages: list[Message] = [
             {"role": "system", "content": _SYSTEM_PLACEHOLDER},
             {"role": "user", "content": _USER_PLACEHOLDER},
@@ -517,6 +530,7 @@ class ChatFormat(TextFormat):
 
     def _ends_every_message(self, before_reply: str, after_reply: str) -> bool:
         """Return whether the same added token ends the agent's and the user's message."""
+        # The first token behind each of the two messages.
         agent_end = self._text.encode(before_reply)[:1]
         user_end = self._text.encode(after_reply)[:1]
         added = set(self.tokenizer.get_added_vocab().values())
@@ -529,6 +543,8 @@ def _compile_occurrences(texts: Iterable[str]) -> re.Pattern[str]:
     A lookahead finds all overlapping occurrences, the longest first. Case is ignored, because an
     added token may be matched after normalisation; a needless cut does no harm.
     """
+    # A text of one character cannot be cut in two.
     longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+    # `(?!)` matches nowhere, for a tokenizer without added tokens.
     alternatives = "|".join(map(re.escape, longest_first)) or "(?!)"
     return re.compile(f"(?=({alternatives}))", re.I)

@@ -87,6 +87,7 @@ class Engine(ABC, Generic[Request, Result]):
         self._closed: BaseException | None = None
 
     async def __call__(self, request: Request) -> Result:
+        # The result is delivered on the event loop of the coroutine that waits for it.
         loop = asyncio.get_running_loop()
         pending: PendingRequest[Request, Result]
         pending = PendingRequest(request, loop, loop.create_future())
@@ -96,6 +97,7 @@ class Engine(ABC, Generic[Request, Result]):
         return await pending.future
 
     def _start_worker(self) -> None:
+        # Two requests at the same time must not start two threads.
         with self._worker_lock:
             if self._worker is None:
                 self._worker = threading.Thread(
@@ -158,11 +160,14 @@ class Engine(ABC, Generic[Request, Result]):
         def may_join() -> bool:
             if together is None:
                 return bool(self._waiting)
+            # A batch starts when every unfinished coroutine waits for it.
             return not self.at_work and 0 < together() <= len(self._waiting)
 
+        # When the result is there, this thread must not wait for requests any longer.
         until.add_done_callback(lambda _: self.wake())
         with self.ready():
             while not until.done():
+                # Without any work, wait a moment for requests.
                 has_work = bool(self.at_work) or may_join()
                 self._take_requests(block=not has_work)
                 listen()
@@ -192,6 +197,7 @@ class Engine(ABC, Generic[Request, Result]):
             # The last results are delivered after `ready` has released the model, because the
             # caller may start training it at once.
             self._deliver_finished()
+            # End if no request has arrived meanwhile. A later one starts another thread.
             with self._worker_lock:
                 if self._inbox.empty():
                     self._worker = None
@@ -201,6 +207,7 @@ class Engine(ABC, Generic[Request, Result]):
         with self.ready():
             while self._take_requests(block=False) or self.at_work or self._waiting:
                 self._run_step(may_join=True)
+                # The last results wait until the model is released.
                 if self.at_work or self._waiting:
                     self._deliver_finished()
 
@@ -218,6 +225,7 @@ class Engine(ABC, Generic[Request, Result]):
             # `None` only wakes the thread.
             if pending is not None and not self.at_work:
                 _settle(pending.loop)
+            # Take all requests that have arrived.
             while True:
                 if pending is not None:
                     self._waiting.append(pending)
@@ -234,6 +242,7 @@ class Engine(ABC, Generic[Request, Result]):
             return
 
         try:
+            # A closed engine fails its requests instead of running them.
             if self._closed is not None:
                 raise self._closed
             self.step(arrived)
@@ -270,6 +279,7 @@ def _conversation_number(pending: PendingRequest[Any, Any]) -> int:
 
 
 def _deliver(future: asyncio.Future[T], result: T | BaseException) -> None:
+    # The coroutine was cancelled meanwhile.
     if future.done():
         return
     if isinstance(result, BaseException):
@@ -285,8 +295,10 @@ def _settle(loop: asyncio.AbstractEventLoop) -> None:
     """
     has_settled = threading.Event()
     try:
+        # The event is set one round of the loop later, behind everything that is ready now.
         loop.call_soon_threadsafe(loop.call_soon, has_settled.set)
     except RuntimeError:
+        # The loop is closed.
         return
     has_settled.wait(_LISTEN_SECONDS)
 
@@ -391,8 +403,10 @@ def run_with_engine(
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:
             policy.work(future, listen, together)
+        # Wait for a policy that runs elsewhere.
         while not wait([future], _LISTEN_SECONDS).done:
             listen()
         return future.result()
     finally:
+        # Has no effect unless an error ended the wait.
         future.cancel()

@@ -154,6 +154,7 @@ class Environments(Environment):
         self.by_name = {
             name: _as_named_environment(name, candidate) for name, candidate in environments.items()
         }
+        # Each environment has a grammar of its own.
         self.grammar = {  # type: ignore[assignment]
             name: environment.grammar for name, environment in self.by_name.items()
         }
@@ -191,6 +192,7 @@ class Environments(Environment):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the states of the environments that have one, by name."""
         states = {name: environment.state_dict() for name, environment in self.by_name.items()}
+        # Environments without a state are left out.
         return {name: state for name, state in states.items() if state is not None} or None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -305,10 +307,12 @@ def as_environment(candidate: Any) -> Environment | None:
         `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
         `ValueError`: Its `step_timeout` is not above 0.
     """
+    # Neither `None` nor several environments need an adapter.
     if candidate is None or isinstance(candidate, Environments):
         return candidate
     if isinstance(candidate, Mapping):
         return Environments(candidate)
+    # A class has a `step` as well, but it needs an object.
     if inspect.isclass(candidate):
         name = candidate.__name__
         raise TypeError(f"environment is the class {name}: pass an object of it, {name}(...)")
@@ -322,6 +326,7 @@ def as_environment(candidate: Any) -> Environment | None:
             f"environment has no step(rollout) to call: {name}. Pass an object with that method, a "
             "function of the rollout, or LLMEnvironment(chat) around a large LLM"
         )
+    # A step is called with one argument, the rollout.
     try:
         inspect.signature(step).bind(None)
     except TypeError as error:
@@ -339,6 +344,7 @@ def as_environment(candidate: Any) -> Environment | None:
             f"got {timeout!r}"
         )
 
+    # Choose the adapter.
     if isinstance(candidate, Environment):
         return candidate
     return _FunctionEnvironment(candidate) if is_function else _ObjectEnvironment(candidate)
@@ -415,6 +421,7 @@ async def _reset_row(
     environment: Environment, row: dict[str, Any], limits: Limits
 ) -> dict[str, Any]:
     try:
+        # With several environments the row names its own.
         if isinstance(environment, Environments):
             environment = environment.of(row)
         if not environment.has_reset:
@@ -430,6 +437,7 @@ async def _reset_row(
             )
         return dict(episode_row)
     except LLMError as error:
+        # `play` ends the rollout of such a row as failed.
         return {**row, RESET_ERROR: error}
     except Exception as error:
         return {**row, RESET_ERROR: failure_of(ServerFailed, "the environment's reset", error)}

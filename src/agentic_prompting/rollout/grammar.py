@@ -154,6 +154,7 @@ class FreeText:
     def parse(self, text: str) -> Turn:
         thought, visible = split_thoughts(text)
         answer = visible.strip()
+        # A thought with nothing behind it was cut off.
         was_cut_off = bool(thought) and not answer
         return Turn(text, "answer", not was_cut_off, thought=thought or None, answer=answer)
 
@@ -221,6 +222,7 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     request is not empty. An empty answer is an answer (and scores as one).
     """
     elements = _split_elements(text, grammar)
+    # The contents of each tag, in the order of the turn.
     thoughts = elements.contents.get(grammar.think, [])
     requests = elements.contents.get(grammar.act, [])
     answers = elements.contents.get(grammar.answer, [])
@@ -269,6 +271,7 @@ def _split_elements(text: str, grammar: TagGrammar) -> _TurnElements:
     # After each tag: its slash, its name, and the text behind it.
     tags = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
     for (slash, name, content), closing in zip_longest(tags[::2], tags[1::2]):
+        # Tags come in pairs: an opening tag, and then the closing tag of the same name.
         if slash:
             elements.problem = "stray closing tag"
         elif closing is None:

@@ -52,6 +52,7 @@ async def play(
     Raises:
         `Exception`: Any error of the policy. An error of the environment fails this rollout only.
     """
+    # The environment's `reset` failed, so that the episode cannot start.
     reset_error = rollout.row.get(RESET_ERROR)
     if reset_error is not None:
         return rollout.fail(Observation(error=reset_error))
@@ -60,6 +61,7 @@ async def play(
     if environment is not None and environment.play_episode is not None:
         return await environment.play_episode(rollout, policy, chat_format, limits)
 
+    # Among several environments, the row's own has its format and limits.
     chat_format = chat_format.of(rollout.row)
     limits = limits.of(rollout.row)
     conversation = next(_conversation_numbers)
@@ -139,6 +141,7 @@ async def observe(
 
     # Runs in the step's own task, even if this call is cancelled.
     def receive(returned: Any) -> Observation | None:
+        # Any other value is a mistake in the environment.
         if not (returned is None or isinstance(returned, str | Observation)):
             raise ServerFailed(
                 f"{place_of(step)} must return an Observation, a str or None, "

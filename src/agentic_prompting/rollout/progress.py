@@ -56,6 +56,7 @@ class Lines:
         remaining = self.total - self.n
         if finished <= 0 or remaining <= 0:
             return ""
+        # The pace counts only the items of this run, not those that were done before.
         seconds = (time.monotonic() - self._started) / finished * remaining
         if seconds < 100:
             return f", about {seconds:.0f} s left"
@@ -80,11 +81,13 @@ def watched(stream: TextIO | None = None) -> bool:
     The stream (by default standard error, where bars are drawn) is a terminal, or this is a
     notebook.
     """
+    # On a terminal a person sees the bar.
     isatty = getattr(stream or sys.stderr, "isatty", None)
     if isatty is not None and isatty():
         return True
     if "IPython" not in sys.modules:
         return False
+    # In a notebook the shell belongs to an IPython kernel.
     shell = sys.modules["IPython"].get_ipython()
     return shell is not None and "IPKernelApp" in shell.config
 

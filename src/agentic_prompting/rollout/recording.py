@@ -112,6 +112,7 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
         values = [fact.counts[name] for fact in facts if name in fact.counts]
         metrics[name] = float(np.mean(values))
 
+    # Means per rollout, and the shares of the statuses.
     for name in ("turns", "interactions", "agent_tokens", "observation_tokens"):
         metrics[f"rollout/{name}"] = float(np.mean([getattr(fact, name) for fact in facts]))
     for status in STATUSES:
@@ -120,6 +121,7 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     # Calls of the environment.
     for name in ("calls", "retries", "cached", "shared", "tokens", "cost_usd"):
         metrics[f"environment/{name}"] = float(sum(getattr(fact, name) for fact in facts))
+    # Seconds per interaction; 0 if there was none.
     latencies = list(chain.from_iterable(fact.latencies for fact in facts)) or [0.0]
     metrics["environment/latency_mean"] = float(np.mean(latencies))
     metrics["environment/latency_p95"] = float(np.percentile(latencies, 95))
@@ -154,6 +156,7 @@ def metrics_by_environment(
         metrics[f"{prefix}/turns"] = float(np.mean([fact.turns for fact in environment_facts]))
         for status in ("answered", "failed"):
             metrics[f"{prefix}/{status}"] = _share_with_status(environment_facts, status)
+        # Rollouts without a reward were left out, so there may be none.
         if name in rewards_by_name:
             metrics[f"{prefix}/reward"] = float(np.mean(rewards_by_name[name]))
     return metrics
@@ -211,6 +214,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     record["worth_usd"] = sum(reply.worth.cost_usd for reply in rollout.replies)
     record["seed"] = rollout.seed
 
+    # The episode of a program has several token sequences.
     if rollout.counts:
         record["sequences"] = [
             {
@@ -262,6 +266,7 @@ class RolloutLog:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # A batch leaves the queue once it is written.
             while self._waiting:
                 with open(self._current_part(), "ab") as file:
                     file.write(self._waiting[0])
@@ -277,10 +282,12 @@ class RolloutLog:
                     error,
                 )
             self._is_failing = True
+            # Limit the memory: drop the oldest batches.
             while sum(map(len, self._waiting)) > MAX_WAITING:
                 self._waiting.popleft()
                 self._dropped_batches += 1
         else:
+            # The disk accepts data again.
             if self._is_failing:
                 logger.warning(
                     "rollouts are written again to %s; %d batches were lost",
@@ -300,6 +307,7 @@ class RolloutLog:
             number = 0
             parts = self._parts()
             if parts:
+                # The part in `rollouts-<process>-<part>.jsonl.gz`
                 last_number = parts[-1].name.split("-")[2].split(".")[0]
                 number = int(last_number) + 1
             self._part = self.folder / f"rollouts-{self.process_index:05d}-{number:05d}.jsonl.gz"
@@ -307,6 +315,7 @@ class RolloutLog:
 
     def _drop_oldest(self) -> None:
         parts = self._parts()
+        # The newest part is never dropped, because it is still being written.
         while len(parts) > 1 and sum(part.stat().st_size for part in parts) > self.max_bytes:
             logger.warning(
                 "rollout log over %.0f MB: dropping %s", self.max_bytes / 2**20, parts[0].name
@@ -379,6 +388,7 @@ def _decompress_member(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes
     Raises:
         `EOFError` or `zlib.error`: The member is incomplete.
     """
+    # 31: a window of 32 KiB, in the gzip format
     member = zlib.decompressobj(wbits=31)
     pieces: list[bytes] = []
     size = 0
@@ -390,9 +400,11 @@ def _decompress_member(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes
             pieces.clear()
         else:
             pieces.append(piece)
+        # Either the bytes behind the member, or those that are not decompressed yet.
         data = member.unused_data if member.eof else member.unconsumed_tail
         if not data:
             data = file.read(_CHUNK)
+        # The file ends inside of the member.
         if not piece and not data and not member.eof:
             raise EOFError
     text = b"".join(pieces) if size <= MAX_BATCH else None

@@ -128,6 +128,7 @@ def template_for(
                 )
         return template or "{question}"
 
+    # The environment's own template takes precedence over ours.
     if template:
         return fill(template, **asdict(grammar))
     paragraph = _first_paragraph(environment)
@@ -142,6 +143,7 @@ def _first_paragraph(environment: Environment) -> str:
     Empty if there is none or only an inherited one.
     """
     doc = inspect.getdoc(environment.described_by) or ""
+    # `getdoc` returns inherited docstrings, too.
     if doc == inspect.getdoc(Environment):
         return ""
     return " ".join(doc.split("\n\n")[0].split())
@@ -153,6 +155,7 @@ def _short_name(environment: Environment) -> str:
     It is a first sentence that begins with an article, without its period; else "an expert".
     """
     sentence = re.split(r"[.:;]", _first_paragraph(environment), maxsplit=1)[0].strip()
+    # Only a noun phrase fits into the sentence of the template.
     first_word = sentence.split(" ", 1)[0].lower()
     if first_word not in ("a", "an", "the"):
         return "an expert"
@@ -218,6 +221,7 @@ class AgentSpec:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
+        # Check the template of each environment as well.
         for spec in [self, *self.each()]:
             check_template(spec.prompt_template)
         if self.prompt_format not in ("chat", "text"):
@@ -260,6 +264,7 @@ class AgentSpec:
             raise ValueError(
                 f"a row names the environment {name!r}; there are: {', '.join(self.environments)}"
             )
+        # The environment's own values replace those of the agent.
         return replace(self, environments={}, **self.environments[name])
 
     def each(self) -> list[AgentSpec]:
@@ -283,6 +288,7 @@ class AgentSpec:
         chat_format: TextFormat
         if self.prompt_format == "text":
             chat_format = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+            # Without a chat template nothing shows the tools to the agent.
             if self.chat_template_kwargs.get("tools"):
                 logger.warning(
                     "prompts that are text go through no chat template: the prompts themselves "
@@ -292,6 +298,7 @@ class AgentSpec:
             chat_format = ChatFormat(
                 tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts
             )
+        # Chat templates may refuse system messages, or drop them.
         if self.system_prompt:
             chat_format.check_system(
                 "leave the system prompt out, and put its text into the prompt template"
@@ -320,6 +327,7 @@ class AgentSpec:
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
+        # A grammar is saved with its name, by which `load` finds the class.
         saved = {"format": _FORMAT, **asdict(self), "grammar": _saved_grammar(self.grammar)}
         saved["environments"] = {}
         for name, values in self.environments.items():
@@ -357,6 +365,7 @@ class AgentSpec:
                 f"{path} not found: {folder} was not saved by a trainer of this library. "
                 "Pass an AgentSpec to use another model."
             )
+        # Reading a damaged file can fail anywhere.
         try:
             return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar, name)
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -397,6 +406,7 @@ class AgentSpec:
         else:
             saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
 
+        # Create the spec, and check the types of its values.
         saved["limits"] = Limits(**saved["limits"])
         spec = cls(**saved, environments=environments)
         for field_name in ("prompt_template", "system_prompt"):
@@ -412,6 +422,7 @@ def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
     """Return a grammar as JSON; the user's own grammar by its name only."""
     grammar_class = type(grammar)
     saved = {"kind": grammar_class.__name__}
+    # The library's own grammars are saved with their arguments.
     if grammar_class in _GRAMMARS.values():
         for argument in fields(_GRAMMARS[grammar_class.__name__]):
             if argument.init:
@@ -430,6 +441,7 @@ def _loaded_grammar(
         for name, value in saved.items():
             arguments[name] = tuple(value) if isinstance(value, list) else value
         return _GRAMMARS[class_name](**arguments)
+    # A grammar of the user cannot be restored from its name.
     if type(users_grammar).__name__ != class_name:
         raise ValueError(
             f"{path}: the agent was trained with the grammar {class_name!r}; pass it as grammar="
@@ -461,6 +473,7 @@ def rollout_from_trace(
             "a trace needs one observation fewer than turns, "
             f"got {len(observations)} and {len(turns)}"
         )
+    # Begin with the prompt, in the format of the trace's environment.
     chat_format = chat_format.of(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
 
@@ -471,5 +484,6 @@ def rollout_from_trace(
         if observation is not None:
             ids = chat_format.observation_ids(observation, after=rollout.ids)
             rollout.add_observation(Observation(observation), ids)
+    # The last turn decides how the episode ended.
     rollout.status = _STATUS_AFTER[rollout.turns[-1].kind]
     return rollout

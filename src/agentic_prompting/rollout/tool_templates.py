@@ -58,17 +58,20 @@ def find_tool_problem(
             the list of tools is checked.
     """
     try:
+        # The prompt must show the list of tools.
         prompt = render(_CONVERSATION[:1], [_PROBE_TOOL])
         if _TOOL not in prompt:
             return "the model's chat template never shows the agent its tools"
         if read_calls is None:
             return ""
+        # Render a conversation with a call and its result.
         rendered = render(_CONVERSATION, [_PROBE_TOOL])
     except Exception as error:  # a template raises errors of its own
         return f"the model's chat template cannot render tools: {str(error)[:200]}"
 
     # Some templates show an example in front of the conversation.
     agents_turn = rendered.rpartition(_USER)[2]
+    # The call must be read back exactly as it was rendered.
     if list(read_calls(agents_turn)) != [FunctionCall(_TOOL, _ARGUMENTS)]:
         return (
             "the model's chat template writes tool calls in a form that is not supported: it must "

@@ -91,6 +91,7 @@ async def trace_step(
     observation = observe(environment, rollout, *args, **kwargs)
     if name.startswith("_"):
         return await observation
+    # The agent's request is the argument of the tool.
     request = rollout.turns[-1].request if rollout.turns else None
     return await _trace_tool_call(name, request or "", observation)
 

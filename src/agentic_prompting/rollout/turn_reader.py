@@ -125,9 +125,11 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
     """
     reader = _TurnReader(text, tuple(call_tags))
     thought = reader.read_leading_thoughts()
+    # The thought fills the rest of the turn: there is neither text nor a call.
     if thought is not None and reader.is_cut:
         return TurnText(thought, True, "", (), "")
 
+    # Walk over the tags behind the thought. The pieces between calls and thoughts become `outside`.
     visible_start = piece_start = reader.position
     calls: list[CallText] = []
     pieces: list[str] = []
@@ -153,6 +155,7 @@ def split_turn(text: str, call_tags: Sequence[str] = ("tool_call",)) -> TurnText
             pieces = []
             visible_start = piece_start = tag.end
 
+        # A tag without a partner is text. Behind a pair, go on after its closing tag.
         if closing is None:
             index += 1
         else:
@@ -184,7 +187,9 @@ class _TurnReader:
         self.position = 0
         self.index = 0
         self.is_cut = False
+        # For each tag name: at each index, the number of the next such tag. Filled by `find_next`.
         self._next: dict[str, list[int]] = {}
+        # The number of the tag that begins at an index of the text.
         self._number_at = {tag.start: number for number, tag in enumerate(self.tags)}
         self._end_of_xml_call = self._match_xml_calls()
         self._partners = _match_brackets(self.tags, "think")
@@ -229,8 +234,10 @@ class _TurnReader:
         """
         closing = self.find_next("/think", index + 1)
         partner = self._partners.get(index)
+        # Without a matching tag the first closing tag is the end, if there is one.
         if closing is None or partner is None:
             return closing
+        # Look for a call between the first closing tag and the matching one.
         next_calls = [self.find_next(call_tag, closing) for call_tag in self.call_tags]
         has_call = any(number is not None and number < partner for number in next_calls)
         return closing if has_call else partner
@@ -248,6 +255,7 @@ class _TurnReader:
         first_closing = self.find_next(closing_name, index + 1)
         if first_closing is None:
             return None
+        # Calls in the XML form have been matched already.
         if index in self._end_of_xml_call:
             return self._end_of_xml_call[index]
 
@@ -259,12 +267,14 @@ class _TurnReader:
             closing = self._number_at.get(end)
             if closing == first_closing:
                 return closing
+            # A later closing tag ends the call only if all of the text in front of it is JSON.
             is_closing = closing is not None and self.tags[closing].name == closing_name
             if is_closing and _is_json(self.text[body.start() : end]):
                 return closing
 
         # Neither form: the call ends at the first closing tag, whatever is in front of it.
         end_of_thought = self.find_next("/think", index + 1)
+        # The thought ends inside of the call, so that the call was only a draft.
         if ignore_drafts and end_of_thought is not None and end_of_thought < first_closing:
             return None
         return first_closing
@@ -290,6 +300,7 @@ class _TurnReader:
         return matches
 
     def _ends_xml_call(self, number: int) -> bool:
+        # The end of a call: `</parameter>` or `<function=f>`, then `</function>`, then this tag.
         ends_function = number >= 2 and self._is_followed_by(number - 2, "/function")
         last = self.tags[number - 2].name if ends_function else ""
         return last in ("/parameter", "function") and self._is_followed_by(
@@ -309,6 +320,7 @@ class _TurnReader:
 @lru_cache
 def _tag_pattern(call_tags: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(map(re.escape, ("think", "function", "parameter", *call_tags)))
+    # `<name>`, `</name>` or `<name=label>`
     return re.compile(rf"<(/?)({names})(=[^<>\n]*)?>")
 
 
@@ -317,6 +329,7 @@ def _find_tags(text: str, call_tags: tuple[str, ...]) -> list[_Tag]:
     tags = []
     for match in _tag_pattern(call_tags).finditer(text):
         slash, name, label = match.groups()
+        # Exactly the opening tags of functions and parameters have a label. Anything else is text.
         needs_label = name in ("function", "parameter") and not slash
         if needs_label == (label is not None):
             tags.append(_Tag(slash + name, (label or "=")[1:].strip(), match.start(), match.end()))
@@ -343,6 +356,7 @@ def _find_end_of_json(text: str, start: int) -> int:
     position = start
     in_string = False
     while True:
+        # Inside of a string look for its end or an escape, outside for a string or a tag.
         match = (_QUOTE_OR_BACKSLASH if in_string else _QUOTE_OR_TAG).search(text, position)
         if match is None:
             return -1
@@ -376,11 +390,13 @@ def read_call(body: str, tools: Iterable[Any] = ()) -> FunctionCall:
             writes texts without quotes, so the schema of a parameter decides whether `12` is a
             number.
     """
+    # The XML form is recognised by its beginning; everything else should be JSON.
     if body.startswith("<function="):
         return _read_xml_call(body, tools)
     try:
         call = load_json(body)
     except (ValueError, RecursionError) as error:
+        # Find the name and the arguments in the broken JSON.
         return FunctionCall(
             _find_name(body), _find_arguments(body), f"{type(error).__name__}: {str(error)[:80]}"
         )
@@ -464,6 +480,7 @@ def _decode_object(text: str) -> Any:
 
 def _find_name(body: str) -> str:
     """Return the name in a call that is no JSON; empty if there is none."""
+    # The name is the text in quotes behind `"name":`.
     behind = body.partition('"name"')[2].lstrip()
     quote, _, rest = behind.removeprefix(":").lstrip().partition('"')
     name, closed, _ = rest.partition('"')
@@ -483,6 +500,7 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
     if not tags or tags[0].start != 0 or not tags[0].label:
         return FunctionCall("", body, "it has no <function=name>")
     name = tags[0].label
+    # Look up the schemas of the tool's parameters.
     schema = _find_parameters(name, tools)
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
@@ -501,6 +519,7 @@ def _read_xml_call(body: str, tools: Iterable[Any]) -> FunctionCall:
             if tag.label not in types_by_label:
                 types_by_label[tag.label] = accepted_types(properties.get(tag.label), schema)
             arguments[tag.label] = _read_value(value, types_by_label[tag.label])
+            # Tags in a value are text, so go on behind it.
             index = end
         index += 1
     return FunctionCall(name, arguments)
@@ -529,6 +548,7 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
                 followed_by_end.add(number)
         elif tag.name == "parameter":
             bracket = brackets.get(number)
+            # Prefer the matching tag, then one that is followed by what belongs there, then any.
             end = bracket if bracket in followed_by_end else next_end
             end = next_closing if end is None else end
             if end is not None:
@@ -538,12 +558,14 @@ def _match_parameters(body: str, tags: Sequence[_Tag]) -> dict[int, int]:
 
 def _ends_value(body: str, tags: Sequence[_Tag], number: int) -> bool:
     """Return whether a `</parameter>` is followed by another one or by the end of the call."""
+    # Only white space may stand between this tag and the next one.
     following = tags[number + 1] if number + 1 < len(tags) else None
     until = len(body) if following is None else following.start
     if _NOT_SPACE.search(body, tags[number].end, until) is not None:
         return False
     if following is None or following.name == "parameter":
         return True
+    # The end of the function must be the end of the call, too.
     return following.name == "/function" and _NOT_SPACE.search(body, following.end) is None
 
 
@@ -572,6 +594,7 @@ def accepted_types(schema: Any, root: Any) -> set[str]:
     types: set[str] = set()
     pending = [schema]
     references: set[str] = set()
+    # Work through the parts of the schema. Each reference is followed once, so that cycles end.
     while pending:
         part = pending.pop()
         if not isinstance(part, Mapping):
@@ -580,6 +603,7 @@ def accepted_types(schema: Any, root: Any) -> set[str]:
         values = part.get("enum")
         if "const" in part:
             values = [part["const"]]
+        # Listed values take precedence over the declared type.
         if isinstance(values, list):
             types |= {_json_type(value) for value in values}
         elif isinstance(declared, str):
@@ -588,6 +612,7 @@ def accepted_types(schema: Any, root: Any) -> set[str]:
             types |= {name.lower() for name in declared if isinstance(name, str)}
         if part.get("nullable") is True:
             types.add("null")
+        # The alternatives of a union are parts of their own.
         for keyword in ("anyOf", "oneOf", "allOf"):
             alternatives = part.get(keyword)
             if isinstance(alternatives, list):
@@ -602,12 +627,14 @@ def accepted_types(schema: Any, root: Any) -> set[str]:
 def _resolve_reference(reference: str, root: Any) -> Any:
     """Return the part of a schema that a reference such as `#/$defs/Color` points to, or `None`."""
     document, _, pointer = reference.partition("#")
+    # Only references into the same schema can be followed.
     if document:
         return None
 
     # Follow a JSON pointer.
     part = root
     for key in pointer.split("/")[1:]:
+        # `~1` and `~0` are a JSON pointer's escapes for `/` and `~`.
         key = key.replace("~1", "/").replace("~0", "~")
         if not isinstance(part, Mapping):
             return None
@@ -622,6 +649,7 @@ def _read_value(text: str, types: set[str]) -> Any:
     # Templates for Qwen3-Coder write Python's booleans.
     if types == {"boolean"} and text in ("True", "False"):
         return text == "True"
+    # Everything else is JSON. What cannot be parsed stays a text.
     try:
         value = load_json(text)
     except (ValueError, RecursionError):
@@ -634,12 +662,14 @@ def _read_value(text: str, types: set[str]) -> Any:
 
 def _is_of_type(value: object, types: set[str]) -> bool:
     value_type = _json_type(value)
+    # In JSON Schema an integer is a number, too.
     return value_type in types or (value_type == "integer" and "number" in types)
 
 
 def _json_type(value: object) -> str:
     if value is None:
         return "null"
+    # In Python a `bool` is an `int`, so this test comes first.
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):

@@ -235,6 +235,7 @@ class Rollout(TokenSequence):
         if reference:
             number = int(reference[1])
             parts = self.parts
+            # A part without text cannot be referred to.
             if 1 <= number <= len(parts) and parts[number - 1]:
                 turn = replace(turn, answer=parts[number - 1], answer_reference=number)
         self.turns.append(turn)
@@ -274,6 +275,7 @@ class Rollout(TokenSequence):
         """The answer's text, stripped; `None` without one."""
         if self.status != "answered":
             return None
+        # A program returns its answer; any other agent writes it in its last turn.
         if self.returned is not None:
             return value_text(self.returned.get("answer")).strip()
         return self.turns[-1].answer if self.turns else None
@@ -328,6 +330,7 @@ class Limits:
     step_timeout: float | None = 1800.0
 
     def __post_init__(self):
+        # All limits but the time limit are counts; `None` means no limit.
         for name, value in vars(self).items():
             if name not in ("environments", "step_timeout") and value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -337,6 +340,7 @@ class Limits:
                 f"got {self.step_timeout}"
             )
 
+        # The limits of an environment have the same names, and the same rules.
         limit_names = [name for name in vars(self) if name != "environments"]
         for environment, environment_limits in self.environments.items():
             for limit in environment_limits:
@@ -356,6 +360,7 @@ class Limits:
 
     def remaining_tokens(self, rollout: Rollout, extra: int = 0) -> int:
         """Return how many tokens the next turn may have, after `extra` more observation tokens."""
+        # The prompt counts for `max_context` only.
         used = len(rollout.ids) + extra
         remaining = min(self.max_turn_tokens, self.max_tokens - used)
         if self.max_context is not None:
@@ -385,6 +390,7 @@ def rollout_seed(*parts: object) -> int:
     Equal parts give equal seeds.
     """
     seed = 0
+    # Mix in one part after the other, so that their order matters.
     for part in parts:
         number = part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")
         seed = _mix(seed ^ _mix(number))
@@ -393,6 +399,7 @@ def rollout_seed(*parts: object) -> int:
 
 def _mix(number: int) -> int:
     """Apply SplitMix64's finaliser: near-by numbers become unrelated ones, without any state."""
+    # Arithmetic modulo 2**64. The last shift leaves 63 bits.
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

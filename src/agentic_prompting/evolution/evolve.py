@@ -130,17 +130,20 @@ def evolve(
         >>> result = evolve(OpenAIChat("gpt-4o-mini"), OpenAIChat("gpt-4o"), rows, exact_match_reward,
         ...                 prompt="Answer in <answer></answer>.")  # doctest: +SKIP
     """
+    # All roles draw on the common budget.
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
     path = None if checkpoint is None else Path(checkpoint)
     stopped = None
+    # Two processes that write one checkpoint would undo the steps of each other.
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
             _resume(evolution, path)
         try:
             _run_steps(evolution, on_step, path)
         except EvolutionStopped as error:
+            # The run cannot go on: keep its last complete step, and say how to resume it.
             stopped = f"{error}{_describe_spending(budget)}"
             advice = "with checkpoint= a run can be resumed"
             if path is not None:
@@ -155,6 +158,7 @@ def evolve(
         usage=evolution.usage,
         stopped=stopped,
     )
+    # A run may end without an error, and still have no new prompt to show.
     if stopped is None and result.nothing_learned:
         logger.warning("nothing was learned: %s", result.nothing_learned)
     return result
@@ -182,6 +186,7 @@ def _run_steps(
     logs = evolution.logs
     journal = None
     if path is not None:
+        # The journal may have one step more than the saved state. That step is run again.
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(logs))
     while len(logs) < evolution.config.steps:
@@ -200,6 +205,7 @@ def _run_steps(
         if on_step is not None:
             on_step(log)
 
+    # Evaluate every rated prompt on the held-out rows (Figure 8).
     if evolution.config.eval_all:
         members = evolution.population.members
         rated_prompts = [member.prompt for member in members if member.matches]
@@ -216,6 +222,7 @@ def _describe_spending(budget: Budget | None) -> str:
     if budget is None:
         return ""
     try:
+        # Raises if the budget is spent.
         budget.stop_when_spent()
     except BudgetExceeded as error:
         return f" ({error}). Spent so far: {budget}"

@@ -56,6 +56,7 @@ class ReflectionTask:
             "batch": self.batch,
             "best": self.best.to_json(),
             "crossing": crossing,
+            # Lists, because the keys of JSON objects would be texts.
             "scores": [[prompt_id, list(row)] for prompt_id, row in self.scores.items()],
             "ratings": [
                 [prompt_id, rating.mu, rating.sigma] for prompt_id, rating in self.ratings.items()
@@ -134,6 +135,7 @@ class Generation:
             prompts = [result.prompt for result in match]
             rows = [result.row for result in match]
             self.values.append(self.population.record(prompts, rows))
+        # Every batch counts, also one without children.
         batch = self.batches
         self.batches += 1
         if not reflect or not matches:
@@ -143,11 +145,13 @@ class Generation:
         largest = max(range(len(matches)), key=lambda number: (len(matches[number][0].row), number))
         match = matches[largest]
         best = best_result(match, self.values[largest])
+        # No prompt has a score: there is nothing to reflect on.
         if best is None:
             return None
 
         # With probability p_crossover the prompts of the match also cross.
         has_crossover = self.population.rng.random() < self.p_crossover
+        # The children inherit the ratings of now, also if they join many batches later.
         ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in match}
         task = ReflectionTask(
             batch=batch,
@@ -185,6 +189,7 @@ class Generation:
         self.pending = [other for other in self.pending if other is not task]
         children: list[SystemPrompt | None] = []
         for outcome in outcomes:
+            # A text that the population has already does not join: `finish` drops the child.
             if outcome.child is not None and self.population.knows(outcome.child):
                 outcome.finish("known")
             if outcome.child is None:
@@ -231,6 +236,7 @@ class Generation:
         Raises:
             `ValueError`: The saved population is damaged. Nothing has changed then.
         """
+        # Read everything before anything changes.
         batches = state["batches"]
         pending = [ReflectionTask.from_json(saved) for saved in state["pending"]]
         self.population.load_state_dict(state["population"])
@@ -251,9 +257,11 @@ async def propose_children(
     Args:
         task ([`ReflectionTask`]): What to reflect on.
     """
+    # The paper's mutation, unless the settings ask for the one in a single call.
     one_call = settings is not None and settings.reflection == "one_call"
     mutation = revise if one_call else mutate
     operators = [_traced("mutation", mutation(reference, task.best, settings, **sampling))]
+    # The crossover runs beside it, if the batch has one.
     if task.crossing is not None:
         crossing = crossover(reference, task.crossing, settings, **sampling)
         operators.append(_traced("crossover", crossing))
@@ -270,6 +278,7 @@ async def _traced(operator: str, call: Coroutine[Any, Any, Outcome]) -> Outcome:
                 f"{spans.OWN}.cost_usd": outcome.usage.cost_usd,
             }
         )
+        # An error marks the span, even if there is a child in spite of it.
         if outcome.error is not None:
             span.fail(outcome.error.kind)
         return outcome

@@ -45,6 +45,7 @@ class EvolutionJournal(RecordFile):
 
     def __init__(self, path: str | Path):
         super().__init__(path, sync=True)
+        # Attempts that the disk has refused so far; the oldest make room for new ones.
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)
 
     def write(self, attempts: Sequence[dict[str, Any]]) -> None:
@@ -148,8 +149,10 @@ def _with_scores(
             problem_scores[prompt_id] = score
     top_score = max(problem_scores.values(), default=0.0)
     lost = [prompt_id for prompt_id, score in problem_scores.items() if score < top_score]
+    # Where all scores are equal, no prompt has won.
     won = [prompt_id for prompt_id in problem_scores if prompt_id not in lost] if lost else []
 
+    # The scores take the place of the column; their keys are texts, as JSON demands.
     record = {name: value for name, value in problem.items() if name != "column"}
     record["scores"] = {
         str(prompt_id): round(score, 6) for prompt_id, score in problem_scores.items()
@@ -245,6 +248,7 @@ def _build_lineage(
             refused.append(attempt)
         else:
             stories[attempt["child"]] = attempt
+    # Only the newest prompts can still be selected.
     window_positions = range(len(members))[-window:]
     nodes = []
     for position, (member, lane) in enumerate(zip(members, lanes(members), strict=True)):
@@ -266,11 +270,13 @@ def lanes(members: Sequence[Member]) -> list[int]:
     branch_of: dict[int, list[int]] = {}
     for position, member in enumerate(members):
         parents = member.prompt.parents
+        # A prompt without parents opens a branch at the bottom.
         if not parents:
             branch: list[int] = []
             branches.append(branch)
         else:
             branch = branch_of[parents[0]]
+            # Only the first child of a single parent continues that parent's branch.
             if branch[-1] != parents[0] or len(parents) > 1:
                 above = branches.index(branch)
                 branch = []
@@ -337,6 +343,7 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
         `ImportError`: If matplotlib is missing.
     """
     nodes = lineage.nodes
+    # The columns to draw, and a picture that grows with the number of rows.
     row_count = 1 + max(node.lane for node in nodes)
     births = [node.member.prompt.born_at for node in nodes]
     means = [node.member.rating.mu for node in nodes]
@@ -359,6 +366,7 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
     # A circle for each prompt.
     lane_numbers = [node.lane for node in nodes]
     circles = tree.scatter(births, lane_numbers, c=means, cmap="cividis", s=130, zorder=3)
+    # An orange edge marks the best prompt; a grey edge and a pale circle one out of the window.
     edge_colours = []
     for node in nodes:
         if node.best:
@@ -369,10 +377,12 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
     circles.set_linewidth([3.0 if node.best else 1.0 for node in nodes])
     circles.set_alpha([1.0 if node.in_window or node.best else 0.45 for node in nodes])
     for position, node in enumerate(nodes):
+        # The id stands above the circle.
         label = f"{position} ★" if node.best else str(position)
         point = (births[position], node.lane)
         tree.annotate(label, point, (0, 8), textcoords="offset points")
     figure.colorbar(circles, ax=tree, label="rating μ")
+    # The vertical axis points down: lane 0 is at the top.
     tree.set(
         ylim=(row_count - 0.4, -0.8),
         yticks=[],

@@ -48,6 +48,7 @@ async def revise(
         outcome.trace.show(column, problem, attempts)
         problem_failures.append((problem.question, problem.truth, attempts))
 
+    # Ask for the edits, up to `max_ops` for each problem that the call shows.
     operation = Operation(outcome, prompt, reference, settings, sampling)
     limit = settings.max_ops * len(failures)
     reply = await operation.ask(
@@ -57,6 +58,7 @@ async def revise(
         failures=templates.render_failures(problem_failures),
         max_ops=limit,
     )
+    # The reply is the plan itself, and may use every operation.
     return operation.finish(reply, Draft(prompt, settings.max_words), OPERATIONS, limit)
 
 
@@ -74,4 +76,5 @@ def _choose_failures(result: PromptResult, reflect_on: str) -> dict[int, list[tu
                 shortened = shorten(text, MAX_FAILURE_CHARS)
                 failures.setdefault(column, []).append((reward, shortened))
                 count += 1
+    # In the order of the batch.
     return dict(sorted(failures.items()))

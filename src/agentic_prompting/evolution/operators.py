@@ -63,6 +63,7 @@ class OperatorTrace:
 
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Add a problem that the operator is shown."""
+        # The journal's line stays short: further problems are left out.
         if len(self.problems) == MAX_PROBLEMS:
             return
         reflections = [
@@ -174,6 +175,7 @@ class Operation:
         self.settings = settings
         self.sampling = sampling
         self.is_free_text = prompt.principles is None
+        # The cost of each call, in US dollars.
         self._costs: list[float] = []
 
     async def ask(self, template: str, stage: str = "", **values: object) -> str | None:
@@ -187,6 +189,7 @@ class Operation:
         Returns:
             `str`: `None` if the call failed or the reply is empty.
         """
+        # Fill in the format of edits first: it is a part of the template.
         if stage:
             form = "free text" if self.is_free_text else "principles"
             values["answer_format"] = fill(
@@ -196,6 +199,7 @@ class Operation:
             )
         message: Message = {"role": "user", "content": fill(template, **values)}
         reply = await self.reference([message], **self.sampling)
+        # A reply that was cut off inside its thoughts is empty, and so a failed call.
         text = None if reply.error else final_text(reply.text) or None
 
         # Count the call. The costs are summed exactly, because replies come in any order.
@@ -215,6 +219,7 @@ class Operation:
     def read(self, text: str) -> ParsedEdits:
         """Return the edits of a reply. Counts the parts that cannot be read."""
         parsed = parse_edits(text)
+        # Beside search and replace blocks, these words stand for an empty list.
         if self.is_free_text and not parsed.found and templates.NO_CHANGE in text:
             parsed = ParsedEdits(found=True)
         self.outcome.counts.update(f"unread/{problem}" for problem in parsed.problems)
@@ -245,7 +250,7 @@ class Operation:
         if not parsed.found or (parsed.problems and not parsed.edits):
             return self.outcome.finish("unreadable")
 
-        # Apply it.
+        # Apply it. Free text has only one operation.
         if self.is_free_text:
             allowed = ("replace",)
         self.record_edits(draft.apply(parsed.edits, allowed, limit), "applied")
@@ -254,8 +259,10 @@ class Operation:
     def finish_draft(self, draft: Draft) -> Outcome:
         """Return the outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
+        # A change of order or case alone is no change.
         if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
+        # A crossed child has more parents than the prompt that was edited.
         child = replace(child, operator=self.outcome.operator, parents=self.outcome.trace.parents)
         return self.outcome.finish("child", child)
 
@@ -295,8 +302,10 @@ async def mutate(
 
     # Summarise the attempts at each problem (A.3), and critique them together (A.4).
     lessons = await gather(_critique(operation, problem) for _, problem in instructive)
+    # Record the evidence, also where the critique failed.
     for (column, problem), (summaries, _) in zip(instructive, lessons, strict=True):
         outcome.trace.show(column, problem, summaries)
+    # Read the critiques whose calls succeeded, by the number of the problem.
     critiques = [(number, text) for number, (_, text) in enumerate(lessons) if text is not None]
     if not critiques:
         return outcome.finish("call_failed")
@@ -427,6 +436,7 @@ async def crossover(
     ranking = sorted(range(len(scored_results)), key=lambda index: -(values[index] or 0.0))
     ranking = ranking[: len(_LETTERS)]
     outcome.trace.parents = known_ids(scored_results[index].prompt.id for index in ranking)
+    # The prompts must be comparable, and two of them, set A included, need sole wins (ρ_i).
     winner_count = sum(map(bool, wins))
     if None in values or winner_count < 2 or not wins[ranking[0]]:
         return outcome.finish("too_few_winners")
@@ -476,6 +486,7 @@ async def correct(
         operation.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
         for name, text in principles.items()
     )
+    # Read the replies. A check that failed leaves its principle as it is.
     corrections = []
     for name, reply in zip(principles, replies, strict=True):
         if reply is not None:

@@ -31,13 +31,14 @@ from .system_prompt import SystemPrompt
 if TYPE_CHECKING:
     from trueskill import TrueSkill
 
+# How the prompt to use is chosen; see [`Population.best`].
 BEST_RULES = ("conservative", "mean", "newest")
 
 # TrueSkill's defaults.
 MU = 25.0
 SIGMA = 25.0 / 3
-BETA = 25.0 / 6
-TAU = 25.0 / 300
+BETA = 25.0 / 6  # standard deviation of a performance around the skill
+TAU = 25.0 / 300  # doubt that every comparison adds to a rating
 DRAW_PROBABILITY = 0.10
 
 
@@ -92,6 +93,7 @@ def rate(
     """
     if len(ratings) != len(scores):
         raise ValueError(f"{len(ratings)} ratings but {len(scores)} scores")
+    # This also checks the scores, even that of a single prompt.
     places = ranks(scores, tie_tolerance)
     if len(ratings) < 2:
         return list(ratings)
@@ -184,6 +186,7 @@ def _create_trueskill() -> TrueSkill:
     from trueskill import TrueSkill
 
     normal = NormalDist()
+    # TrueSkill expects the cdf, the pdf and the inverse of the cdf.
     backend = (_normal_cdf, normal.pdf, normal.inv_cdf)
     return TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY, backend=backend)
 
@@ -221,6 +224,7 @@ class Member:
             "rating": [self.rating.mu, self.rating.sigma],
             "matches": self.matches,
         }
+        # The key is missing until the first held-out evaluation.
         if self.held_out is not None:
             saved["held_out"] = dict(self.held_out)
         return saved
@@ -284,6 +288,7 @@ class Population:
         best_rule: str = "conservative",
         seed: int = 0,
     ):
+        # Check what `selection_rule` does not check below.
         if window < 1:
             raise ValueError(f"{window=} must be at least 1")
         if delta_sigma < 0 or tie_tolerance < 0:
@@ -297,7 +302,9 @@ class Population:
         self.delta_sigma = delta_sigma
         self.tie_tolerance = tie_tolerance
         self.rule = selection_rule(rule, exploration, temperature, independent_draws)
+        # The population's only source of chance; a resumed run continues with its saved state.
         self.rng = random.Random(seed)
+        # An id is a position in this list.
         self.members = [Member(replace(root, id=0), Rating())]
         self.turns = 0
 
@@ -326,6 +333,7 @@ class Population:
         Returns:
             `list[float | None]`: V_i per row.
         """
+        # Put the rows of a prompt that was drawn twice together.
         ids = [_id_of(prompt) for prompt in prompts]
         rows_by_id: dict[int, list[Row]] = {}
         for prompt_id, row in zip(ids, scores, strict=True):
@@ -335,7 +343,7 @@ class Population:
         row_per_prompt = [cell_means(rows) for rows in rows_by_id.values()]
         values = dict(zip(rows_by_id, common_means(row_per_prompt), strict=True))
 
-        # TrueSkill's update.
+        # TrueSkill's update. A single prompt with a score has nothing to be compared with.
         scored = {prompt_id: value for prompt_id, value in values.items() if value is not None}
         if len(scored) > 1:
             old_ratings = [self.members[prompt_id].rating for prompt_id in scored]
@@ -343,6 +351,7 @@ class Population:
             for prompt_id, rating in zip(scored, new_ratings, strict=True):
                 self.members[prompt_id].rating = rating
                 self.members[prompt_id].matches += 1
+        # Rows of the same prompt get the same V_i.
         return [values[prompt_id] for prompt_id in ids]
 
     def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
@@ -369,6 +378,7 @@ class Population:
         Raises:
             `ValueError`: It is a member already, or a parent is not.
         """
+        # A child is new, and its parents are members.
         if child.id is not None:
             raise ValueError(
                 f"the child has id {child.id} already: pass one that does not belong to a "
@@ -387,6 +397,7 @@ class Population:
             if parents is not None:
                 rating = parents.get(parent, rating)
             parent_ratings.append(rating)
+        # It joins at the end, as the newest prompt of the window.
         member = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
         self.members.append(Member(member, child_rating(parent_ratings, self.delta_sigma)))
         return member
@@ -425,12 +436,13 @@ class Population:
         It is the mean share of words that two of them do not have in common, over all pairs. 0.0:
         all are equal; 1.0: no two share a word. Crossover reduces it (4.4).
         """
+        # The words of each candidate, without case.
         word_sets = [
             set(candidate.prompt.text.casefold().split()) for candidate in self.candidates()
         ]
         distances = []
         for words, other_words in combinations(word_sets, 2):
-            # The Jaccard distance.
+            # The Jaccard distance; two empty prompts are equal.
             all_words = words | other_words
             distances.append(len(words ^ other_words) / len(all_words) if all_words else 0.0)
         return statistics.fmean(distances) if distances else 0.0
@@ -457,6 +469,7 @@ class Population:
             `ValueError`: It is damaged. Nothing has changed then.
         """
         try:
+            # Read everything before anything changes.
             members = read_members(state["members"])
             turns = state["turns"]
             rng = rng_of(state["rng"])
@@ -511,7 +524,9 @@ def best_of(
     one_of("best_rule", rule, BEST_RULES)
     if rule == "newest":
         return members[-1]
+    # The conservative rule counts doubt against a prompt: μ - λσ.
     penalty = exploration if rule == "conservative" else 0.0
+    # A prompt that was never compared has only its first rating.
     candidates = [member for member in members if member.matches] or members
     return max(candidates, key=lambda member: member.rating.mu - penalty * member.rating.sigma)
 

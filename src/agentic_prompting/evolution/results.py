@@ -66,6 +66,7 @@ class ProblemResult:
 
     def failed(self, reflect_on: str = "mixed") -> list[tuple[str, float]]:
         """Return text and reward of the attempts below the best one, or below 1.0 (`imperfect`)."""
+        # The reward to reach: the full one, or that of the best attempt at this problem.
         target = 1.0
         if reflect_on == "mixed":
             target = max((reward for _, reward in self.scored), default=0.0)
@@ -106,6 +107,7 @@ class PromptResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
+        # Each problem with its attempts as plain lists.
         evidence = []
         for problem in self.problems:
             attempts = [[attempt.text, attempt.reward] for attempt in problem.attempts]
@@ -141,6 +143,7 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
         if first is None:
             merged[result.prompt.id] = result
             continue
+        # The problems are the same: join their attempts.
         problems = [
             ProblemResult(problem.question, problem.truth, problem.attempts + again.attempts)
             for problem, again in zip(first.problems, result.problems, strict=True)
@@ -162,6 +165,7 @@ def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | 
     best: PromptResult | None = None
     best_value = 0.0
     for value, result in zip(values, results, strict=True):
+        # Of equal values the first one stays.
         if value is not None and (best is None or value > best_value):
             best = result
             best_value = value
@@ -187,6 +191,7 @@ def question_of(row: Mapping[str, Any]) -> str:
     """
     if row.get("question"):
         return str(row["question"])
+    # TRL's `prompt` is a text or a list of messages.
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return prompt
@@ -219,8 +224,10 @@ def common_means(rows: Sequence[Row]) -> list[float | None]:
     V_i is the mean over the problems that every prompt with any score has a score for. It is `None`
     for a prompt without scores, and for all prompts if there is no such problem.
     """
+    # A prompt without any score must not leave the others without a common problem.
     scored_rows = [row for row in rows if mean(row) is not None]
     columns = _complete_columns(scored_rows)
+    # A prompt without scores has `None` in all of these columns, and so no mean.
     values = []
     for row in rows:
         values.append(mean([row[column] for column in columns]))

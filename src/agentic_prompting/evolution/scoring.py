@@ -23,6 +23,7 @@ def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
     Raises:
         `TypeError`: `rows` is not a sequence, or an element is none of these.
     """
+    # A text or a mapping has both methods too, but is no list of problems.
     is_sequence = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
     if isinstance(rows, (str, Mapping)) or not is_sequence:
         raise TypeError(
@@ -64,6 +65,7 @@ async def score(
     Raises:
         `TypeError`: The function does not return one number or `None` per completion.
     """
+    # A reply that is an error has no reward, and is not passed to the function.
     rewards: list[float | None] = [None] * len(replies)
     scorable = [number for number, reply in enumerate(replies) if reply.error is None]
     if not scorable:
@@ -74,6 +76,7 @@ async def score(
     texts = [replies[number].text for number in scorable]
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(chain.from_iterable(scorable_rows)):
+        # These two are passed as `prompts` and `completions`.
         if name not in ("prompt", "completion"):
             columns[name] = [row.get(name) for row in scorable_rows]
     columns["prompts"] = [row.get("prompt") or row["question"] for row in scorable_rows]

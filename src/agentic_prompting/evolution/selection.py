@@ -57,6 +57,7 @@ def top_plus_random(
     """
     scores = optimistic_scores(members, exploration)
     top = max(range(len(scores)), key=lambda position: (scores[position], position))
+    # Draw among the positions that are left if the top one is taken out.
     others = rng.sample(range(len(members) - 1), k - 1)
     # The positions behind the top one move up by one.
     return [top, *(position + (position >= top) for position in others)]
@@ -81,6 +82,7 @@ def softmax(
     # Draw without replacement: a drawn member has no weight any more.
     positions: list[int] = []
     for _ in range(k):
+        # All weights that are left underflowed to 0.
         if not any(weights):
             weights = [float(position not in positions) for position in range(len(logits))]
         positions += rng.choices(range(len(weights)), weights)
@@ -131,6 +133,7 @@ def selection_rule(
         raise ValueError(
             f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}"
         )
+    # A rule of the user's own knows its parameters itself.
     if callable(rule):
         return rule
 
@@ -139,6 +142,7 @@ def selection_rule(
         raise ValueError(
             f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function"
         )
+    # A single draw by this rule is always the top prompt.
     if independent and rule == "top_plus_random":
         raise ValueError(
             f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform"
@@ -172,12 +176,14 @@ def select(
         raise ValueError(
             f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1"
         )
+    # Independent draws are single ones.
     max_draws = 1 if independent else len(members)
     selected: list[int] = []
     while len(selected) < k:
         # One call of the rule draws different members; call it until there are k.
         count = min(k - len(selected), max_draws)
         positions = list(rule(members, count, rng))
+        # A user's rule may return anything.
         valid_positions = set(positions) & set(range(len(members)))
         if len(positions) != count or len(valid_positions) != count:
             name = getattr(rule, "__name__", repr(rule))

@@ -24,6 +24,7 @@ _POPULATION_SETTINGS = (
     "best_rule",
 )
 
+# The ways to make a mutation; see `reflection` below.
 REFLECTIONS = ("paper", "one_call")
 
 GRAMMARS: Mapping[str, type] = {"tags": TagGrammar, "free": FreeText}
@@ -85,8 +86,10 @@ class ESPLSettings:
         `ValueError`: A value is out of range.
     """
 
+    # The batch.
     prompts_per_step: int = setting(3, "M: system prompts per batch.")
     num_generations: int = setting(5, "N: rollouts per problem and prompt.")
+    # The population: selection (eq 3), and ratings (Appendix B).
     window: int = setting(10, "K: only the K newest prompts are drawn.")
     selection: str = setting("top_plus_random", f"How prompts are drawn: {', '.join(RULES)}.")
     exploration: float = setting(EXPLORATION, "Lambda of eq 3.")
@@ -95,11 +98,13 @@ class ESPLSettings:
     best_rule: str = setting("conservative", f"The prompt that is tested: {', '.join(BEST_RULES)}.")
     delta_sigma: float = setting(1.0, "Uncertainty added to the rating of a child.")
     tie_tolerance: float = setting(0.01, "Mean rewards this close are a tie.")
+    # Mutation and crossover.
     p_crossover: float = setting(0.2, "Probability of a crossover after a batch.")
     reflection: str = setting("paper", f"How a mutation is made: {', '.join(REFLECTIONS)}.")
     reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
+    # The calls of both models, and the last evaluation.
     prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(
         None, "Sampling options of the reference LLM: JSON."
@@ -109,6 +114,7 @@ class ESPLSettings:
     )
 
     def __post_init__(self) -> None:
+        # Check names first, then ranges.
         one_of("selection", self.selection, RULES)
         one_of("reflection", self.reflection, REFLECTIONS)
         one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
@@ -118,6 +124,7 @@ class ESPLSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.p_crossover <= 1:
             raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
+        # On a command line it is a text.
         if isinstance(self.reference_sampling, str):
             self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)
 
@@ -161,6 +168,7 @@ class ESPLSettings:
         # The user's own population has settings of its own, which must not be contradicted.
         if alone and prompt.window != 1:
             raise ValueError("mode='reflection' needs a Population with window=1")
+        # A setting that is not at its default was meant to have an effect.
         defaults = {setting.name: setting.default for setting in fields(ESPLSettings)}
         for name in _POPULATION_SETTINGS:
             if getattr(self, name) != defaults[name]:

@@ -101,6 +101,7 @@ class Evolution:
                 f"use {len(self.rows)}"
             )
 
+        # The models, and how the policy's replies are read.
         self.policy = as_chat(policy)
         self.reference = as_chat(reference)
         self.reward = reward
@@ -124,6 +125,7 @@ class Evolution:
         Raises:
             [`EvolutionStopped`]: The step failed. Everything but `usage` is as before it.
         """
+        # Kept for a step that fails half way.
         state_before = self.state_dict()
         try:
             with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as span:
@@ -146,6 +148,7 @@ class Evolution:
         # Draw problems and prompts, and play every prompt on every problem.
         epoch, rows = self._draw_rows()
         k = 1 if self.is_reflection_only else self.config.prompts_per_step
+        # A prompt that was drawn twice is played once.
         prompts = list({prompt.id: prompt for prompt in generation.draw(k)}.values())
         results = await self._play(prompts, rows, epoch)
 
@@ -161,6 +164,7 @@ class Evolution:
                 step_number, outcomes, children, task.scores, population
             )
 
+        # Evaluate the best prompt on held-out rows, if it is time.
         held_out = None
         if self.config.eval_every and (step_number + 1) % self.config.eval_every == 0:
             (held_out,) = await self.evaluate([population.best()])
@@ -180,12 +184,14 @@ class Evolution:
                     "counts": dict(outcome.counts),
                 }
             )
+        # Ratings after the step, of the prompts that were played and of the children.
         prompt_ids = [prompt.id or 0 for prompt in prompts]
         ratings = {}
         for prompt_id in [*prompt_ids, *child_ids]:
             if prompt_id is not None:
                 rating = population.rating(prompt_id)
                 ratings[str(prompt_id)] = [rating.mu, rating.sigma]
+        # If the mutation had no evidence, say why.
         note = ""
         if task is not None and outcomes[0].reason == "no_evidence":
             note = self._explain_no_evidence(task.best)
@@ -259,6 +265,7 @@ class Evolution:
         batch_size = self.config.problems_per_step
         batches_per_epoch = len(self.rows) // batch_size
         epoch, batch = divmod(len(self.logs), batches_per_epoch)
+        # Each epoch has an order of its own; rows that fill no batch are left out.
         order = list(range(len(self.rows)))
         random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
         positions = order[batch * batch_size : (batch + 1) * batch_size]
@@ -325,6 +332,7 @@ class Evolution:
         sampling: Any = self.config.reference_sampling or {}
         outcomes = await propose_children(self.reference, task, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
+        # A wrong key or a spent budget of the reference LLM ends the run, too.
         for outcome in outcomes:
             if outcome.error is not None and outcome.error.fatal:
                 raise EvolutionStopped(

@@ -19,6 +19,7 @@ from ..llm import Message
 Place = Literal["system", "user", "after"]
 PLACES = get_args(Place)
 
+# The mark of a principle at the start of a line: `[G0].`, `[G0]` or `G0:`.
 _MARK = re.compile(r"^[ \t]*(?:\[G(\d+)\][.:]?|G(\d+)[.:])[ \t]*", re.MULTILINE)
 
 
@@ -55,6 +56,7 @@ class SystemPrompt:
     born_at: int = 0
 
     def __post_init__(self):
+        # The dataclass is frozen: this is how it can set its own fields.
         object.__setattr__(self, "parents", tuple(self.parents))
         if self.principles is None:
             return
@@ -176,6 +178,7 @@ class SystemPrompt:
                     parts.reverse()
                 messages[position] = {"role": role, "content": "\n\n".join(parts)}
                 return messages
+        # No message has the role. A system message can be added, a user message cannot.
         if place != "system":
             raise ValueError("no user message to put the system prompt into")
         return [{"role": "system", "content": self.text}, *messages]
@@ -191,6 +194,7 @@ class SystemPrompt:
         remaining: list[Message] = []
         for message in conversation:
             content = message["content"]
+            # A message that is only the prompt is dropped.
             if content != self.text:
                 content = content.removeprefix(f"{self.text}\n\n").removesuffix(f"\n\n{self.text}")
                 remaining.append({**message, "content": content})
@@ -199,6 +203,7 @@ class SystemPrompt:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; [`SystemPrompt.from_json`] gives an equal prompt back."""
         saved = dict(vars(self))
+        # JSON has lists in the place of tuples.
         saved["parents"] = list(self.parents)
         if self.principles is not None:
             saved["principles"] = list(self.principles)
@@ -286,10 +291,12 @@ class Draft:
     def __init__(self, prompt: SystemPrompt, max_words: int = MAX_WORDS):
         self.prompt = prompt
         self.max_words = max_words
+        # The preamble, or the whole of a free text; and the principles by id.
         self.text = prompt.preamble
         self.principles = {
             f"G{number}": text for number, text in enumerate(prompt.principles or ())
         }
+        # The number of a principle that is gone is not used again.
         self._next_number = len(self.principles)
         # By the id of each principle that is gone: "merged" or "removed".
         self._gone: dict[str, str] = {}
@@ -318,12 +325,14 @@ class Draft:
         report = EditReport()
         for edit in edits:
             reason = self._find_refusal(edit, allowed, known)
+            # Behind the limit every edit is refused, for that reason alone.
             if limit is not None and len(report.applied) >= limit:
                 reason = "too_many"
             if reason:
                 report.refused.append((edit, reason))
                 continue
             report.applied.append(edit)
+            # A suggestion is reported as applied, and changes nothing.
             if edit.op not in suggested:
                 self._carry_out(edit)
         return report
@@ -339,6 +348,7 @@ class Draft:
         child = replace(self.prompt, preamble=self.text, principles=principles)
         if child == self.prompt:
             return self.prompt
+        # A prompt outside of a population has no id to be named by.
         parents = () if self.prompt.id is None else (self.prompt.id,)
         return replace(child, id=None, parents=parents, operator="edit", born_at=0)
 
@@ -347,6 +357,7 @@ class Draft:
     ) -> str:
         """Return why an edit does not fit, or `""`."""
         is_free_text = self.prompt.principles is None
+        # `replace` is the only operation on free text, and none on principles.
         if edit.op not in allowed or (edit.op == "replace") != is_free_text:
             return "not_allowed"
         if is_free_text:
@@ -358,11 +369,13 @@ class Draft:
             is_visible = known is None or principle_id in known
             if principle_id not in self.principles or not is_visible:
                 return self._gone.get(principle_id, "unknown_id")
+        # Each operation has its number of ids; one that is listed twice counts once.
         min_ids = {"add": 0, "merge": 2}.get(edit.op, 1)
         if len(ids) < min_ids:
             return "too_few_ids"
         if len(ids) > 1 and edit.op != "merge":
             return "too_many_ids"
+        # A removal has no text to check.
         if edit.op == "remove":
             return ""
         return self._find_text_refusal(_fold(edit.text), ids)
@@ -374,6 +387,7 @@ class Draft:
             return "too_long"
         if len(ids) == 1 and self.principles[min(ids)] == text:
             return "unchanged"
+        # Compare the text with the principles that the edit leaves unchanged.
         other_texts = [other for name, other in self.principles.items() if name not in ids]
         if self.text:
             other_texts.append(_fold(self.text))  # repeating the preamble adds nothing
@@ -391,6 +405,7 @@ class Draft:
         # Occurrences that overlap count too.
         if self.text.find(edit.search, first + 1) >= 0:
             return "ambiguous"
+        # A free text is never edited away altogether.
         new_text = self.text.replace(edit.search, edit.text)
         return "" if new_text.strip() else "empty"
 
@@ -411,6 +426,7 @@ class Draft:
                     principles[self._new_id()] = _fold(edit.text)
             self.principles = principles
             how = "merged" if edit.op == "merge" else "removed"
+            # Later edits of these principles are refused for this reason.
             self._gone |= dict.fromkeys(edit.ids, how)
 
     def _new_id(self) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+# Mutation: a summary of each attempt (A.3), a critique of each problem (A.4), and a plan (A.5).
 SUMMARISE = """\
 Task: retell one attempt
 
@@ -83,6 +84,7 @@ general one. Every instruction should be short, abstract and about how to procee
 
 {answer_format}"""
 
+# Mutation in one call (`one_call.py`).
 REVISE = """\
 Task: revise instructions after failures
 
@@ -104,6 +106,7 @@ no answer to a problem above. Do not add what an instruction says already.
 
 {answer_format}"""
 
+# Crossover (Algorithm 2).
 CROSSOVER = """\
 Task: let one set of instructions learn from others
 
@@ -118,6 +121,7 @@ without evidence in the problems above.
 
 {answer_format}"""
 
+# Correction of learned principles (Table 1).
 CHECK = """\
 Task: check one instruction
 
@@ -137,6 +141,7 @@ only a matter of style stays as it is.
 
 {answer_format}"""
 
+# The end of every format for principles.
 _JSON_RULES = """\
 Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
 If nothing should change, the list is empty: []"""
@@ -164,10 +169,12 @@ SCHEMA = json.dumps(
 )
 """The JSON schema of a reply to `REVISE`, also for an endpoint that holds replies to a schema."""
 
+# The beginning of both formats of `REVISE`.
 _OBJECT_RULES = """\
 End your reply with one JSON object of this schema: {schema}
 """
 
+# The format of edits of a free text, except in `REVISE`.
 _BLOCK_RULES = """\
 Write each change as a block of this form:
 <<<<<<< SEARCH
@@ -273,6 +280,7 @@ def render_sets(sets: Iterable[tuple[str, str, float, Sequence[tuple[str, str]]]
     """
     parts = []
     for letter, text, value, wins in sets:
+        # The problems that this set alone did best on.
         problems = "".join(
             f"<problem>\n{question}\nRight answer: {truth}\n</problem>\n"
             for question, truth in wins

@@ -103,6 +103,7 @@ class HonestReflector(ScriptedChat):
                 advice = lessons(principles, attempt.summary)
             else:
                 advice = mislead(principles, attempt.summary, rng)
+            # Two attempts may lead to the same advice.
             edits += [edit for edit in advice if edit not in edits]
         return edits
 

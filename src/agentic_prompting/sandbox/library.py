@@ -17,6 +17,7 @@ from ..rewards import exact_match, token_f1
 from ..rollout import Environment, QuestionGrammar, Rollout
 from .world import load_world
 
+# The parts of all invented names: of towns, rivers, inns, saints and mayors.
 _BEGINNINGS = """Al Ar Bel Bran Cal Cor Dal Dor El Fen Gal Hal Ir Jor Kel Lor Mar Nel Or Pel Quil Ral Sel Tor Ul Vel
 Wen Yor Zel""".split()  # noqa: SIM905
 _MIDDLES = """a an ba den do en fi gar go i ka la le lin mo na no or ra ri sa se ta ti tra u va ve""".split()  # noqa: SIM905
@@ -72,6 +73,7 @@ class Relation:
         return Fact(subject, relation, question, document, value)
 
 
+# The six facts about a town. Each document shares words with its question, which BM25 needs.
 _TOWN_RELATIONS = {
     "mayor": Relation("Who is the mayor of {subject}?", "The mayor of {subject} is {value}."),
     "river": Relation(
@@ -90,6 +92,7 @@ _TOWN_RELATIONS = {
         "Who is the patron saint of {subject}?", "The patron saint of {subject} is {value}."
     ),
 }
+# Each of these names is a field of [`Country`].
 _COUNTRY_RELATIONS = {
     "currency": Relation(
         "What is the currency of {subject}?", "The currency of {subject} is the {value}."
@@ -121,6 +124,7 @@ def town_facts(seed: int = 0, count: int = 96) -> list[Fact]:
         count (`int`, *optional*, defaults to `96`): How many towns.
     """
     rng = random.Random(seed)
+    # Two names for each town: its own, and that of its twin.
     names = _draw_place_names(rng, 2 * count)
     facts = []
     for town, twin in zip(names[:count], names[count:], strict=True):
@@ -162,12 +166,14 @@ def split_by_subject(
     Raises:
         `ValueError`: If no subject would be left to train on.
     """
+    # Sort before shuffling: the order of a set differs between processes.
     subjects = sorted({fact.subject for fact in facts})
     if not 0 < held_out < len(subjects):
         raise ValueError(f"held_out must be from 1 to {len(subjects) - 1}, got {held_out}")
     rng = random.Random(seed)
     rng.shuffle(subjects)
     test_subjects = set(subjects[:held_out])
+    # Mix the facts of different subjects.
     shuffled = list(facts)
     rng.shuffle(shuffled)
     train = [fact for fact in shuffled if fact.subject not in test_subjects]
@@ -231,8 +237,10 @@ def brief_answer_reward(
 
         answer = episode.answer or ""
         matches = exact_match(answer, accepted)
+        # A sentence with the fact in it does not match exactly, and has only a part of the F1.
         rewards.append((matches + token_f1(answer, accepted)) / 2)
         if log_metric is not None:
+            # Only an agent that asked has an observation.
             log_metric("asked", float(bool(episode.observations)))
             log_metric("exact_match", matches)
     return rewards
@@ -243,6 +251,7 @@ def _draw_place_names(rng: random.Random, count: int) -> list[str]:
     names: dict[str, None] = {}
     while len(names) < count:
         name = rng.choice(_BEGINNINGS) + rng.choice(_MIDDLES) + rng.choice(_ENDINGS)
+        # A name that was drawn before changes nothing.
         names[name] = None
     return list(names)
 

@@ -27,7 +27,7 @@ from .results import conversation
 
 TOWNS = 96
 HELD_OUT_TOWNS = 32
-_SAMPLED_TOGETHER = 64
+_SAMPLED_TOGETHER = 64  # rollouts in one batch
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
         `dict`: The summary.
     """
     folder = Path(trainer.args.output_dir)
+    # Play in the precision of the training.
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
 
@@ -101,6 +102,7 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     failed_shares = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
     failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
 
+    # The gain, question by question.
     difference = paired_difference(_matches(after), _matches(before)).difference
     summary: dict[str, Any] = {
         "library": True,
@@ -126,6 +128,7 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
         lines.append(f"{'exact match':12}{time:7}{_with_interval(estimate)}")
     gain = _with_interval(difference)
     lines.append(f"{'exact match':12}{'gained':7}{gain}, paired over questions")
+    # The size of the run.
     towns = {row["subject"] for row in rows}
     lines.append(
         f"{len(rows)} questions about {len(towns)} towns that training never saw, "
@@ -145,6 +148,7 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
 
+    # A model in a folder is called by the name of the folder.
     model_name = Path(run.model).name if Path(run.model).exists() else run.model
     heading = f"{model_name} learns to look facts up"
     print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)
@@ -190,6 +194,7 @@ def _matches(rollouts: Sequence[Rollout]) -> dict[int, float]:
 def _choose_example(before: Sequence[Rollout], after: Sequence[Rollout]) -> int:
     """Draw the number of a question that was wrong before and is right after, or of any if there is none."""
     matches_before = _matches(before)
+    # A question whose rollout failed before training is no example: nothing is known about it.
     learned = [
         number
         for number, match in _matches(after).items()

@@ -42,6 +42,7 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_MAX = -4
 
+# Turns are framed as in ChatML, which Qwen3 uses too.
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -59,6 +60,7 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer with one token per word, and one per name of several words, as large vocabularies have for
     frequent names. Unknown words become `[UNK]`. ChatML template."""
+    # Special tokens, and the opening and closing tags of the grammar's parts.
     reserved = ["[UNK]", "<pad>", "<|im_start|>", "<|im_end|>"]
     tags: list[str] = []
     for tag in asdict(grammar).values():
@@ -111,6 +113,7 @@ def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForC
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
+    # Draw the weights by the seed, and leave the run's own random state as it is.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)

@@ -110,10 +110,12 @@ def make_puzzles(
 
 def read_puzzle(question: str) -> Puzzle | None:
     """Read the puzzle in a question's text; `None` if there is none."""
+    # Word sorting: the list goes up to the end of the line.
     sorting = re.search(r"alphabetically: List: (.+)", question)
     if sorting:
         return Puzzle(SORTING, tuple((word, 1) for word in sorting[1].split()))
 
+    # Object counting: a list of phrases, and the category to count.
     counting = re.search(r"I have (.+)\. How many ([\w ]+) do I have\?", question)
     if counting is None:
         return None
@@ -147,6 +149,7 @@ def _draw_sorting_puzzle(rng: random.Random) -> Puzzle:
     while len(words) < size:
         words.add(rng.choice(all_words))
 
+    # Sort before shuffling: the order of a set differs between processes.
     shuffled = sorted(words)
     rng.shuffle(shuffled)
     return Puzzle(SORTING, tuple((word, 1) for word in shuffled))
@@ -183,6 +186,7 @@ def _read_item(text: str) -> tuple[str, int]:
     else:
         count = 0
 
+    # The noun stands in the singular or in the plural.
     for name in OBJECTS:
         if noun in (name, _plural(name)):
             return name, count
@@ -322,6 +326,7 @@ class PuzzleSolver:
             if _draw("slip", self.seed, name, question, is_short) < probability:
                 slips.add(name)
 
+        # Solve the puzzle with these mistakes; a short answer is the result alone.
         solve = _solve_sorting if puzzle.task == SORTING else _solve_counting
         steps, result = solve(puzzle, slips)
         return f"Answer: {result}" if is_short else f"{steps}\nAnswer: {result}"
@@ -389,6 +394,7 @@ class PuzzleOptimizer(ScriptedChat):
             prompt = prompt.replace(f"\n{KEEP_SHORT}", "")
         new_sentences = [sentence for sentence in advice if sentence not in prompt]
         improved = "\n".join([prompt, *new_sentences])
+        # Sometimes the tags are forgotten.
         if draw > 1 - self.untagged:
             return improved
         return f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
@@ -416,6 +422,7 @@ class PuzzleVerifier(ScriptedChat):
         question, output = _read_sections(messages, "Question:", "Prediction:")
         puzzle = read_puzzle(question)
         draw = _draw(self.model, question, output)
+        # There is nothing to judge, or the verdict fails to come.
         if puzzle is None or draw > 1 - self.silent:
             return "I cannot tell."
 
@@ -455,6 +462,7 @@ def _solve_sorting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
         for group in groups.values():
             group.sort()
 
+    # One line for each letter; the groups are in alphabetical order.
     steps = ["By first letters:"]
     ordered: list[str] = []
     for letter, group in groups.items():
@@ -494,6 +502,7 @@ def _remarks(puzzle: Puzzle, output: str) -> list[str]:
 
 
 def _find_sorting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
+    # Check each line: its order, and that it has all words with this letter.
     first_letters = [word[0] for word, _ in puzzle.items]
     faults = set()
     for letter, text in lines:

@@ -81,6 +81,7 @@ class Recipe:
         """Copying exercises, and conversations to imitate."""
         rng = random.Random(self.drawn_by)
         chat_format = self.spec.tokens(self.tokenizer)
+        # All draws share one generator, so that their order decides the data.
         imitated_traces, plain_traces = self.traces(traces, rng)
         imitated = [rollout_from_trace(trace, self.spec, chat_format) for trace in imitated_traces]
         plain = [rollout_from_trace(trace, self.spec, chat_format) for trace in plain_traces]
@@ -141,6 +142,7 @@ def make_policy(recipe: Recipe, folder: Path) -> Qwen3ForCausalLM:
     """Train a new policy on the recipe's copying exercises, and then to imitate its traces."""
     state = PartialState()
     policy = build_policy(recipe.tokenizer, recipe.seed)
+    # Two phases, each with its batch size, its rollouts and its number of steps.
     phases = zip(
         BATCHES.items(),
         recipe.rollouts(20 * recipe.steps, 64 * recipe.copying_steps),
@@ -178,6 +180,7 @@ def load_shipped(recipe: Recipe, files: Sequence[Path]) -> Qwen3ForCausalLM | No
     """Load the policy that was made by this recipe from one of these files; `None` if there is none."""
     for file in filter(Path.is_file, files):
         with np.load(file) as arrays:
+            # Another recipe made this policy.
             if arrays["fingerprint"].item() != recipe.fingerprint:
                 continue
             policy = build_policy(recipe.tokenizer, recipe.seed)

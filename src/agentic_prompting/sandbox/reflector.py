@@ -17,14 +17,17 @@ from ..evolution import Draft, SystemPrompt, parse_edits
 from ..llm import Message, ScriptedChat
 from .guarded import HASTY, STEPWISE, WHOLE, say
 
+# The words of a refusal, and those of a principle that names a guarding word.
 _NEED = re.compile(r"the (\w+) needs the word (\w+)")
 _SAY = re.compile(r"say (\w+) (\w+)")
+# A line of the instructions, a line of the proposals, and a set of a crossover.
 _PRINCIPLE = re.compile(r"^\[(G\d+)\]\. (.+)$", re.MULTILINE)
 _MODIFY = re.compile(r"^- modify (G\d+): (.+)$", re.MULTILINE)
 _SET = re.compile(
     r'<set name="(\w+)".*?>\n<instructions>\n(.*?)</instructions>\n(.*?)</set>', re.DOTALL
 )
 
+# The principles about how to proceed that do harm.
 _HARMFUL = (WHOLE, HASTY)
 
 EditFields = dict[str, Any]
@@ -60,6 +63,7 @@ class GuardedReflector(ScriptedChat):
         is_mistaken = rng.random() < self.mistakes
         mistake_rng = rng if is_mistaken else None
 
+        # The first words of a request tell its kind.
         if request.startswith("Task: retell"):
             return retell(request)
         if request.startswith("Task: turn many"):
@@ -70,6 +74,7 @@ class GuardedReflector(ScriptedChat):
             is_critique = request.startswith("Task: draw lessons")
             return edit_block(draw_lessons(request) if is_critique else revise(request))
         if request.startswith("I provided an assistant"):
+            # GEPA wants the new instructions, not edits.
             instructions, examples = read_gepa_request(request)
             principles = principles_in(instructions)
             if is_mistaken:
@@ -77,6 +82,7 @@ class GuardedReflector(ScriptedChat):
             else:
                 edits = lessons(principles, "\n".join(retell(example) for example in examples))
             return rewrite_instructions(instructions, edits)
+        # Every other request is a crossover.
         return edit_block(learn_from_others(request, mistake_rng))
 
 
@@ -96,6 +102,7 @@ def retell(request: str) -> str:
         steps.append("It asked everything at once and took a guess for the answer.")
     if "[reply]" not in attempt:
         steps.append("It answered at once, without asking anybody.")
+    # Not every request states a reward.
     reward = re.search(r"^Reward of the attempt: (\S+)", request, re.MULTILINE)
     if reward and float(reward[1]) >= 1:
         steps.append("It arrived at the right answer.")
@@ -136,6 +143,7 @@ def _state_word(principles: Mapping[str, str], relation: str, word: str) -> Edit
     about_relation = {
         name: text for name, text in principles.items() if text.startswith(say(relation, ""))
     }
+    # Replace another word for the relation, so that no two principles contradict each other.
     for name, text in about_relation.items():
         if text != new_text:
             return {"op": "modify", "id": name, "text": new_text}
@@ -173,6 +181,7 @@ def mislead(principles: Mapping[str, str], attempts: str, rng: random.Random) ->
     relations = sorted({relation for relation, _ in pairs})
     words = sorted({word for _, word in pairs})
 
+    # A relation with any of these words, or a harmful principle.
     if len(words) > 1 and rng.random() < 0.6:
         edit = _state_word(principles, rng.choice(relations), rng.choice(words))
         return [] if edit is None else [edit]
@@ -229,6 +238,7 @@ def learn_from_others(request: str, mistake_rng: random.Random | None) -> list[E
     (_, instructions, _), *other_sets = _SET.findall(request)
     principles = principles_in(instructions)
 
+    # A mistake: add a harmful principle, or remove any.
     if mistake_rng is not None:
         harmful_text = mistake_rng.choice(_HARMFUL)
         mistakes = [{"op": "add", "text": harmful_text, "reason": "it is quicker"}]
@@ -249,11 +259,13 @@ def learn_from_others(request: str, mistake_rng: random.Random | None) -> list[E
     has_stepwise = STEPWISE in principles.values()
 
     for letter, instructions, victories in other_sets:
+        # A set that won no problem has nothing to teach.
         if "<problem>" not in victories:
             continue
         for text in principles_in(instructions).values():
             word_rule = _SAY.fullmatch(text)
             if word_rule:
+                # The first set with a word for a relation decides.
                 is_new = word_rule[1] not in covered
                 covered.add(word_rule[1])
             else:

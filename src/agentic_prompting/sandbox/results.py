@@ -20,6 +20,7 @@ from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
 from .setup import SAMPLING, GuardedRun, SandboxRun
 
+# The files of a run that the report names, as far as they exist.
 _FILES = (
     "summary.json",
     "trajectories.json",
@@ -74,6 +75,7 @@ def report_sandbox_run(
     ]
     failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
 
+    # Turns are those of the policy after training.
     turns = sum(len(rollout.turns) for rollout in rollouts_by_time["after"])
     summary |= {
         "questions": len(rows),
@@ -129,6 +131,7 @@ def report_guarded_run(
             estimate = guarded_exact_match(sandbox, model, prompt)
             table[f"policy {time}, {prompt_name} prompt"] = _rounded(estimate)
 
+    # The table, and the size of the run.
     summary = {
         "sandbox": True,
         "exact_match": table,
@@ -155,6 +158,7 @@ def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPr
         model (`str` or `Path`): Folder of the policy.
         prompt ([`SystemPrompt`]): The system prompt of every question.
     """
+    # The policy's own limits and grammar, with this prompt and temperature.
     spec = replace(AgentSpec.load(model), system_prompt=prompt.text, sampling=SAMPLING)
     agent = PromptAgent.from_pretrained(
         model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256
@@ -198,6 +202,7 @@ def _publish(
 ) -> dict[str, Any]:
     """Write the results to the run's folder and its model card, and print them."""
     folder = Path(trainer.args.output_dir)
+    # Write the summary first: the model card reads it.
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
 

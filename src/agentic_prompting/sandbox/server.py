@@ -38,6 +38,7 @@ class _HTTPError(Exception):
         self, status: int, message: str, code: str | None = None, param: str | None = None
     ):
         super().__init__(message)
+        # OpenAI names whose fault an error is: the server's or the request's.
         error_type = "server_error" if status >= 500 else "invalid_request_error"
         self.status = status
         self.body = {
@@ -70,7 +71,7 @@ class OracleServer(ThreadingHTTPServer):
     """
 
     request_queue_size = 1024  # a whole batch of rollouts connects at the same moment
-    daemon_threads = True
+    daemon_threads = True  # an open connection must not keep the process alive
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class OracleServer(ThreadingHTTPServer):
         port: int = 0,
         api_key: str | None = None,
     ):
+        # Without a key, only this machine may ask.
         if not api_key and not is_loopback(host):
             raise ValueError(
                 f"other machines can reach {host}: pass api_key (on the command line, set {KEY_VARIABLE}), "
@@ -88,6 +90,7 @@ class OracleServer(ThreadingHTTPServer):
         self.api_key = api_key
         self._open_connections: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
+        # With port 0 the address is known only once the port is taken.
         super().__init__((host, port), _Handler)
         self.base_url = f"http://{host}:{self.server_address[1]}/v1"
 
@@ -101,6 +104,7 @@ class OracleServer(ThreadingHTTPServer):
 
     def close(self) -> None:
         """Stop serving and close open connections. Safe to call twice."""
+        # Only a server that `start` runs has a loop to stop.
         if self._thread is not None:
             self.shutdown()
             self._thread.join()
@@ -154,12 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
             route = f"{self.command} {self.path.partition('?')[0]}"
             if route not in routes:
                 raise _HTTPError(404, f"Unknown request: {route}")
+            # A health check needs no key.
             if route != "GET /health":
                 self._check_key()
             routes[route](body)
         except _HTTPError as error:
             self._send_json(error.status, error.body)
         except ConnectionError:
+            # The client hung up: nobody would read an error.
             raise
         except Exception as error:
             # A bug in this server gets an error response: the connection stays usable.
@@ -172,6 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not api_key:
             return
         authorization = self.headers.get("Authorization", "")
+        # The time of this comparison does not tell how much of a key is right.
         if not hmac.compare_digest(authorization.encode(), f"Bearer {api_key}".encode()):
             raise _HTTPError(401, "Incorrect API key provided.", code="invalid_api_key")
 
@@ -183,11 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             raise _HTTPError(411, "Send a Content-Length and a body that is not chunked.")
+        # Count the digits first: Python refuses to convert a huge number.
         if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
             raise _HTTPError(
                 413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large"
             )
 
+        # The length is known, so that the connection can be kept.
         self.close_connection = close_connection
         return self.rfile.read(int(length))
 
@@ -250,6 +259,7 @@ def _read_chat(body: bytes) -> dict[str, Any]:
         raise _HTTPError(
             400, "`messages` must be a list of objects with a role and a text.", param="messages"
         )
+    # Refuse what this server would have to ignore.
     if request.get("n", 1) not in (1, None) or request.get("stream"):
         raise _HTTPError(
             400,
@@ -279,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
 
+    # The key is no option: other users of the machine can read command lines.
     api_key = os.environ.get(KEY_VARIABLE, "").strip() or None
     try:
         oracle = Oracle(noise=args.noise, latency=args.latency, seed=args.seed)
@@ -286,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         parser.error(f"cannot serve on {args.host}:{args.port}: {error}")
 
+    # With port 0, only this line tells the address.
     print(server.base_url, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()

@@ -100,6 +100,7 @@ def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int =
         # An oracle of the training countries, so that no guess names a held-out one.
         oracle = Oracle(train_world, seed=seed)
         traces = make_traces(train, n, DEFAULT_MIX, oracle, rng, world=train_world)
+        # Half of them are used again as copying exercises, with random words for names.
         return traces, traces[: n // 2]
 
     return Recipe(
@@ -226,6 +227,7 @@ def guarded_recipe(
     spec = replace(sandbox_spec(), sampling=SAMPLING)
 
     def with_prompt(trace: Trace, principles: Sequence[str]) -> dict[str, Any]:
+        # A trace as it reads under these principles.
         system_prompt = SystemPrompt(PREAMBLE, tuple(principles))
         return {**trace, "prompt": system_prompt.messages(spec.messages(trace))}
 
@@ -261,6 +263,7 @@ def guarded_tokenizer() -> PreTrainedTokenizerFast:
     """
     world = load_guarded_world()
     names = list(chain.from_iterable(world.values.values()))
+    # Every relation with every word that may guard it.
     for relation in relations_of(world):
         names += [f"{sought(relation)} {word}" for word in WORDS]
     return build_tokenizer(guarded_vocabulary(), names)

@@ -120,6 +120,7 @@ class Question:
         steps = []
         start = self.start
         for relation in self.chain:
+            # The answer to each step is the start of the next one.
             value = getattr(self.country, relation)
             steps.append((question_text(start, (relation,)), value))
             start = value
@@ -193,6 +194,7 @@ def parse_facts(lines: Iterable[str]) -> tuple[Country, ...]:
 def load_world() -> World:
     """The whole world, parsed once."""
     lines = Path(__file__).with_name("countries.csv").read_text(encoding="utf-8").splitlines()
+    # The first line names the fields.
     return World(parse_facts(lines[1:]))
 
 
@@ -203,6 +205,7 @@ def sought(relation: str) -> str:
 
 def starts_from(chain: Sequence[str]) -> str:
     """The field of [`Country`] that a chain starts from."""
+    # A question about any other relation names the country itself.
     return {"capital": "airport", "name": "capital"}.get(chain[0], "name")
 
 
@@ -234,6 +237,7 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
         [`Question`] or `None`: `None` if there is no question, or it is about a name the world does not have.
     """
     world = world or load_world()
+    # Words between single spaces, so that a phrase is found only as whole words.
     request = f" {' '.join(re.findall(r'[a-z0-9-]+', text.lower()))} "
 
     # The first question of the request; at the same position, the first of the world's wordings.
@@ -316,6 +320,7 @@ def make_split(
         test = test[:n_test]
         train = [question for question in questions if question.country not in test_countries]
     else:
+        # Hold out single questions.
         test = questions[:n_test]
         train = questions[n_test:]
 
@@ -330,6 +335,7 @@ def make_split(
 def world_of(questions: Iterable[Question], world: World | None = None) -> World:
     """The part of a world that these questions are about."""
     world = world or load_world()
+    # The countries stay in the order of the world.
     wanted_countries = {question.country for question in questions}
     countries = tuple(country for country in world.countries if country in wanted_countries)
     return replace(world, countries=countries)
@@ -421,6 +427,7 @@ class Oracle:
         if question is None:
             return NOT_UNDERSTOOD
         value = question.answer
+        # The values of the right kind, from which a wrong answer or a guess is drawn.
         candidates = self.world.values[question.chain[-1]]
         if question.hops == 1:
             # A single fact: right, but for the noise.
@@ -441,6 +448,7 @@ class Oracle:
         # The noise is drawn anew for each conversation and repeat.
         request = requests[-1] if requests else ""
         text = self.answer(request, draw=f"{conversation} {repeat or 0}")
+        # A token of the oracle is a word.
         prompt_words = sum(len(message["content"].split()) for message in messages)
         usage = Usage(prompt_words, len(text.split()))
         return Reply(text=text, usage=usage, seconds=self.latency)

@@ -118,6 +118,7 @@ def use_one_line_progress(trainer: Trainer, unit: str = "training steps") -> Non
 
     That is a bar, or with `disable_tqdm` a printed dict per log. Without either nothing is added.
     """
+    # Which of the two callbacks there is depends on `disable_tqdm`.
     has_bars = trainer.pop_callback(ProgressCallback) is not None
     has_printer = trainer.pop_callback(PrinterCallback) is not None
     if has_bars or has_printer:
@@ -152,6 +153,7 @@ class OneLineProgress(ProgressCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        # A person sees a bar; a file or a pipe gets lines, from the first process.
         if self.has_bars and watched():
             super().on_train_begin(args, state, control, **kwargs)
         elif state.is_world_process_zero:
@@ -168,6 +170,7 @@ class OneLineProgress(ProgressCallback):
     ) -> None:
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
+        # A training without logs, such as a warm start, counts its steps.
         elif self._lines is not None and not state.log_history:
             self._lines.update(state.global_step - self._lines.n)
 
@@ -190,6 +193,7 @@ class OneLineProgress(ProgressCallback):
         **kwargs: object,
     ) -> None:
         line = log_line(logs or {}, state.global_step)
+        # The first process writes, during training, and if there is something to show.
         is_training = self.training_bar is not None or self._lines is not None
         if not line or not state.is_world_process_zero or not is_training:
             return
@@ -217,6 +221,7 @@ class OneLineProgress(ProgressCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        # The last line is always written, even if it was held back.
         if self._unwritten:
             self._write(self._unwritten)
         if self.training_bar is not None:
@@ -274,6 +279,7 @@ class TensorBoard:
 
     def log_table(self, table: Table) -> None:
         rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns)]
+        # Escape the cells, because trajectories may contain Markdown.
         for row in table.rows:
             rows.append([_escape_markdown(cell) for cell in row])
         lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -368,6 +374,7 @@ class LiveView(TrainerCallback):
         """
         if not self.is_wanted():
             return
+        # Rollouts at equal distances, not all from the first group.
         stride = max(1, len(rollouts) // TRAJECTORIES)
         indices = range(0, len(rollouts), stride)[:TRAJECTORIES]
         self._batch_mode = mode
@@ -449,6 +456,7 @@ class LiveView(TrainerCallback):
 
     def _trajectory(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence[Any]:
         question = rollout.row.get("question") or ""
+        # A missing reward is an empty cell.
         scores = [None if math.isnan(reward) else round(float(reward), 6) for reward in rewards]
         return [
             _clean_cell(str(question)),
@@ -463,6 +471,7 @@ class LiveView(TrainerCallback):
         """Return the parts of rewards that have some, which are Prompt-R1's."""
         parts = []
         for function in self.reward_functions:
+            # The function may be guarded: look behind the wrapper.
             reward = unwrap(function) if callable(function) else function
             if isinstance(reward, PromptR1Reward) and is_scorable(rollout):
                 score = reward.score(rollout)
@@ -472,6 +481,7 @@ class LiveView(TrainerCallback):
 
 def list_members(population: Population) -> list[Sequence[Any]]:
     """Return rows for the best member and the latest ones, newest first."""
+    # The best member comes first, even if it is not among the latest.
     best_id = population.best().id
     latest = [member for member in population.members[-MEMBERS:] if member.prompt.id != best_id]
     # One row for each, in the order of `MEMBER_COLUMNS`.
@@ -498,6 +508,7 @@ def _clean_cell(text: str) -> str:
     """Return a text that every tracker can store: short, in UTF-8, without control characters."""
     if len(text) > MAX_CHARS:
         text = f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    # Lone surrogates have no encoding in UTF-8.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return CONTROL_CHARACTERS.sub("\ufffd", text)
 
@@ -508,5 +519,6 @@ def _escape_markdown(cell: object) -> str:
         return "–"
     if not isinstance(cell, str):
         return str(cell)
+    # Replace special characters by HTML entities, and line ends by tags.
     escaped = MARKDOWN_CHARACTERS.sub(lambda match: f"&#{ord(match[0])};", cell)
     return "<br>".join(escaped.splitlines())

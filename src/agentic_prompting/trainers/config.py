@@ -179,11 +179,13 @@ class MultiTurnGRPOConfig(GRPOConfig):
     def _check_vllm_sync(self) -> None:
         if self.vllm_sync not in ("nccl", "adapter", "disk"):
             raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
+        # Only servers can get their weights in other ways than through NCCL.
         has_server = self.use_vllm and self.vllm_mode == "server"
         if self.vllm_sync != "nccl" and not has_server:
             raise ValueError(
                 "vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well"
             )
+        # TRL's own push knows a single server.
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
             raise ValueError(
                 "several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'"
@@ -215,6 +217,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         if self.vllm_importance_sampling_mode == "sequence_mask":
             self.vllm_importance_sampling_mode: str = "token_truncate"
 
+        # With a full lead, groups are this many updates old when they are used. Slow ones may take
+        # twice as long.
         updates = self.async_lead * self.steps_per_batch
         if self.max_staleness is None:
             self.max_staleness = math.ceil(2 * updates)
@@ -385,6 +389,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
                     "mode='alternating' needs async_lead=0, and phases of whole batches: "
                     f"phase_steps={self.phase_steps} must be a multiple of {self.steps_per_batch}"
                 )
+        # A batch must have whole problems: name the nearest sizes that do.
         rollouts_per_problem = self.prompts_per_step * self.num_generations
         if self.generation_batch_size % rollouts_per_problem:
             lower = self.generation_batch_size // rollouts_per_problem * rollouts_per_problem
@@ -417,5 +422,6 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         """Return the mode of a training step, counted from 0: the run's, or that of the phase."""
         if self.mode != "alternating":
             return self.mode
+        # Phases alternate, and the first one trains weights.
         phase = step // self.phase_steps
         return "rl" if phase % 2 == 0 else "evolution"

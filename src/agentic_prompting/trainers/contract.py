@@ -131,6 +131,7 @@ def compare_trl(version: str, trainer_class: type) -> None:
             f"{'; '.join(differences)}. Install a tested version (pip install trl=={TESTED[-1]}) "
             "or a newer agentic-prompting"
         )
+    # The parts exist and take the same parameters, but what they do was not tested.
     warnings.warn(
         f"TRL {version} is not among the tested versions ({tested}); it has every part that the "
         "trainers depend on",

@@ -126,6 +126,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # Check the arguments.
         args = self._check_args(args)
         if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
+            # With tools or a factory, `None` would say that there is no environment: leave it
+            # unset.
             environment = ...
         if args.eval_all and eval_dataset is None:
             raise ValueError(
@@ -195,6 +197,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return self.args.num_generations
 
     def _create_prompts(self) -> PopulationPrompts:
+        # An agent that never gets a system message may have a chat template that allows none.
         has_text = any(member.prompt.text for member in self.population.members)
         needs_system_message = has_text or self.args.evolves
         if self.args.prompt_place == "system" and needs_system_message:
@@ -220,6 +223,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
         if batch.position.is_training:
+            # A rollout without a reward has NaN as its total.
             rewards = [None if math.isnan(total) else total for total in totals.tolist()]
             self._rate(rewards, batch)
             return
@@ -241,6 +245,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         is rated only once.
         """
         batch_id = (batch.position.step, batch.position.index_in_step)
+        # A batch that was rated before the checkpoint was written must not count twice.
         if batch_id <= self._rated_in_checkpoint:
             return
         self._rated_batch = batch_id
@@ -257,6 +262,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 process_texts.append(text)
             texts = gather_object(process_texts)
 
+        # Rate the prompts by their rewards, and let the reflection on the batch begin.
         matches = self.prompts.matches(rewards, texts, gather_object(batch.metadata))
         job = self.generation.record(matches, reflects)
         self.log_batch("train", self.generation.metrics())
@@ -271,6 +277,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if not self.args.evolves:
             return
         for job in self.generation.due(self.args.evolution_lag):
+            # Wait for the outcomes, which are the same on every process.
             outcomes = self._reflector.finish(job)
 
             # After a fatal error the job stays pending: a resumed run sends its requests again.
@@ -280,6 +287,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 error = fatal_errors[0]
                 self._stop(f"the reference LLM failed with a fatal error, {error.kind}: {error}")
 
+            # Add the children to the population, and record what came of each attempt.
             children = self.generation.join(job, outcomes)
             for outcome in outcomes:
                 self.log_batch("train", outcome.metrics())
@@ -313,6 +321,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """
         self._eval_rewards = []
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        # The result belongs to the prompt that was evaluated, unless it has been distilled.
         prompt = self.prompts.evaluated_prompt or self.final_prompt()
         if prompt.id is not None:
             self.population.note_held_out(prompt, self._eval_rewards)
@@ -329,8 +338,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         With `eval_all` every rated prompt is evaluated after the last step; with `distill_epochs`
         the best one is then distilled.
         """
+        # Refuse sharded weights now rather than after the whole training.
         if self.args.distill_epochs:
             self._check_not_sharded()
+        # A new training plays under prompts again, even if an earlier one was distilled.
         self.prompts.is_distilled = False
         output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         if self.args.eval_all:
@@ -439,6 +450,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _save_beside(self, folder: Path) -> None:
         super()._save_beside(folder)
+        # The final prompt as text, and the whole population, from which a run can continue.
         atomic_write(folder / PROMPT_FILE, self.final_prompt().text)
         state = self.state_dict()
         is_checkpoint = self.staging.folder is not None
@@ -454,6 +466,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _load_beside(self, checkpoint: Path | None) -> None:
         self._rated_in_checkpoint = (-1, -1)
         if checkpoint is not None and (checkpoint / POPULATION_FILE).exists():
+            # Continue the evolution. Pending reflections ask again, unless no step is left to use
+            # them.
             load_state(checkpoint / POPULATION_FILE, self.load_state_dict)
             is_over = self.state.global_step >= self.state.max_steps
             if self.args.evolves and not is_over:
@@ -545,6 +559,7 @@ class PopulationPrompts:
             training (`bool`): In evaluation, every slot has the evaluated or the final prompt.
         """
         if training:
+            # Slots are ordered by row, then by prompt, then by attempt.
             slot = (index // self.args.num_generations) % self.args.prompts_per_step
             prompt = self.batch_prompts[slot]
         else:
@@ -561,6 +576,7 @@ class PopulationPrompts:
         """
         messages = self.render(row)
         prompt_id = metadata["system_prompt"]
+        # Without an evolved prompt, as after the distillation, the row's own messages are used.
         if prompt_id is not None:
             prompt = self.generation.population.members[prompt_id].prompt
             self.trust(prompt.text)
@@ -587,6 +603,7 @@ class PopulationPrompts:
         results: dict[tuple[int, ...], list[list[ProblemResult]]] = {}
         attempt_count = self.args.num_generations
         for problem_start in range(0, len(rewards), self.rollouts_per_row):
+            # The slots of one problem: M prompts with N attempts each.
             problem_end = problem_start + self.rollouts_per_row
             slot_starts = range(problem_start, problem_end, attempt_count)
             prompt_ids = tuple(metadata[slot_start]["system_prompt"] for slot_start in slot_starts)
@@ -603,6 +620,7 @@ class PopulationPrompts:
                     ProblemResult(problem.question, problem.accepted_answers, tuple(attempts))
                 )
 
+        # Each combination of prompts is a match. Replace the ids by the prompts.
         members = self.generation.population.members
         matches = []
         for prompt_ids, slots in results.items():
@@ -617,10 +635,12 @@ class PopulationPrompts:
         text = self.final_prompt().text
         if not text:
             return spec
+        # A prompt that is part of the user's message becomes part of the template.
         if self.args.prompt_place == "user":
             return replace(spec, prompt_template=f"{text}\n\n{spec.prompt_template}")
         if self.args.prompt_place == "after":
             return replace(spec, prompt_template=f"{spec.prompt_template}\n\n{text}")
+        # As a system message, it comes before the agent's own.
         if spec.system_prompt:
             text = f"{text}\n\n{spec.system_prompt}"
         return replace(spec, system_prompt=text, join_system_prompt=True)
@@ -678,6 +698,8 @@ class ReferenceReflector:
                 late_replies += 1
                 return Reply(error=TimedOut(f"no reply within reflection_timeout={timeout:g} s"))
 
+        # The number of the job's requests is a function of seed and batch, so a resumed run has the
+        # same.
         repeat = rollout_seed(self.args.seed, "reflection", job.batch)
         sampling: Any = self.args.reference_sampling or {}
         outcomes = await propose_children(reply_in_time, job, self.args, repeat=repeat, **sampling)
@@ -754,6 +776,7 @@ class PolicyReflector:
         max_tokens = self.limits.remaining_tokens(Rollout(context))
         if max_tokens < 1:
             return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
+        # Requests of the same job differ in their last message, and so in their seed.
         seed = rollout_seed(self.args.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.get_policy()(SampleRequest(context, max_tokens, seed))
         text = self.chat_format.parse(sample.ids).text
@@ -770,6 +793,7 @@ def _share_outcomes(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome
         try:
             shared[0] = reflect()
         except Exception as error:
+            # The other processes wait for a broadcast, so this one must take part before it raises.
             broadcast_object_list([None, describe(error)])
             raise
     broadcast_object_list(shared)

@@ -197,12 +197,15 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             environment, tools, environment_factory
         )
         if environment is not None:
+            # The output folder has the run's records, which the agent must not read.
             environment.keep_private([args.output_dir])
+        # The caller's reward functions come first, then those that the environment brings.
         reward_funcs = self._choose_rewards(reward_funcs, args, environment)
         self._reward_functions = [
             *list_reward_functions(reward_funcs, environment),
             *environment_rewards,
         ]
+        # Complete the settings, and check the rows of all data sets.
         args = adapt_args(args, environment, len(environment_rewards))
         eval_dataset = as_dataset(eval_dataset)
         eval_datasets = list_datasets(eval_dataset)
@@ -241,6 +244,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # Create TRL's trainer, which loads the model.
         guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
         with warnings.catch_warnings(), use_weight_sync(args), explain_missing_model(model):
+            # TRL warns that `rollout_func` is experimental, and this trainer always passes one.
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             model, processing_class, args = load_policy(model, args, processing_class)
             super().__init__(
@@ -295,6 +299,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
         # Rows -> rollouts.
         backend = trainer_backend(self, self.spec.stop_texts)
+        # The back end and the model may each limit the context: the lower limit holds.
         context_limits = [backend.max_context, context_length(self.model)]
         max_context = min((limit for limit in context_limits if limit), default=None)
         self.player = RolloutPlayer(
@@ -344,6 +349,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._batch: Batch | None = None
         self._eval_batches = 0
 
+        # Report progress: one line per log, tables for trackers, spans, and a file of all logs.
         use_one_line_progress(self)
         self.add_callback(self.live_view)
         self._step_spans = StepSpans(self.accelerator)
@@ -415,10 +421,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         micro_batch_count = self.state.max_steps * args.gradient_accumulation_steps
         if self.model.training:
             mode = "train"
+            # A step may have several batches, each generated at another of its micro-batches.
             index_in_step = self._step % args.gradient_accumulation_steps
             group_size = self.num_generations
         else:
             mode = "eval"
+            # Evaluations number their batches themselves, and may have groups of another size.
             index_in_step = self._eval_batches
             group_size = args.num_generations_eval or args.num_generations
         return BatchPosition(
@@ -433,6 +441,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _generate_batch(self, rows: list[dict[str, Any]], position: BatchPosition) -> Batch:
         """Give the policy the current weights, and return a batch of finished rollouts."""
+        # Evaluations always play the current weights, even if training batches are played ahead.
         source = self.source if position.is_training else self.on_policy
         try:
             self.player.wait_for_server()
@@ -447,6 +456,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _batch_for_trl(self) -> dict[str, Any]:
         """Return the current batch as TRL's `rollout_func` has to return it."""
         assert self._batch is not None
+        # TRL splits a training batch into micro-batches, but not the batch of an evaluation.
         micro_batches = 1
         if self._batch.position.is_training:
             micro_batches = self.args.steps_per_generation
@@ -512,6 +522,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             max_rows = self.args.per_device_train_batch_size
         slices = self.row_layout.split_rows(inputs, max_rows, self.accelerator)
 
+        # Gradients are synchronised between processes only in the backward pass of the last slice.
         earlier_loss = torch.zeros((), device=self.accelerator.device)
         for rows in slices[:-1]:
             with self.accelerator.no_sync(model):
@@ -616,6 +627,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         components: dict[str, Any] = {"environment": environment}
         judges = [function for function in reward_functions if hasattr(function, "charge_to")]
+        # Each of several judges has an account of its own.
         for number, judge in enumerate(judges, start=1):
             name = f"judge_{number}" if len(judges) > 1 else "judge"
             components[name] = judge
@@ -702,15 +714,18 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if not self.args.async_lead:
             yield
             return
+        # Training batches now come from rollouts that are played several steps ahead.
         async_source = make_async_source(
             self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes
         )
         self.source = async_source
+        # Checkpoints keep the groups in flight.
         self.keepers["ahead"] = async_source
         try:
             with async_source.finish_requests_on_exit():
                 yield
         finally:
+            # The rollouts ahead end with training; later batches are played on demand.
             self.source = self.on_policy
             del self.keepers["ahead"]
 
@@ -807,6 +822,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         try:
             super().init_hf_repo(token, private)
         except Exception as error:
+            # An error of the Hub has several lines, the first of which names the reason.
             reason = str(error).strip().split("\n")[0]
             raise ConnectionError(
                 f"push_to_hub=True, but the Hub cannot be written to: {reason}. Train with "

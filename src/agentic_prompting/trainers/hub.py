@@ -73,9 +73,11 @@ def explain_missing_model(model: str | Path | PreTrainedModel | PeftModel) -> It
     Raises:
         `FileNotFoundError`: If `model` is the name of a model, and it cannot be loaded.
     """
+    # A model that is already loaded cannot be missing.
     if not isinstance(model, str):
         yield
         return
+    # A path is never asked for on the Hub.
     if only_a_folder(model) and not Path(model).exists():
         raise FileNotFoundError(
             f"{model} does not exist: pass the folder of a model, or its name on the Hub"

@@ -62,6 +62,7 @@ def check_policy(
     Raises:
         `ValueError`: If the policy cannot be trained. The message says what to do instead.
     """
+    # A model that is not loaded yet can only be checked by its name.
     if isinstance(model, str | Path):
         _check_name(str(model), args, peft_config)
         return
@@ -158,10 +159,12 @@ def load_policy(
         model = str(model)
     name = model if isinstance(model, str) else getattr(model, "name_or_path", "")
 
+    # The folder of an adapter stands for its base model with that adapter.
     if isinstance(model, str) and is_adapter(model, args):
         model = _load_adapter(model, args)
         # They belong to the base model, which is loaded now; TRL would warn that they are ignored.
         args = copy_args(args, model_init_kwargs=None)
+    # Load the tokenizer alone, where TRL would load an image processor, too.
     if processing_class is None:
         processing_class = _load_tokenizer(name, args, revision)
 
@@ -177,6 +180,7 @@ def load_policy(
 def _load_adapter(folder: str, args: GRPOConfig) -> PeftModel:
     """Load the adapter of a folder and its base model, ready to be trained."""
     model_kwargs: dict[str, Any] = dict(args.model_init_kwargs or {})
+    # This revision is the adapter's; its config names the one of the base model.
     adapter_revision = model_kwargs.pop("revision", None)
     config = PeftConfig.from_pretrained(folder, revision=adapter_revision)
     model_kwargs.setdefault("trust_remote_code", args.trust_remote_code)
@@ -268,6 +272,7 @@ def check_quantization(model: PreTrainedModel | PeftModel) -> None:
         `ValueError`: If the forward pass fails. The message names the layers that must not be
             quantized.
     """
+    # Find quantized layers whose weights are read by the code of the module that holds them.
     layer_names: set[str] = set()
     for module in model.modules():
         quantized = {name for name, child in module.named_children() if _is_quantized(child)}
@@ -276,12 +281,14 @@ def check_quantization(model: PreTrainedModel | PeftModel) -> None:
     if not layer_names:
         return
 
+    # Try a forward pass over two tokens, which leaves the random state as it was.
     input_ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     try:
         with torch.no_grad(), torch.random.fork_rng():
             model(input_ids=input_ids, use_cache=False)
     except Exception as error:  # of any type: quantized weights have another shape and type
         base_model = model.get_base_model() if isinstance(model, PeftModel) else model
+        # A list of modules replaces the default one, which has the head.
         excluded = [*sorted(layer_names), "lm_head"]
         reason = " ".join(str(error).split())[:100]
         raise ValueError(

@@ -74,10 +74,14 @@ class ScoredTokens:
         self._output: Any = None
 
     def __call__(self, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+        # TRL passes the rows in slices, in order: take the mask of this slice.
         scored = self.scored[self._row : self._row + len(labels)].to(labels.device)
         self._row += len(labels)
+        # Ignore the tokens of completions that the agent did not write.
         labels = labels.clone()
         labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED)
+        # On a CPU the head would score ignored positions, too: show it only the others, if
+        # possible.
         backbone = selectable_backbone(self.model) if labels.device.type == "cpu" else None
         if backbone is None:
             self._output = self.model(*args, labels=labels, **kwargs)
@@ -93,6 +97,7 @@ class ScoredTokens:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call the model with a head that sees only positions whose next token is scored."""
+        # The hidden state at a position predicts the next token.
         next_tokens = labels[:, 1:]
         is_scored = next_tokens != IGNORED
 
@@ -136,6 +141,7 @@ def selectable_backbone(model: Callable[..., Any]) -> torch.nn.Module | None:
         return None
     if is_compiled_module(model) or has_compiled_regions(model):
         return None
+    # Unwrap the model: first what distributes it, then its adapter.
     causal_lm = extract_model_from_parallel(model)
     if isinstance(causal_lm, PeftModel):
         if causal_lm.active_peft_config.is_prompt_learning:
@@ -175,6 +181,7 @@ def logp_difference(
         `dict`: The metrics `sampling/logp_difference/mean` and `/max` of the agent's tokens;
             empty if the sampler returned no log-probabilities.
     """
+    # Compare tokens in the loss for which the sampler has reported a log-probability.
     in_loss = (batch["completion_mask"] * batch["tool_mask"]).bool()
     is_compared = in_loss & ~batch["sampler_logps"].isnan()
     differences = (logps - batch["sampler_logps"])[is_compared].abs().float()
@@ -212,6 +219,7 @@ def clipped_share(
     mask = batch["completion_mask"] * batch["tool_mask"]
     log_ratio = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
     log_ratio = log_ratio.nan_to_num(0.0)
+    # In the sequence modes, the ratio of a sequence is the product over its tokens.
     if args.vllm_importance_sampling_mode.startswith("sequence"):
         log_ratio = log_ratio.sum(1)
         mask = (mask.sum(1) > 0).long()
@@ -337,6 +345,7 @@ class MultiSequenceRows:
         row_count = len(inputs["prompt_ids"])
         if row_count <= max_rows or accelerator.distributed_type == DistributedType.DEEPSPEED:
             return [inputs]
+        # Slice the tensors with a value per row; scalars belong to every slice.
         slices: list[Mapping[str, Any]] = []
         for start in range(0, row_count, max_rows):
             columns = {}

@@ -165,6 +165,7 @@ def create_card(
     all_tags = {*TAGS, *tags, *(method.lower() for method in agent.methods)}
     if sandbox_note:
         all_tags.add("sandbox")
+    # The header may name a base model only if it is on the Hub.
     is_hub_id = base_model is not None and "/" in base_model and base_model[0] not in "./"
     card_data = ModelCardData(
         base_model=base_model if is_hub_id else None,
@@ -185,6 +186,7 @@ def create_card(
     if agent.environment is not None and not hasattr(agent.environment, "chat"):
         environment_name = name_of(agent.environment)
 
+    # Fill the template.
     system_prompt = agent.spec.system_prompt
     return ModelCard.from_template(
         card_data,
@@ -239,9 +241,11 @@ def list_facts(
 
 def list_settings(agent: TrainedAgent) -> list[tuple[str, str]]:
     """Return the most important training arguments, all of the method, and those of an adapter."""
+    # Options of the method are those that the common configuration does not have.
     shared_names = {field.name for field in fields(MultiTurnGRPOConfig)}
     method_names = [field.name for field in fields(agent.args) if field.name not in shared_names]
     values = [(name, getattr(agent.args, name)) for name in (*SETTINGS, *method_names)]
+    # Of an adapter, show rank and scale.
     for adapter in (getattr(agent.model, "peft_config", None) or {}).values():
         values.append(("lora_r", getattr(adapter, "r", None)))
         values.append(("lora_alpha", getattr(adapter, "lora_alpha", None)))
@@ -268,6 +272,7 @@ def base_model_of(agent: TrainedAgent) -> str | None:
 
 def sandbox_note_of(agent: TrainedAgent) -> str | None:
     """Return a sentence about a run in the sandbox or with scripted models, else `None`."""
+    # An environment may bring a note of its own.
     environment_note = getattr(agent.environment, "card_note", None)
     if environment_note is not None:
         return str(environment_note)
@@ -302,6 +307,7 @@ def host_of(address: str) -> str:
     try:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
+        # The port is no number, so leave it out.
         port = ""
     return f"{parts.hostname or 'an unknown host'}{port}"
 
@@ -335,9 +341,11 @@ def describe_evaluation(folder: Path) -> str:
             mean = summary[f"exact_match_{when}"]
             interval = summary.get(f"interval_{when}")
             results.append((f"exact match {when} training", mean, interval))
+    # Results of several systems under the names that the summary gives them.
     for system, (mean, *interval) in (summary.get("exact_match") or {}).items():
         results.append((f"exact match, {system}", mean, interval))
 
+    # Write them as a table.
     if results:
         row_count = ""
         if "questions" in summary:

@@ -94,6 +94,7 @@ class _SelectiveApi:
         return getattr(self._api, name)
 
     def upload_folder(self, *, folder_path: str | Path, **options: Any) -> Any:
+        # Other folders, such as those of checkpoints, are uploaded whole.
         if Path(folder_path) == self._folder:
             options["allow_patterns"] = list(self._patterns)
         return self._api.upload_folder(folder_path=folder_path, **options)
@@ -159,6 +160,7 @@ def keep_unsharded(module: FSDPModule) -> Iterator[None]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch before 2.12 has one group, or none
         groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+    # What says how each unit is resharded is overwritten below, so keep it.
     meshes = [group.post_forward_mesh_info for group in groups]
     module.set_reshard_after_forward(False, recurse=False)
     module.unshard()

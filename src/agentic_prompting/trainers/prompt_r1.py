@@ -62,6 +62,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
                 "Prompt-R1's prompt and reward need turns in its tags, which a program does not "
                 "have: use MultiTurnGRPOTrainer"
             )
+        # By default the paper's reward, the only one that reads the gate.
         if reward_funcs is None:
             return PromptR1Reward(gate=args.gate)
         if args.gate != PromptR1Config.gate:

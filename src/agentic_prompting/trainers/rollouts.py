@@ -80,10 +80,12 @@ class EpochSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         row_indices = order_rows(self.row_count, self.seed, self.get_epoch()).tolist()
+        # Only whole batches: rows that would not fill one are left out.
         last_start = self.row_count - self.rows_per_batch
         for start in range(0, last_start + 1, self.rows_per_batch):
             batch = row_indices[start : start + self.rows_per_batch]
             for _ in range(self.batch_repeats):
+                # TRL takes neighbours for the rollouts of one group.
                 for row_index in batch:
                     yield from [row_index] * self.rollouts_per_row
 
@@ -110,6 +112,7 @@ class RowStream:
     groups_per_batch: int
 
     def __getitem__(self, group_number: int) -> dict[str, Any]:
+        # As in the sampler, rows that do not fill a batch are left out of the epoch.
         groups_per_epoch = len(self.rows) // self.groups_per_batch * self.groups_per_batch
         epoch, position = divmod(group_number, groups_per_epoch)
         seed = self.seed if self.shuffle else None
@@ -285,6 +288,7 @@ class RolloutPlayer:
         if self.backend.reach is None:
             return
         error_message = None
+        # Only the first process asks the server; the others learn of a failure from it.
         if self.accelerator.is_main_process:
             try:
                 self.backend.reach()
@@ -322,6 +326,7 @@ class RolloutPlayer:
                 them.
             [`PeerFailed`]: If another process failed.
         """
+        # Each process has a bar for its own rollouts.
         progress_bar: Any = nullcontext()
         if self.show_progress:
             progress_bar = progress(len(rollouts), "rollouts")
@@ -363,6 +368,7 @@ class RolloutPlayer:
             except PolicyUnreachable as error:
                 # Leave the session together with the other processes, then raise on all of them.
                 error_message = str(error)
+        # Only a policy outside of this process can be out of reach.
         if self.sync_weights is not None:
             raise_on_all_processes(error_message)
         return result
@@ -508,11 +514,13 @@ class Batch:
             self.sequences += [padding_sequence(eos_token_ids[0])] * missing_rows
             self.rollout_indices += [PADDING_ROW] * missing_rows
 
+        # The columns of TRL's rows.
         prompt_ids = []
         completion_ids = []
         logprobs = []
         loss_masks = []
         for sequence, rollout_index in zip(self.sequences, self.rollout_indices, strict=True):
+            # For a padding row this is the last rollout, whose status changes nothing there.
             rollout = self.rollouts[rollout_index]
 
             # A failed rollout has an advantage of 0, but that leaves the KL and entropy terms.
@@ -530,12 +538,14 @@ class Batch:
             )
             end = [eos_token_ids[0]] if is_open or not sequence.ids else []
 
+            # An end token that was added here was not sampled: it is outside of the loss.
             prompt_ids.append(sequence.prompt_ids)
             completion_ids.append([*sequence.ids, *end])
             sampler_logprobs = sequence.logprobs or [0.0] * len(sequence.ids)
             logprobs.append([*sampler_logprobs, *[0.0] * len(end)])
             loss_masks.append([*loss_mask, *[0] * len(end)])
 
+        # Of shape `(rows, longest completion)`, padded on the right.
         self.loss_mask = pad_sequence([torch.tensor(mask) for mask in loss_masks], batch_first=True)
         return {
             "prompt_ids": prompt_ids,
@@ -563,6 +573,8 @@ class Batch:
                 `completion_ids`, NaN where there are none; and `sampled_at`, the number of weight
                 updates before the batch.
         """
+        # Padding and rows without log-probabilities keep NaN, which excludes them from the
+        # comparison.
         sampler_logps = torch.full(completion_ids.shape, torch.nan)
         for row, sequence in zip(sampler_logps, self.sequences, strict=True):
             if sequence.logprobs is not None:
@@ -575,6 +587,7 @@ class Batch:
 
 def trained_sequences(rollout: Rollout) -> list[TokenSequence]:
     """Return the sequences of a rollout that have a token in the loss, or one if none has."""
+    # A failed rollout has no token in the loss, so one row is enough to stand for it.
     if rollout.status == "failed" or not rollout.others:
         return [rollout]
     sequences = [sequence for sequence in rollout.sequences if any(sequence.mask)]

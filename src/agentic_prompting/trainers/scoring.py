@@ -85,6 +85,7 @@ def check_dataset(
             a reward function needs, or if they have a prompt of their own, so that the template
             would be ignored.
     """
+    # Rows with a prompt of their own need no question.
     prompt_column = "prompt" if has_prompt_column(dataset) else "question"
     validate_dataset(dataset, columns=(prompt_column,))
 
@@ -130,6 +131,7 @@ def required_columns(function: RewardFunction) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # functions written in C may have no signature
         return []
+    # Parameters such as `**kwargs` and those with a default need no column.
     required = []
     for parameter in parameters:
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -147,6 +149,7 @@ def check_group_sizes(
     Raises:
         `ValueError`: If a group has a single rollout or is split between processes.
     """
+    # Group size and rows per process: in training, and in evaluation if there is one.
     train_rows = args.per_device_train_batch_size * args.steps_per_generation
     group_and_row_counts = [(args.num_generations, train_rows)]
     if has_eval_dataset:
@@ -154,6 +157,7 @@ def check_group_sizes(
         group_and_row_counts.append((eval_group_size, args.per_device_eval_batch_size))
 
     for group_size, rows_per_process in group_and_row_counts:
+        # A function may get a single rollout of a group that is split between processes.
         is_split = rows_per_process % group_size != 0
         for function in reward_functions:
             if hasattr(function, "check_group"):
@@ -214,6 +218,7 @@ def check_rewards(value: Any, count: int, function: Callable[..., Any]) -> list[
         with suppress(TypeError, ValueError):
             rewards = list(value)
 
+    # Complete the description for the error, and drop rewards that are no numbers.
     if rewards is not None:
         if any(isinstance(reward, str) for reward in rewards):
             description += " with a str in it"
@@ -240,6 +245,7 @@ def leave_out_infinite(rewards: Sequence[Any], function: Callable[..., Any]) -> 
     infinite_count = 0
     finite_rewards = []
     for reward in rewards:
+        # NaN stays, because it already means that there is no reward.
         is_nan = reward != reward
         if reward is not None and finite_float(reward) is None and not is_nan:
             infinite_count += 1
@@ -301,9 +307,11 @@ def render_completion(rollout: Rollout, chat_format: TextFormat) -> str | list[d
     def decode(token_ids: Sequence[int]) -> str:
         return chat_format.tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    # The completion of a prompt that is text is text, too.
     if isinstance(rollout.row["prompt"], str):
         return decode(rollout.ids)
 
+    # Otherwise it is a conversation, with a message for each turn and each observation.
     tools = getattr(chat_format, "chat_template_kwargs", {}).get("tools") or ()
     turn_spans = rollout.turn_spans or find_turn_spans(rollout.mask)
     messages: list[dict[str, Any]] = []
@@ -345,6 +353,7 @@ def parse_tool_calls(
 
     A malformed call has its text as `arguments`.
     """
+    # Not every grammar has tool calls: in free text, for example, there are none.
     if not hasattr(grammar, "bodies"):
         return []
     tool_calls = []
@@ -363,6 +372,7 @@ def render_observation(
     """Return an observation as messages: one per tool call, or one from the user."""
     if not tool_calls:
         return [{"role": "user", "content": text}]
+    # The results of several calls are joined in one text, in the order of the calls.
     results = [text]
     if len(tool_calls) > 1:
         results = text.split(getattr(grammar, "separator", ""))
@@ -387,6 +397,7 @@ def total_rewards(rewards: torch.Tensor, weights: Sequence[float] | None = None)
     """
     if weights is None:
         weights = [1.0] * rewards.shape[1]
+    # A missing reward counts as 0 in the sum, unless all of them are missing.
     totals = (rewards * torch.tensor(weights, device=rewards.device)).nansum(1)
     return totals.masked_fill(rewards.isnan().all(1), torch.nan)
 
@@ -483,6 +494,7 @@ class BatchMonitor:
 
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
+            # In the first step, many rollouts without an answer point to a mistake in the prompt.
             if batch.position.step == 0 and self.process_index == 0:
                 self.failures.warn_about_format(facts, self.limits)
 
@@ -510,6 +522,7 @@ class BatchMonitor:
 
     def check_logprob_difference(self, difference: float) -> None:
         """Log a warning, once, if the mean `sampling/logp_difference` exceeds [`LOGP_BOUND`]."""
+        # One warning per run, from the first process, is enough.
         is_too_large = difference > LOGP_BOUND
         if not is_too_large or self.process_index != 0 or self._warned_about_logprobs:
             return
@@ -554,6 +567,7 @@ class BatchMonitor:
 
     def _write_tracebacks(self, rollouts: Sequence[Rollout]) -> None:
         """Append the tracebacks of failed rollouts to a file, each one once."""
+        # Without a record of rollouts there is no record of their errors, either.
         if not self.log.max_bytes:
             return
         for rollout in rollouts:

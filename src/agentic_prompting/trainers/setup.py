@@ -63,6 +63,8 @@ def adapt_args(
         environment_reward_count (`int`): The number of reward functions that the environment
             brings, each of weight 1. They follow the caller's.
     """
+    # Weights set by the caller are for the caller's reward functions: append one for each function
+    # of the environment.
     if environment_reward_count and args.reward_weights is not None:
         environment_weights = [1.0] * environment_reward_count
         args = copy_args(args, reward_weights=[*args.reward_weights, *environment_weights])
@@ -100,6 +102,7 @@ def limits_for(
         max_context (`int`, *optional*): The number of tokens that the model can read.
     """
     limits = args.limits(max_context)
+    # Only the default is raised: a value that was set holds for single turns, too.
     is_default = args.max_turn_tokens == MultiTurnGRPOConfig.max_turn_tokens
     if environment is None and is_default:
         limits = replace(limits, max_turn_tokens=limits.max_tokens)
@@ -119,6 +122,7 @@ def check_program_settings(
     Raises:
         `ValueError`: If there is such a setting. The message names a value that works.
     """
+    # The mode of the importance ratio matters only if the ratio is computed.
     importance_mode = args.vllm_importance_sampling_mode
     corrects_importance = args.vllm_importance_sampling_correction and (
         args.use_vllm or args.async_lead > 0
@@ -191,6 +195,7 @@ class EnvironmentReward:
     async def __call__(self, **columns: Any) -> list[Any]:
         """Return the function's rewards of the environment's rollouts, `None` for the others."""
         rollout_count = len(columns["completions"])
+        # The function is called only if it has a rollout to score.
         indices = self._indices(columns["environment"])
         if not indices:
             return [None] * rollout_count
@@ -203,6 +208,7 @@ class EnvironmentReward:
             selected_columns[name] = values
 
         returned = await call_guarded(self.__wrapped__, **selected_columns)
+        # Put the rewards back to the places of their rollouts.
         rewards = [None] * rollout_count
         checked = check_rewards(returned, len(indices), self.__wrapped__)
         for index, reward in zip(indices, checked, strict=True):
@@ -245,6 +251,7 @@ def list_reward_functions(
         if name not in environment_names:
             raise _unknown_environment("reward_funcs", name, environment_names)
 
+    # Each function sees the rollouts of its own environment.
     reward_functions: list[RewardFunction] = []
     for name, functions in reward_funcs.items():
         for function in _as_list(functions):
@@ -290,6 +297,7 @@ def prepare_rows(
             if an option would be ignored.
     """
     check_group_sizes(reward_functions, args, bool(eval_datasets))
+    # Options by environment need several environments, and rows that name theirs.
     if isinstance(environment, Environments):
         for name in args.environment_limits or ():
             if name not in environment.by_name:
@@ -355,6 +363,7 @@ def draw_by_ratio(dataset: Dataset, ratio: Mapping[str, float], seed: int) -> Da
         `ValueError`: If the ratio names other environments than the rows, or a share is not above
             0.
     """
+    # Group the rows by environment, and compare the groups with the ratio.
     indices_by_environment: dict[str, list[int]] = {}
     for index, name in enumerate(dataset["environment"]):
         indices_by_environment.setdefault(name, []).append(index)
@@ -410,6 +419,7 @@ def prompt_format_of(datasets: Sequence[Rows]) -> str:
 
 
 def _refuse_images(row: Mapping[str, Any]) -> None:
+    # Images come as columns of their own, or as parts of the messages of a prompt.
     image_source = None
     for name in ("image", "images"):
         if name in row and image_source is None:
@@ -487,6 +497,7 @@ def resolve_spec(
     assert not isinstance(options.prompt_template, Mapping)
     assert not isinstance(options.grammar, Mapping)
 
+    # The environment's grammar comes after the trainer's, and before the saved one.
     grammar = options.grammar
     environment_kwargs: Mapping[str, Any] = {}
     if environment is not None:
@@ -613,15 +624,18 @@ def load_saved_spec(
 def _find_spec_file(
     model: str | os.PathLike[str] | PreTrainedModel | None, args: MultiTurnGRPOConfig
 ) -> Path | None:
+    # A model that was loaded from a folder or the Hub remembers its name.
     if isinstance(model, str | os.PathLike):
         name = str(model)
     else:
         name = str(getattr(model, "name_or_path", ""))
     if not name:
         return None
+    # A name that exists on disk is never looked up on the Hub.
     if Path(name).exists():
         file = Path(name) / SPEC_FILE
         return file if file.is_file() else None
+    # Otherwise the name is that of a repository on the Hub.
     revision = (args.model_init_kwargs or {}).get("revision")
     try:
         return Path(hf_hub_download(name, SPEC_FILE, revision=revision))
@@ -631,6 +645,7 @@ def _find_spec_file(
 
 def describe_prompt(spec: AgentSpec, origin: str, dataset: Rows) -> str:
     """Return the agent's prompt and its origin in words, for warnings about failed rollouts."""
+    # Rows with a prompt of their own ignore the template.
     if has_prompt_column(dataset):
         return "the rows' own `prompt`"
     if spec.environments:
@@ -656,6 +671,7 @@ def create_budget(components: Mapping[str, Any], args: MultiTurnGRPOConfig) -> B
         [`LLMError`]: If a component cannot be reached, or rejects the key.
     """
     budget = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
+    # Let each component charge the budget, and find out early if one cannot be reached.
     charge(budget, **components)
     if args.check_environment and args.process_index == 0:
         for component in components.values():

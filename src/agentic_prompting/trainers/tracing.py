@@ -100,6 +100,7 @@ def trace_rewards(
         names (`Sequence[str]`): The names of the reward functions.
     """
     for rollout, scores, total in zip(batch.rollouts, rewards, totals, strict=True):
+        # OpenTelemetry's names for an evaluation, and this library's own beside them.
         attributes: dict[str, Any] = {
             "gen_ai.evaluation.name": "reward",
             "gen_ai.evaluation.score.value": None if math.isnan(total) else total,
@@ -109,6 +110,7 @@ def trace_rewards(
         for name, score in zip(names, scores, strict=True):
             if not math.isnan(score):
                 attributes[f"{spans.OWN}.reward.{name}"] = score
+        # The span has no duration: it only carries the rewards.
         with spans.span("reward", attributes, parent=rollout.traceparent):
             pass
 
@@ -125,9 +127,11 @@ def trace_batch(rewards: torch.Tensor, failed: torch.Tensor, metrics: Mapping[st
         f"{spans.OWN}.rollouts": len(rewards),
         f"{spans.OWN}.failed": int(failed.sum()),
     }
+    # Rollouts without a reward do not count in the mean.
     known_rewards = rewards[~rewards.isnan()]
     if len(known_rewards):
         attributes[f"{spans.OWN}.reward"] = known_rewards.mean().item()
+    # What the environment has spent on the batch.
     for name in SUMMED_METRICS:
         attributes[f"{spans.OWN}.{name}"] = metrics[f"environment/{name}"]
     spans.note(attributes)

@@ -76,6 +76,7 @@ def warm_start(
             labels.append(token if is_sampled else IGNORED)
         examples.append({"input_ids": rollout.context, "labels": labels})
 
+    # The caller's options replace the defaults, but not those on which imitation depends.
     arguments: dict[str, Any] = {
         "save_strategy": "no",
         "logging_strategy": "no",

@@ -162,6 +162,7 @@ class AsyncSource:
         Only the number of `rows` is used.
         """
         groups = self.take_groups(len(rows) // self.prompts.rollouts_per_row, position)
+        # Put the rollouts of all groups into one batch.
         rollouts = []
         metadata = []
         for group in groups:
@@ -222,6 +223,7 @@ class AsyncSource:
     def _next_number(self, count: int) -> int:
         """Return the number of the next group of this process, in the order of TRL's sampler."""
         assert self._started_count is not None
+        # The sampler deals each batch to the processes in blocks of `count` groups.
         batch_index, index_in_batch = divmod(self._started_count, count)
         self._started_count += 1
         accelerator = self.player.accelerator
@@ -358,6 +360,7 @@ class AsyncSource:
 
         Later steps must be able to use the others within `max_staleness`.
         """
+        # Go through the groups from the oldest on, which are the first to become too stale.
         done_count = 0
         oldest_first = sorted(self.groups, key=lambda group: group.update)
         for group_count, group in enumerate(oldest_first, 1):
@@ -372,6 +375,7 @@ class AsyncSource:
         return done_count >= count
 
     async def _ask_policy(self, request: SampleRequest) -> Sample:
+        # Training is over: the episode ends before its next turn.
         if self._is_ending:
             raise asyncio.CancelledError
         policy = self.player.policy
@@ -383,8 +387,10 @@ class AsyncSource:
             self._clock.add_turns(-1)
 
     async def _ask_environment(self, rollout: Rollout, record: RecordReply) -> Observation | None:
+        # Training is over: the episode ends before it pays for another reply.
         if self._is_ending:
             raise asyncio.CancelledError
+        # Mark the episode as one that awaits a reply, which is paid for and worth logging.
         task = asyncio.current_task()
         self._tasks_awaiting_replies.add(task)
         try:
@@ -451,6 +457,7 @@ class AsyncSource:
         self._trusts_file = self.file.trust(state)
         if not self._trusts_file:
             return
+        # Note the groups of the checkpoint; the next batch starts them.
         self._started_count = state["started"]
         for group_state in state["groups"]:
             number = group_state["group"]
@@ -481,6 +488,7 @@ class AsyncSource:
         At its end the replies that were requested are awaited and logged, unless training raised
         an error.
         """
+        # After an error or a second Ctrl-C, nobody wants to wait for replies.
         awaits_replies = False
         try:
             yield

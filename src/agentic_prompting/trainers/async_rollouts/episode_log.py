@@ -98,8 +98,10 @@ class EpisodeLog(Environment):
         return [turn for turn in self.turns if turn not in unrequested]
 
     def _find_turn(self, request: SampleRequest) -> dict[str, Any] | None:
+        # The requests of a program come in any order.
         if self.play_episode is not None:
             return self._unrequested.pop(request.seed, None)
+        # Otherwise turns are requested in the order of the log.
         turn_index = self._next_turn
         self._next_turn += 1
         if turn_index >= len(self.turns):

@@ -89,6 +89,7 @@ class InFlightFile:
 
     def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
         self.record_file = RecordFile(path)
+        # Convert the settings as the file will, so that they can be compared: tuples become lists.
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         self.policy = policy
         self.run = uuid.uuid4().hex
@@ -96,6 +97,7 @@ class InFlightFile:
         self._lock = threading.Lock()
         self._has_failed = False  # whether a failure to write was logged
         self._header: RunHeader | None = None  # of the run that wrote the file
+        # Read what the run has in flight, or begin without entries.
         if resumes:
             self._read()
         else:
@@ -174,6 +176,7 @@ class InFlightFile:
             logger.warning("%s cannot be read, groups in flight are played again: %s", path, error)
             return
 
+        # Sort the lines into usable and damaged ones.
         lines = content.split(b"\n")
         usable_lines = []
         damaged_line_numbers = []
@@ -207,11 +210,13 @@ class InFlightFile:
         """Read a line, and return whether it could be used."""
         try:
             record = json.loads(line)
+            # The header names the run.
             if "identity" in record:
                 self._header = RunHeader(
                     str(record["run"]), dict(record["identity"]), record["policy"]
                 )
                 return True
+            # All other lines belong to a group: its start, or a turn or reply of it.
             number = _check_whole_number(record["group"])
             if "prompts" in record:
                 self.groups[number] = SavedGroup(
@@ -240,6 +245,7 @@ class InFlightFile:
             ", ".join(changes),
             unused_path.name,
         )
+        # Begin without entries, under a new header.
         self._header = None
         self._has_header = False
         self.groups = {}
@@ -261,6 +267,7 @@ def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> 
     if not is_usable:
         return False
 
+    # The entry must follow the others of its episode without a gap.
     episode = episodes.setdefault(rollout_index, SavedEpisode())
     entries = episode.turns if entry_type == "turn" else episode.replies
     if index > len(entries):
@@ -278,6 +285,7 @@ def _add_entry(episodes: dict[int, SavedEpisode], record: Mapping[str, Any]) -> 
 def _is_usable_turn(turn: Mapping[str, Any]) -> bool:
     _check_whole_number(turn["seed"])
     sample = sample_from_json(turn)
+    # Each token needs a log-probability, and the number of updates of the weights that sampled it.
     logprobs = sample.logprobs or ()
     if not len(sample.ids) == len(logprobs) == len(sample.updates) > 0:
         return False

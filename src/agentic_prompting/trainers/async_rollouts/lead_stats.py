@@ -83,17 +83,20 @@ class IdleClock:
         seconds = max(self._last_change - self._interval_start, 1e-9)
         trainer_idle = self._trainer_idle_seconds / seconds
         policy_idle = 1 - self._policy_busy_seconds / seconds
+        # Begin the next interval.
         self._interval_start = self._last_change
         self._trainer_idle_seconds = 0.0
         self._policy_busy_seconds = 0.0
         return trainer_idle, policy_idle
 
     def _add_elapsed_time(self) -> None:
+        # The time since the last change was spent in the state that still holds.
         now = time.monotonic()
         seconds = now - self._last_change
         self._last_change = now
         if self._trainer_waits:
             self._trainer_idle_seconds += seconds
+        # A policy on the trainer's thread samples only while the trainer waits for it.
         can_sample = self._trainer_waits or not self.needs_trainer_thread
         if self._turns_in_progress > 0 and can_sample:
             self._policy_busy_seconds += seconds

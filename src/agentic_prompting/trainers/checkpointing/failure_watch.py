@@ -52,6 +52,7 @@ class FailureWatch:
             hint (`str`, *optional*): The end of that warning.
             is_training (`bool`, *optional*, defaults to `True`): Whether the batch is trained on.
         """
+        # Count the batch, and warn at the first failure of the run.
         failed = [fact for fact in facts if fact.status == "failed"]
         self._recent_counts.append((len(failed), len(facts)))
         if failed and not self._warned_about_failures:
@@ -78,6 +79,7 @@ class FailureWatch:
         fatal = [fact for fact in failed if fact.fatal]
         if not fatal and not (is_window_full and share > self.max_share):
             return ""
+        # Name a fatal error rather than the last one.
         cause = fatal[0] if fatal else failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
 

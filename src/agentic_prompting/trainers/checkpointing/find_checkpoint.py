@@ -72,11 +72,13 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
                 logger.warning("%s: continuing from %s", "; ".join(damages), checkpoint)
             return checkpoint
         damages.append(f"{Path(checkpoint).name} is damaged, {damage}")
+    # If every checkpoint is damaged, a fresh start would silently give up the run.
     if damages:
         raise ValueError(
             f"no checkpoint in {folder} can be resumed from ({'; '.join(damages)}): restore one, or move them away "
             "to train from the beginning"
         )
+    # A run that was killed before its first checkpoint starts again.
     logger.warning("no checkpoint in %s yet: training starts at the beginning", folder)
     return None
 
@@ -133,6 +135,7 @@ def _required_files(checkpoint: Path) -> list[Path]:
 def _find_read_problem(path: Path) -> str:
     """Return why a file cannot be read, or an empty text. Of large files only the index is read."""
     try:
+        # torch writes zip archives, whose index is at the end: a file that was cut off has none.
         if path.suffix in (".pt", ".pth", ".bin"):
             zipfile.ZipFile(path).close()
         elif path.suffix == ".safetensors":

@@ -40,6 +40,7 @@ def rank_barrier(description: str) -> Iterator[Callable[[], None]]:
             about where.
     """
     process_count = dist.get_world_size() if dist.is_initialized() else 1
+    # A single process has nobody to wait for.
     if process_count == 1:
         yield lambda: None
         return
@@ -59,6 +60,7 @@ def rank_barrier(description: str) -> Iterator[Callable[[], None]]:
         # After another process has failed, this error comes from a collective that it has left.
         if store.check([failure_key]):
             raise PeerFailed(store.get(failure_key).decode()) from error
+        # This process is the first to fail: tell the others where and why.
         origin = (
             f"process {rank} of {process_count} ({socket.gethostname()}) failed in {description}"
         )

@@ -202,6 +202,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _check_row_count(self) -> None:
         """Raise if there are too few rows for a single step, which would make a run of no steps."""
+        # A streamed dataset cannot be counted.
         if not hasattr(self.train_dataset, "__len__"):
             return
         batch_size = self.args.generation_batch_size
@@ -232,6 +233,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- saving --------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: dict[str, Any] | None) -> str:
+        # While a checkpoint is being saved, its files go to the staging folder.
         if self.staging.folder is not None:
             return str(self.staging.folder)
         return super()._get_output_dir(trial)
@@ -324,6 +326,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _check_process_count(self, checkpoint: str | None) -> None:
         """Raise if a DeepSpeed checkpoint is of another number of processes."""
+        # Other checkpoints can be continued by any number of processes.
         if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
             return
         state = self._read_exact_state(checkpoint)
@@ -405,6 +408,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
         optimizer = super().create_optimizer(*args, **kwargs)
 
+        # Under a scaler even an empty step has a backward pass: drop its gradients, so that nothing
+        # changes.
         def remove_empty_gradients(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             if not self._has_token_in_step:
                 optimizer.zero_grad(set_to_none=True)
@@ -426,6 +431,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _skips_backward(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        # A step that only plays rollouts has no loss.
         if not self.updates_weights():
             return True
         is_empty = self._is_empty(batch)
@@ -433,6 +439,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         # exchanges them.
         if is_empty and not self._gradients_waiting and self.accelerator.scaler is None:
             return True
+        # A step has a token if one of its micro-batches has.
         had_token = self._gradients_waiting and self._has_token_in_step
         self._has_token_in_step = not is_empty or had_token
         self._gradients_waiting = not self.accelerator.sync_gradients
@@ -442,6 +449,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Return whether no process has a token in the loss. The same on every process."""
         if not self.may_be_empty():
             return False
+        # Sum over all processes, so that they decide alike.
         token_count = (batch["tool_mask"] * batch["completion_mask"]).sum()
         return self.accelerator.reduce(token_count).item() == 0
 
@@ -474,6 +482,7 @@ class StepStartCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        # Forget the start of the previous step, so that the present state is read.
         self._start_state = None
         self._start_state = self.loop_state()
 

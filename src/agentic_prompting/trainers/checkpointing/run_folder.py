@@ -61,6 +61,7 @@ def move_run_aside(folder: Path, model: object = None) -> None:
         `ValueError`: If the model is in the folder, or the files cannot be moved.
     """
     folder = folder.resolve()
+    # A model in the folder would be gone before it is loaded.
     is_local_model = isinstance(model, str | Path) and Path(model).exists()
     if is_local_model and Path(str(model)).resolve().is_relative_to(folder):
         raise ValueError(
@@ -98,6 +99,7 @@ def lock_run_folder(folder: Path, processes: Accelerator | PartialState) -> Iter
     message = (
         f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
     )
+    # Only the main process takes the lock, and holds it until the context ends.
     with ExitStack() as stack:
         decide_on_main_process(
             processes, lambda: stack.enter_context(only_writer(folder / LOCK_NAME, message))

@@ -59,6 +59,7 @@ def stage_checkpoint(
         shutil.rmtree(staging_folder, ignore_errors=True)
     accelerator.wait_for_everyone()
 
+    # Let transformers fill the staging folder, to which `_get_output_dir` now points.
     staging.folder = staging_folder
     try:
         yield staged_checkpoint
@@ -89,6 +90,7 @@ def stage_checkpoint(
 def _move_checkpoint(staged_checkpoint: Path, checkpoint: Path) -> None:
     """Rename the folder; it replaces one that an earlier run left there."""
     replaced = checkpoint.with_name(STAGING_NAME) / f"{checkpoint.name}.old"
+    # A folder with files cannot be replaced, so the old one is moved out of the way first.
     if checkpoint.exists():
         os.replace(checkpoint, replaced)
     os.replace(staged_checkpoint, checkpoint)

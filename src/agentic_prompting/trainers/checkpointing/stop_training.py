@@ -63,6 +63,7 @@ def stop_training(
             )
         except Exception as error:
             checkpoint_report = f" And no checkpoint could be saved: {_describe_on_a_line(error)}"
+    # The record of spending may be damaged.
     try:
         spending_report = f"Spent so far: {spending}."
     except Exception as error:

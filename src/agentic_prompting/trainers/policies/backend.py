@@ -70,6 +70,7 @@ def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     if not trainer.use_vllm:
         return _transformers_backend(trainer, stop_texts)
 
+    # The importance ratio needs log-probabilities that are computed like the trainer's.
     corrects_importance = args.vllm_importance_sampling_correction
     if corrects_importance and trainer.accelerator.is_main_process:
         warn_of_shaped_logprobs(sampling_of(args), _logprobs_mode(trainer))
@@ -81,6 +82,7 @@ def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:
         policy = CollectivePolicy(TRLSampler(trainer), filler=[trainer.eos_token_ids[0]])
         return Backend(policy, policy.session, args.vllm_max_model_length)
+    # Otherwise each process has an engine of its own, and needs no others.
     engine = VLLMEnginePolicy(trainer.vllm_generation.llm, args, sampling_of(args))
     return Backend(engine, max_context=args.vllm_max_model_length)
 
@@ -95,6 +97,7 @@ def _logprobs_mode(trainer: GRPOTrainer) -> str:
 def _server_backend(trainer: GRPOTrainer) -> Backend:
     args = trainer.args
     servers = connect_servers(args)
+    # With NCCL, TRL itself pushes the weights.
     sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
     policy = VLLMServerPolicy(
         servers,
@@ -138,6 +141,7 @@ def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Ba
 
     @contextmanager
     def session() -> Iterator[None]:
+        # Gather the weights once for the whole batch of rollouts.
         with gathered.hold():
             try:
                 yield

@@ -45,6 +45,8 @@ class CollectivePolicy(BatchEngine):
         except PeerFailed:
             raise  # every process raises it in the same round
         except BaseException as error:
+            # The other processes wait for this one's number of requests: send them the error
+            # instead.
             gather_object([describe(error, 1000)])
             raise
 
@@ -70,6 +72,7 @@ class CollectivePolicy(BatchEngine):
         return highest
 
     def _sample(self, requests: list[SampleRequest], request_count: int) -> list[Sample]:
+        # Fill up with requests of one token, whose samples are dropped.
         filler_count = request_count - len(requests)
         fillers = [SampleRequest(self.filler, 1, seed=0)] * filler_count
         if requests:
@@ -92,6 +95,7 @@ class TRLSampler:
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         vllm = self.trainer.vllm_generation
+        # vLLM has one limit for the batch; samples are cut to their own afterwards.
         vllm.max_completion_length = max(request.max_new_tokens for request in requests)
         contexts = [request.context for request in requests]
         # num_generations=1, because the contexts have diverged; a larger number makes vLLM's server
@@ -127,6 +131,7 @@ class ContinuousBatchingSampler:
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         generation_config = self.trainer.generation_config
+        # One limit for the batch; samples are cut to their own afterwards.
         generation_config.max_new_tokens = max(request.max_new_tokens for request in requests)
         with self.model() as model, torch.no_grad():
             was_training = model.training
@@ -161,6 +166,7 @@ def _cut_sample(
 ) -> Sample:
     """Return a sample cut to the limit of its request, which may be below the batch's."""
     limit = request.max_new_tokens
+    # A sample that fills its limit is finished only if it ends there by itself.
     is_finished = len(ids) < limit or ids[limit - 1] in end_ids
     if logprobs is not None:
         logprobs = logprobs[:limit]

@@ -61,6 +61,7 @@ class GatheredPolicy:
         has cast until the context ends, so they are not cast again for each token.
         """
         gathered: AbstractContextManager[PreTrainedModel] = self._gather()
+        # Within `hold` the policy is already gathered.
         if self._held_model is not None:
             gathered = nullcontext(self._held_model)
         with gathered as model, self.trainer.accelerator.autocast():
@@ -81,6 +82,7 @@ class GatheredPolicy:
             remove_zero3_start_hook(trainer.model_wrapped),
             ExitStack() as stack,
         ):
+            # Each unit of FSDP2 keeps its parameters until the context ends.
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     stack.enter_context(keep_unsharded(module))

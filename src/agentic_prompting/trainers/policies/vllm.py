@@ -110,6 +110,7 @@ class VLLMServerPolicy:
             background_loop().call_soon_threadsafe(self._may_begin.set)
 
     async def _end_turns(self) -> None:
+        # Turns that have not begun wait until the push is over.
         self._may_begin.clear()
         if self._requests:
             await asyncio.wait(self._requests)
@@ -153,12 +154,15 @@ class VLLMServerPolicy:
                     pause = min(2 * pause, MAX_PAUSE)
                 continue
             except VLLMRequestRejected as error:
+                # A server that has restarted does not know the adapter: load it, then send the
+                # request again.
                 needs_adapter = error.status == 404 and version is not None
                 if not needs_adapter:
                     raise
             else:
                 if choice["finish_reason"] != "abort":
                     return self._read_choice(server, choice, sampled_updates)
+                # The server has dropped the request, whose seed will give the same turn.
                 await asyncio.sleep(pause)
             attempts += 1
             down_since = None
@@ -170,6 +174,7 @@ class VLLMServerPolicy:
         If all are down it is the one to be tried first.
         """
         now = time.monotonic()
+        # The number of a conversation chooses its server; the others follow in turn.
         first = (request.conversation or 0) % len(self.servers)
         in_turn = [*self.servers[first:], *self.servers[:first]]
         return min(in_turn, key=lambda server: max(server.down_until, now))
@@ -260,6 +265,7 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
             for request_id in cancelled:
                 del self.jobs[request_id]
 
+        # Let the engine compute a token of each turn, and finish the turns that are complete.
         finished = []
         for output in self.engine.step():
             if output.finished:

@@ -94,6 +94,7 @@ class VLLMServer:
             async with self._session.request(method, self.address + path, json=body) as response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # Without a response, the server may be restarting and lose its weights.
             self.answered_at = 0.0
             raise VLLMUnavailable(f"{type(error).__name__}: {error}") from None
 
@@ -129,6 +130,7 @@ async def pause_server(server: VLLMServer) -> AsyncIterator[None]:
         await server.request("/pause?mode=wait", {})
         yield
     finally:
+        # Also after an error: a server that stays paused would answer no turn.
         await server.request("/resume", {})
 
 
@@ -140,6 +142,7 @@ def connect_servers(args: GRPOConfig) -> list[VLLMServer]:
     Raises:
         [`PolicyUnreachable`]: If one does not answer.
     """
+    # Several addresses are separated by commas.
     addresses = args.vllm_server_base_url
     if not addresses:
         addresses = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
@@ -158,6 +161,7 @@ async def _wait_for_server(server: VLLMServer, timeout: float) -> None:
             server.max_context = models[0].get("max_model_len")
             return
         except (VLLMUnavailable, VLLMRequestRejected) as error:
+            # A server that rejects the request is up, and waiting would not help.
             waited = time.monotonic() - started_at
             if isinstance(error, VLLMRequestRejected) or waited >= timeout:
                 raise PolicyUnreachable(

@@ -109,6 +109,7 @@ class AdapterVersions:
     @contextmanager
     def turn(self) -> Iterator[tuple[str, int]]:
         """Yield the version that a turn begins with, and the number of updates that led to it."""
+        # The turn counts under the version that it began with, even if the next one is pushed.
         model = self.current
         self.running[model] += 1
         try:
@@ -122,6 +123,7 @@ class AdapterVersions:
         Runs on the loop of the turns.
         """
         self.version += 1
+        # Turns of this process may still run under older versions.
         running = {model for model, count in self.running.items() if count > 0}
         return {self.current, *running}
 
@@ -176,6 +178,7 @@ class WeightSync(VLLMGeneration):
         # The text at whose positions log-probabilities are compared.
         max_context = min(server.max_context or 1024 for server in self.servers)
         token_ids = self.processing_class(PROBE_TEXT, add_special_tokens=False)["input_ids"]
+        # Leave room in the context for the one token that a request samples.
         self.probe_ids = token_ids[: max_context - 1]
         self.probe_positions = range(PROBE_STRIDE, len(self.probe_ids), PROBE_STRIDE)
 
@@ -208,6 +211,7 @@ class WeightSync(VLLMGeneration):
         Raises:
             [`PolicyUnreachable`]: On every process, if one does not.
         """
+        # Every process takes part in gathering the weights and scoring the probe.
         weights = self._gather_weights()
         expected_logprobs = self._score_probe()
 
@@ -223,6 +227,7 @@ class WeightSync(VLLMGeneration):
             except (PolicyUnreachable, VLLMUnavailable, VLLMRequestRejected, OSError) as error:
                 problem = str(error)
 
+        # A failure on the first process is raised on all of them.
         problems = [message for message in gather_object([problem]) if message]
         if problems:
             raise PolicyUnreachable(problems[0])
@@ -257,6 +262,7 @@ class WeightSync(VLLMGeneration):
         Returns:
             `torch.Tensor`: Of shape `(positions, vocabulary)`.
         """
+        # One forward pass over the probe, without dropout and in the precision of training.
         ids = torch.tensor([self.probe_ids], device=self.accelerator.device)
         was_training = self.model.training
         self.model.eval()
@@ -265,6 +271,7 @@ class WeightSync(VLLMGeneration):
                 logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         finally:
             self.model.train(was_training)
+        # The logits at a position predict the token after it.
         rows = [position - 1 for position in self.probe_positions]
         return logits[rows].float().log_softmax(-1).cpu()
 
@@ -285,6 +292,7 @@ class WeightSync(VLLMGeneration):
             server.complete(model, prompt=self.probe_ids[:position], max_tokens=1, **PROBE_OPTIONS)
             for position in self.probe_positions
         )
+        # A server reports only its likeliest tokens, so these are compared.
         differences = []
         for choice, expected in zip(choices, expected_logprobs, strict=True):
             for token, logprob in choice["logprobs"]["top_logprobs"][0].items():
@@ -292,6 +300,7 @@ class WeightSync(VLLMGeneration):
                 differences.append(abs(logprob - expected[token_id].item()))
         difference = sum(differences) / len(differences)
 
+        # The first push shows the difference of the arithmetic, which then lowers the limit.
         limit = MAX_DIFFERENCE
         if self.first_difference is not None:
             tolerance = TIMES_FIRST_DIFFERENCE * self.first_difference + MIN_TOLERANCE
@@ -319,6 +328,7 @@ class AdapterSync(WeightSync):
     """
 
     def _init_vllm(self) -> None:
+        # Other weights than LoRA's would be trained, but never reach the servers.
         trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
         has_lora = getattr(self.model, "prefix", None) == "lora_"  # peft's
         other_weights = [name for name in trained if "lora_" not in name]
@@ -352,6 +362,7 @@ class AdapterSync(WeightSync):
         return await self._measure_difference(server, self.adapters.upcoming, expected_logprobs)
 
     def _finish_push(self, expected_logprobs: Tensor) -> None:
+        # Processes may have turns under older versions; all other versions are deleted.
         versions_by_process = gather_object([run(self.adapters.advance())])
         if self.accelerator.is_main_process:
             in_use = set().union(*versions_by_process)
@@ -397,6 +408,8 @@ class DiskSync(WeightSync):
         return await self._load(server, self.version + 1, expected_logprobs)
 
     async def _load(self, server: VLLMServer, version: int, expected_logprobs: Tensor) -> float:
+        # Before the first push a server may have the weights of an earlier run, which is no
+        # conflict.
         if self.version >= 0:
             await self._check_ownership(server)
         try:
@@ -439,11 +452,13 @@ class DiskSync(WeightSync):
         self.expected_logprobs = expected_logprobs
 
     async def ensure_current(self, server: VLLMServer) -> None:
+        # A server that has answered this recently cannot have restarted since.
         if time.monotonic() - server.answered_at < RESTART_SECONDS:
             return
         async with self._check_locks[server.address]:
             if time.monotonic() - server.answered_at < RESTART_SECONDS:
                 return  # another turn has checked it
+            # A server that reports this version needs nothing; any other loads the weights again.
             with suppress(VLLMRequestRejected):
                 version = (await server.request("/weight_info"))["weight_version"]
                 if version == f"{self.name}-{self.version}":

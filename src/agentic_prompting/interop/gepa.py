@@ -100,6 +100,7 @@ class AgentAdapter:
         eval_batch: EvaluationBatch,
         components_to_update: Sequence[str],
     ) -> dict[str, list[dict[str, Any]]]:
+        # Without captured traces there is nothing to reflect on.
         rollouts: list[Rollout] = eval_batch.trajectories or []
         scores = eval_batch.scores if rollouts else []
         examples = []

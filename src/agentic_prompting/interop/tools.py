@@ -165,6 +165,7 @@ class ToolEnvironment(Environment):
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book the spending of the large LLMs among the tools."""
         for tool in self.tools.values():
+            # Only a tool with a large LLM behind it spends anything.
             if tool.chat is not None:
                 charge(budget, **{account: tool.chat})
 
@@ -202,6 +203,7 @@ class ToolEnvironment(Environment):
             return await run_tool(name, body, observation)
         except LLMError as error:
             return Observation(error=error)
+        # The option `outages` names exceptions that are not the agent's fault.
         except self.outages as error:
             message = f"the tool {name} raised {describe(error)}"
             if isinstance(error, TimeoutError):
@@ -232,6 +234,7 @@ def to_text(value: object) -> str:
     """Convert what a tool returned to text for the agent: text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
+    # What JSON cannot represent becomes text in Python's own form.
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

@@ -94,6 +94,7 @@ class AskGrammar(TagGrammar):
         is_in_form = begins_with_thought and not outside
         if requests:
             is_in_form = is_in_form and all(map(_find_worker, requests))
+            # As text, each request follows the name of its worker.
             request_text = "\n".join(
                 f"{_find_worker(request)}: {request.content}" for request in requests
             )
@@ -103,6 +104,7 @@ class AskGrammar(TagGrammar):
 
     def read_calls(self, text: str, tools: Iterable[Any] = ()) -> list[FunctionCall]:
         """The requests of a turn as calls of the tool `ask(worker, request)`."""
+        # Each request is a call of the same tool.
         calls = []
         for element in self._read_elements(text)[0]:
             if element.tag == self.act:
@@ -138,6 +140,7 @@ class AskGrammar(TagGrammar):
             else:
                 return elements, outside.strip(), "nested tag"
             position = mark.end()
+        # An element that is still open at the end of the turn has no closing tag.
         problem = "unclosed tag" if opening is not None else ""
         return elements, (outside + text[position:]).strip(), problem
 

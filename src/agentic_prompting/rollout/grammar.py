@@ -107,6 +107,7 @@ class TagGrammar:
     answer: str = "answer"
 
     def __post_init__(self):
+        # Each tag is a plain word, and no two tags are equal.
         for role, tag in asdict(self).items():
             if not re.fullmatch(r"\w[\w-]*", tag):
                 raise ValueError(
@@ -278,6 +279,7 @@ def _split_elements(text: str, grammar: TagGrammar) -> _TurnElements:
             elements.problem = "unclosed tag"
         elif closing[:2] != ("/", name):
             elements.problem = "nested tag"
+        # Behind the first problem, tags cannot be paired reliably.
         if elements.problem:
             return elements
         elements.contents.setdefault(name, []).append(content.strip())

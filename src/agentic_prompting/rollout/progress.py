@@ -32,6 +32,7 @@ class Seldom:
         now = self._clock()
         if now < self._next:
             return False
+        # Counted from this line, even if it comes late.
         self._next = now + self._every
         return True
 
@@ -105,6 +106,7 @@ def progress(total: int, label: str, done: int = 0, shown: bool = True) -> Any:
         A tqdm bar, which appears after two seconds and disappears at the end; in a file or a pipe
         [`Lines`].
     """
+    # In a file a bar would repeat itself with each update.
     if shown and not watched():
         return Lines(total, label, done)
     from tqdm.auto import tqdm

@@ -26,10 +26,12 @@ async def trace_episode(
         "gen_ai.provider.name": spans.OWN,
         "gen_ai.agent.name": "agent",
     }
+    # The spans of the turns and of the steps lie in this one.
     with spans.span("invoke_agent agent", attributes) as span:
         rollout.traceparent = span.traceparent
         await play(rollout, *args, **kwargs)
         span.set(_describe_rollout(rollout))
+        # The span of a failed episode names the kind of its error.
         if rollout.error is not None:
             span.fail(rollout.error.kind)
     return rollout
@@ -61,6 +63,7 @@ async def trace_turn(
             read_turn(),
             finish_reason="stop" if sample.finished else "length",
         )
+        # The usage: the tokens of the whole context, and those that were sampled.
         span.set(
             {
                 "gen_ai.usage.input_tokens": len(request.context),
@@ -82,6 +85,7 @@ async def trace_step(
 
     An environment that only forwards the step to another one has a private name, and no span.
     """
+    # The span is named after the environment that answers.
     if isinstance(environment, Environments):
         environment = environment.of(rollout.row)
 
@@ -104,6 +108,7 @@ async def trace_tool(
 
 
 async def _trace_tool_call(name: str, arguments: str, call: Awaitable[T]) -> T:
+    # The attributes of the OpenTelemetry conventions for a call of a tool.
     attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.provider.name": spans.OWN,
@@ -124,6 +129,7 @@ async def _trace_tool_call(name: str, arguments: str, call: Awaitable[T]) -> T:
 
 def _describe_rollout(rollout: Rollout) -> dict[str, Any]:
     """Return the attributes of a finished episode's span."""
+    # Without `trace_content` the question and the answer are left out.
     question = Message(role="user", content=str(rollout.row.get("question", "")))
     answer = Message(role="assistant", content=rollout.answer or "")
     return {

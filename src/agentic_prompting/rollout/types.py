@@ -142,6 +142,7 @@ class TokenSequence:
 
     def add_sampled(self, sample: Sample, in_loss: bool = True) -> None:
         """Append sampled tokens."""
+        # A back end may be the user's own, so check what it returns.
         if not sample.ids:
             raise ValueError("a sampler returned no token; it must return at least one")
         if sample.logprobs is not None and len(sample.logprobs) != len(sample.ids):
@@ -157,6 +158,7 @@ class TokenSequence:
         elif self.logprobs is not None:
             self.logprobs = self.logprobs + sample.logprobs
 
+        # The turn is a span of `ids`; the mask says whether its tokens are in the loss.
         start = len(self.ids)
         self.ids += sample.ids
         self.turn_spans.append((start, len(self.ids)))
@@ -166,6 +168,7 @@ class TokenSequence:
         """Append tokens that were not sampled."""
         self.ids += ids
         self.mask += [0] * len(ids)
+        # The tokens were not sampled, so they have no log-probability.
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(ids)
 
@@ -334,6 +337,7 @@ class Limits:
         for name, value in vars(self).items():
             if name not in ("environments", "step_timeout") and value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        # The time limit is in seconds, and need not be a whole number.
         if self.step_timeout is not None and not 0 < self.step_timeout < math.inf:
             raise ValueError(
                 "step_timeout must be above 0 seconds, or None for no limit, "
@@ -355,6 +359,7 @@ class Limits:
         """Return the limits in a row's environment."""
         if not self.environments:
             return self
+        # An environment without limits of its own has those of the run.
         limits: Mapping[str, Any] = self.environments.get(row["environment"], {})
         return replace(self, environments={}, **limits)
 
@@ -372,6 +377,7 @@ def transcript(rollout: Rollout) -> str:
     """Return a conversation as text, turn by turn, with the environment's replies."""
     pieces = []
     for number, turn in enumerate(rollout.turns):
+        # A turn, and then the reply to it, if there is one.
         pieces.append(turn.text.strip())
         has_reply = number < len(rollout.observations)
         if has_reply and rollout.observations[number].error is None:
@@ -381,6 +387,7 @@ def transcript(rollout: Rollout) -> str:
 
 def turn_seed(seed: int, turn: int) -> int:
     """Return the seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
+    # The factor is above any usual number of turns, so that the turns of two rollouts stay apart.
     return _mix(seed * 1_000_003 + turn)
 
 

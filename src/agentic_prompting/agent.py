@@ -41,9 +41,11 @@ class GreedyAnswers:
         self.chat_format = chat_format
 
     def __getattr__(self, name: str) -> Any:
+        # Everything else is the wrapped policy's.
         return getattr(self.policy, name)
 
     async def __call__(self, request: SampleRequest) -> Sample:
+        # Sample the turn first: only a sampled turn shows whether the agent answers now.
         sampled = await self.policy(request)
         if self.chat_format.parse(sampled.ids).kind != "answer":
             return sampled
@@ -104,8 +106,10 @@ class PromptAgent:
         max_context = min((limit for limit in context_limits if limit), default=None)
         self.limits = replace(spec.limits, max_context=max_context)
 
+        # The format of the conversation, as in training.
         end_of_turn_ids = end_of_turn_tokens(model, tokenizer)
         self.chat_format = spec.tokens(tokenizer, end_of_turn_ids)
+        # The policy samples with the parameters of training, unless the caller passes others.
         policy = local_policy(
             model.eval(),
             tokenizer,
@@ -156,6 +160,7 @@ class PromptAgent:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        # A local folder, or a model that is downloaded from the Hub.
         folder = Path(model)
         if not folder.is_dir():
             folder = _download_model(str(model), revision, token, cache_dir)
@@ -199,6 +204,7 @@ class PromptAgent:
     @spec.setter
     def spec(self, spec: AgentSpec) -> None:
         self._spec = spec
+        # Tags in the agent's own texts are examples; anywhere else they count as forged.
         for text in spec.own_texts:
             self.chat_format.trust(text)
 
@@ -244,6 +250,7 @@ class PromptAgent:
         Raises:
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
+        # A single question is a batch of one.
         row = self._make_row(question, refiner, environment)
         (rollout,) = self.answer_all([row], seed=seed, progress=False)
         return rollout
@@ -271,6 +278,7 @@ class PromptAgent:
     ) -> dict[str, Any]:
         """The row of a question, with the refined prompt if there is a refiner."""
         row: dict[str, Any] = {"question": question}
+        # The row names the environment, for an agent that has several.
         if environment is not None:
             row["environment"] = environment
         if refiner is not None:
@@ -298,11 +306,14 @@ class PromptAgent:
             `list[Rollout]`: Rollouts in the order of the questions. A failed rollout has its `error` set; no
                 error is raised.
         """
+        # A text is a row that has a question only.
         rows: list[dict[str, Any]] = []
         for question in questions:
             rows.append({"question": question} if isinstance(question, str) else dict(question))
+        # A rollout's seed depends on its position, so equal questions get different rollouts.
         seeds = [rollout_seed(seed, number) for number in range(len(rows))]
         rollouts = run(self._begin_rollouts(rows, seeds))
+        # Play all rollouts; each one that ends moves the bar.
         with show_progress(len(rows), "answers", shown=progress) as bar:
             play_all(
                 rollouts,
@@ -331,6 +342,7 @@ class PromptAgent:
             rows = await reset_rows(self.environment, rows, self.limits, seeds=seeds)
             prompts = [row["prompt"] for row in rows]
 
+        # Each rollout begins with the tokens of its prompt.
         rollouts = []
         for row, prompt, seed in zip(rows, prompts, seeds, strict=True):
             prompt_ids = self.chat_format.of(row).prompt_ids(prompt)
@@ -352,6 +364,7 @@ def _download_model(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    # Checkpoints of the training are not needed, and may be many times as large as the model.
     ignored = ["checkpoint-*/*", "last-checkpoint/*"]
     try:
         return Path(
@@ -359,6 +372,7 @@ def _download_model(
                 name, revision=revision, token=token, cache_dir=cache_dir, ignore_patterns=ignored
             )
         )
+    # Whatever the client of the Hub raises, no such model is within reach.
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         described = name if revision is None else f"{name} (revision {revision})"
         raise FileNotFoundError(

@@ -41,6 +41,7 @@ def only_a_folder(name: str) -> bool:
 
     A hub id has exactly one slash, and its first part is not a local folder.
     """
+    # Some hub ids, such as `gpt2`, have no slash.
     if "/" not in name:
         return False
     has_path_form = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
@@ -51,6 +52,7 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     """Write `content` to `path` atomically (text as UTF-8). A crash during the write leaves the old content."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a file can be replaced atomically only within a file system.
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(temporary, path)
@@ -80,6 +82,7 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     lock = FileLock(path.with_name(path.name + ".lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Do not wait: the other process may run for days.
         lock.acquire(timeout=0)
     except Timeout:
         message = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
@@ -132,6 +135,7 @@ class RecordFile:
         Returns:
             `list[dict]`: The remaining records, in order.
         """
+        # Rewrite the file only if there is something to remove.
         records = list(self)
         remaining = [record for record in records if predicate(record)]
         if len(remaining) < len(records):
@@ -171,6 +175,7 @@ class RecordFile:
                 if line.endswith(b"\n"):
                     complete_size += len(line)
                     yield line
+        # What follows the last line break was cut off, or is being written at this moment.
         skipped = size - complete_size
         if skipped > 0:
             logger.warning(
@@ -179,6 +184,7 @@ class RecordFile:
 
     def _remove_incomplete_line(self) -> None:
         """Remove an incomplete last line. A record appended to it would be lost with it."""
+        # A first record creates the folders of the file.
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             complete_size = sum(len(line) for line in self._read_complete_lines())
@@ -231,6 +237,7 @@ class SharedFile:
                 failed.
         """
         with self._file_lock:
+            # After an error, the file is left alone for a while.
             if time.monotonic() < self._again_at and not at_once:
                 return
             try:
@@ -262,12 +269,14 @@ class SharedFile:
         """Drop the parent's connection in a forked child. SQLite forbids the child to use or close it."""
         self._left_by_fork.append(self._connection)
         self._connection = None
+        # Another thread of the parent may have held the lock when the process was forked.
         self._file_lock = threading.RLock()
 
     def _open(self) -> sqlite3.Connection:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         seconds = self._busy_seconds
+        # Autocommit, and open to all threads, which take turns by `_file_lock`.
         connection = sqlite3.connect(
             self.path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
@@ -303,6 +312,7 @@ def _enable_write_ahead_log(connection: sqlite3.Connection, deadline: float) -> 
 
 @atexit.register
 def _settle_all() -> None:
+    # What still waits at the end of the process is written now or lost.
     for file in list(_SHARED):
         file.settle(at_once=True)
 

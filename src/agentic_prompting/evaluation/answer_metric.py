@@ -28,6 +28,7 @@ class AnswerMetric(evaluate.Metric):
     """
 
     def _info(self) -> evaluate.MetricInfo:
+        # `evaluate` calls this when the metric is loaded, so a wrong name fails at once.
         if self.config_name not in METRICS:
             raise ValueError(
                 f"say which metric as the second argument of `evaluate.load`: {', '.join(METRICS)}"
@@ -48,6 +49,7 @@ class AnswerMetric(evaluate.Metric):
         self, *, predictions: Sequence[str], references: Sequence[Sequence[str]], **options: Any
     ) -> dict[str, float]:
         scores = METRICS[self.config_name](predictions, references, **options)
+        # Answers that cannot be graded are counted, and left out of the mean.
         scored = [score for score in scores if score is not None]
         mean = sum(scored) / len(scored) if scored else float("nan")
         return {self.config_name: mean, "n": len(scored), "ungraded": len(scores) - len(scored)}

@@ -115,6 +115,7 @@ def evaluate_agent(
     """
     if runs < 1 or (n is not None and n < 1):
         raise ValueError(f"runs and n must be at least 1, got {runs} and {n}")
+    # A single system gets a name, which appears in tables and in the name of its file.
     systems = system if isinstance(system, Mapping) else {"system": system}
 
     # Load and check all tasks before the first question is asked.
@@ -134,6 +135,7 @@ def evaluate_agent(
     else:
         for task in prepared_tasks:
             metrics_by_task[task.name] = find_metrics(task.metrics, encoder)
+    # Accepted answers that a metric can never match would give every reply the score 0.
     for task in prepared_tasks:
         for metric in metrics_by_task[task.name].values():
             check_answers_of_rows(metric, task.rows)
@@ -183,6 +185,7 @@ def load_evaluation_task(
     Raises:
         `ValueError`: If the task does not exist.
     """
+    # A file of the user has no splits.
     if is_user_data(name):
         rows = list(load_task(name, **options))
         return EvaluationTask(Path(name).stem, _sample_rows(rows, n, seed))
@@ -250,6 +253,7 @@ def _holds_rows(rows: object) -> bool:
 
 def _task_of_rows(rows: list[Row]) -> EvaluationTask:
     """Make a task of rows, with the name in their `task` column if they all have the same one."""
+    # Rows of several tasks, or of none, get a general name.
     names = {str(row.get("task") or "") for row in rows}
     name = names.pop() if len(names) == 1 else ""
     if name in TASKS:
@@ -261,6 +265,7 @@ def _prepare_task(task: str | EvaluationTask, n: int | None, seed: int) -> Evalu
     """Load a task, sample its rows and validate them."""
     loaded = load_evaluation_task(task, n, seed) if isinstance(task, str) else task
     rows = _sample_rows(loaded.rows, n, seed)
+    # The error of the check does not name the task.
     try:
         validate_dataset(rows)
     except ValueError as error:
@@ -298,6 +303,7 @@ def _collect_answers(
     progress: bool,
 ) -> list[Record]:
     """All records of one system: those already on disk, and new ones for the other questions."""
+    # Answers of a system with other settings must not be mixed with those of this one.
     settings_digest = digest(system.settings)
     saved_records: dict[AnswerKey, Record] = {}
     record_file = None
@@ -334,6 +340,7 @@ def _collect_answers(
                         raise EvaluationStopped(
                             f"{name}: {answer.error}; {len(records)} of {total} answers are there"
                         )
+    # Sorted by task, run and question, whatever the order in which the answers came.
     return [records[key] for key in sorted(records)]
 
 
@@ -344,6 +351,7 @@ def _load_saved_answers(
 
     Failed answers are removed from the file, so that they are asked for again.
     """
+    # A saved record may belong to a task or a question that is not asked any more.
     rows_by_task = {task.name: task.rows for task in tasks}
 
     def find_row(key: AnswerKey) -> Row | None:
@@ -369,6 +377,7 @@ def _load_saved_answers(
     record_file = RecordFile(path)
     records = {key_of(record): record for record in record_file.keep(is_answered)}
 
+    # Bring the accepted answers up to date, in case the task's rows have changed since.
     for key, record in list(records.items()):
         row = find_row(key)
         if row is None or list(row["answers"]) == record["answers"]:
@@ -386,6 +395,7 @@ def _load_saved_answers(
 def _make_record(system: str, task: EvaluationTask, key: AnswerKey, answer: Answer) -> Record:
     fields = answer.to_json()
     row = task.rows[key.row_index]
+    # With the question and its accepted answers, a record can be scored without the task.
     return {
         "system": system,
         "task": task.name,
@@ -405,6 +415,7 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
     Raises:
         `ValueError`: If a file contains anything else. An incomplete last line is skipped.
     """
+    # By system, too, because a file may hold the answers of several.
     records: dict[tuple[str, AnswerKey], Record] = {}
     for path in paths:
         for record in RecordFile(path):

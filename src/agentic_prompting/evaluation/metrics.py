@@ -70,6 +70,7 @@ def load_encoder(model: str = DEFAULT_ENCODER, **options: Any) -> Encoder:
     Raises:
         `ImportError`: If sentence-transformers is not installed.
     """
+    # An optional dependency, imported only when it is used.
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -99,6 +100,7 @@ def semantic_similarity(
     Raises:
         `ValueError`: If the lengths differ, or a prediction has no accepted answers.
     """
+    # A single text would pass for a list of its letters.
     for number, accepted in enumerate(answers):
         if isinstance(accepted, str) or not len(accepted):
             raise ValueError(
@@ -178,6 +180,7 @@ def find_metrics(
             or returns several numbers.
         `ImportError`: If a metric needs a package that is not installed.
     """
+    # In a list, each metric goes by its own name.
     if isinstance(metrics, Mapping):
         metrics_by_name = dict(metrics)
     else:
@@ -187,6 +190,7 @@ def find_metrics(
     for name, metric in metrics_by_name.items():
         score = _find_score(name, metric)
         if score is semantic_similarity and encoder is not None:
+            # Load the encoder once, not in each call of the metric.
             loaded_encoder = load_encoder(encoder) if isinstance(encoder, str) else encoder
             score = partial(semantic_similarity, encoder=loaded_encoder)
         scores[name] = score
@@ -265,6 +269,7 @@ class EvaluateScore:
 
     def _probe(self, key: str | None, hint: str | None) -> tuple[str, bool]:
         """Find the number to use, and whether the metric returns one for all answers, by scoring two answers."""
+        # Two answers tell a metric with a number for each from one with a number for all.
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
         computed = self._compute(["a b", "a c"], references)
         numbers = []
@@ -282,6 +287,7 @@ class EvaluateScore:
             if candidate is not None and candidate in numbers:
                 return candidate, _is_number(computed[candidate])
 
+        # No candidate fits: the message lists the numbers that there are.
         listed = ", ".join(numbers)
         message = f"the metric {self.module.name} gives {listed or 'no number'}"
         if key:
@@ -314,9 +320,11 @@ class EvaluateScore:
 
     def _compute_numbers(self, predictions: list[str], references: list[Any]) -> list[float | None]:
         """One number per prediction; `None` if the metric cannot score it."""
+        # The metric returns a number for each answer, so one call computes them all.
         if predictions and not self.one_by_one:
             computed: Iterable[Any] = self._compute(predictions, references)[self.key]
             return [_finite(value) for value in computed]
+        # Otherwise it returns one number for all answers, so each answer needs a call.
         numbers: list[float | None] = []
         for prediction, reference in zip(predictions, references, strict=True):
             # The metric is third-party code: an answer on which it fails has no score, rather than 0.

@@ -51,6 +51,7 @@ def mean_pass_at(groups: Iterable[Sequence[float | None]], k: int) -> float | No
         k (`int`): Number of answers drawn, as in [`pass_at_k`].
     """
     estimates = []
+    # A question with fewer than k scored answers has no pass@k.
     for group in groups:
         scores = [score for score in group if score is not None and score == score]  # not NaN
         if len(scores) >= k:
@@ -66,6 +67,7 @@ def passes(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
     largest = max(map(len, groups), default=0)
     if largest < 2:
         return {}
+    # Powers of two up to the largest group, and the largest group itself.
     powers_of_two = {2**power for power in range(largest.bit_length())}
     values = {}
     for k in sorted(powers_of_two | {largest}):
@@ -104,6 +106,7 @@ def repeat_values(
             scores_by_question[record["place"]].append(score)
     questions = sorted(scores_by_question)
 
+    # The names in the order of the table's columns.
     statistics: dict[str, dict[int, float]] = {}
     if is_binary:
         for k in range(1, n_runs + 1):
@@ -111,6 +114,7 @@ def repeat_values(
         statistics[f"majority@{n_runs}"] = {}
     statistics["spread"] = {}
 
+    # The statistics of each question, as far as it has enough scored runs.
     for question in questions:
         question_scores = scores_by_question[question]
         n_scores = len(question_scores)
@@ -137,11 +141,13 @@ def _score_majority(answers: Sequence[str | None], scores: Sequence[float]) -> f
 
     A run without an answer has no vote.
     """
+    # The scores of equal answers, by normalised answer.
     votes: dict[str, list[float]] = defaultdict(list)
     for answer, score in zip(answers, scores, strict=True):
         if answer is not None:
             votes[normalize_answer(str(answer))].append(score)
     if not votes:
         return 0.0
+    # The mean score of the most frequent answer. Several that are equally frequent count equally.
     most_votes = max(map(len, votes.values()))
     return fmean(fmean(scores) for scores in votes.values() if len(scores) == most_votes)

@@ -125,12 +125,14 @@ async def score_rollouts(
     prompts = columns.pop("prompt", [row.get("question") for row in rows])
     answers = [rollout.answer or "" for rollout in finished]
     arguments = {**columns, "prompts": prompts, "completions": answers, "rollout": finished}
+    # Only finished episodes have been passed, so there may be fewer rewards than rollouts.
     rewards = iter(await call_guarded(reward, **arguments))
 
     # Back in the order of all rollouts.
     scores: list[float | None] = []
     for rollout in rollouts:
         score: Any = None if rollout.error is not None else next(rewards)
+        # NaN is the only number that differs from itself.
         is_missing = score is None or score != score
         scores.append(None if is_missing else float(score))
     return scores
@@ -140,6 +142,7 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for failures."""
     scores: list[float | None] = []
     for record in records:
+        # Only an agent's trajectory has turns, and only an answered record has a score.
         turns = _turns_of(record)
         if not _is_answered(record) or not turns:
             scores.append(None)
@@ -171,6 +174,7 @@ def summarise(
         if any(score is not None for score in metric_scores):
             scores[name] = metric_scores
 
+    # Failed answers count, but are part of no mean.
     answered = [record for record in records if _is_answered(record)]
     failed = len(records) - len(answered)
 
@@ -182,11 +186,13 @@ def summarise(
     for name, metric_scores in scores.items():
         values[name] = _mean_per_question(records, metric_scores)
         estimates[name] = _estimate_mean(list(values[name].values()), is_share=name in BINARY)
+        # Failed answers have no score in any metric; the others without one could not be graded.
         ungraded[name] = metric_scores.count(None) - failed
         statistics = _estimate_repeats(records, metric_scores, name in BINARY)
         if statistics:
             repeated[name] = statistics
 
+    # What an answered question took on average.
     def mean_of(field_name: str) -> float:
         if not answered:
             return 0.0
@@ -255,6 +261,7 @@ def _text_to_score(record: Mapping[str, Any], read_whole: bool) -> str:
     if not read_whole:
         return "" if record["answer"] is None else str(record["answer"])
     if record.get("whole"):
+        # These metrics find the answer in the reply themselves.
         return str(record["whole"])
     # An answer without a reply gets the mark that these metrics search for.
     return f"Answer: {record['answer']}"
@@ -401,8 +408,9 @@ def paired_difference(
     if not common_questions:
         raise ValueError("the two systems have no question in common that both have a score for")
 
-    # The first system wins a question if its score is higher.
+    # The differences are paired, and only of questions for which both systems have a score.
     differences = [float(first[question] - second[question]) for question in common_questions]
+    # The first system wins a question if its score is higher.
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)
     return PairedDifference(
@@ -429,6 +437,8 @@ def mcnemar(wins: int, losses: int) -> float:
     """
     if min(wins, losses) < 0:
         raise ValueError(f"counts must not be negative, got {wins} and {losses}")
+    # Under the null hypothesis, each question that differs is a fair coin: sum one tail, then
+    # double it.
     differing = wins + losses
     tail = sum(comb(differing, k) for k in range(min(wins, losses) + 1))
     return min(1.0, tail * 2 / 2**differing)  # whole numbers, however large, up to this division

@@ -103,6 +103,7 @@ class System:
             rows (`Sequence[Mapping]`): The questions.
             seed (`int`, *optional*, defaults to `0`): Seed of the run. A different seed draws different samples.
         """
+        # A system with `answer_batch` answers batch by batch, every other one question by question.
         has_batches = type(self).answer_batch is not System.answer_batch
         if not has_batches:
             yield from in_parallel((self.try_answer(row, seed) for row in rows), self.max_in_flight)
@@ -118,9 +119,11 @@ class System:
 
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
         """Answer questions and return the answers in their order."""
+        # A text is a row that has a question only.
         rows: list[Row] = []
         for question in questions:
             rows.append({"question": question} if isinstance(question, str) else question)
+        # Answers arrive in any order.
         answers = dict(self.answer_each(rows, seed))
         return [answers[position] for position in range(len(rows))]
 
@@ -155,8 +158,10 @@ class FunctionSystem(System):
             texts = call_guarded_now(lambda: list(self.function(questions)))
         except Exception as error:
             return [_failed_answer(error)] * len(rows)
+        # Without one answer per question, it is unknown which answer belongs to which question.
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
+        # The batch's time in equal shares.
         seconds = (time.perf_counter() - started) / len(rows)
         return [Answer(text, seconds=seconds) for text in texts]
 
@@ -215,6 +220,7 @@ class PromptedSystem(System):
             "prompt": self.prompt,
             "sampling": {**default_sampling, **self.sampling},
         }
+        # A model that has its own system prompt is another system than the one without.
         system_prompt = getattr(self.chat, "system_prompt", None)
         if system_prompt:
             settings["system_prompt"] = system_prompt
@@ -222,6 +228,7 @@ class PromptedSystem(System):
 
     async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
+        # Each question is a conversation of its own.
         messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
         reply = await self.call(messages, seed)
         return answer_of_replies([reply], time.perf_counter() - started)
@@ -257,6 +264,7 @@ class AgentSystem(System):
     @property
     def settings(self) -> Mapping[str, Any]:
         environment = getattr(self.agent, "environment", None)
+        # The environment is part of what answers, so it is part of what identifies the answers.
         identity = dict(getattr(environment, "identity", {}))
         if not identity:
             return {"agent": self.name}
@@ -291,6 +299,7 @@ class ProRefineSystem(System):
         return {"refiner": self.refiner.digest(), "prompt": self.prompt}
 
     async def answer(self, row: Row, seed: int) -> Answer:
+        # The repeat number makes each run a different sample.
         query = replace(read_query(row), repeat=seed)
         return answer_of_refinement(await self.refiner.arefine(self.prompt, query))
 
@@ -300,6 +309,7 @@ class ProRefineSystem(System):
 
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
     """The answer in the last reply, with the usage of all of them. A failed call makes a failed answer."""
+    # A failed answer was paid for as well, so it has its usage.
     answer = Answer(**_sum_usage(replies), seconds=seconds, trajectory=trajectory)
     for reply in replies:
         if reply.error is not None:
@@ -331,6 +341,7 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
     """The answer of a refined question. If a failure ended the refinement early, the best answer so far."""
     has_failed = result.error is not None and not result.finish_reason
     usage = result.usage.values()
+    # The usage of all roles together.
     answer = Answer(
         fatal=result.error is not None and result.error.fatal,
         calls=sum(role.calls for role in usage),

@@ -42,6 +42,7 @@ class Comparison:
 
 def save_run(folder: str | Path, evaluation: Evaluation) -> None:
     """Save what [`load_run`] needs besides the answers: metrics of each task, calls to make each system."""
+    # Metrics by task, and the calls to make each system, in a form that JSON can hold.
     metric_names: dict[str, list[str]] = {}
     fit_calls: dict[str, int] = {}
     for result in evaluation.results:
@@ -69,6 +70,7 @@ def load_run(
         `FileNotFoundError`: If the folder contains no finished evaluation.
         `ValueError`: If one of its files is broken.
     """
+    # What `save_run` wrote, and the answers.
     path = Path(folder) / _SUMMARY
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {_SUMMARY}")
@@ -104,6 +106,7 @@ def compare_systems(evaluation: Evaluation, baseline: str | Mapping[str, str]) -
         `ValueError`: If the evaluation does not contain a baseline.
     """
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
+    # A single baseline applies to all systems.
     if isinstance(baseline, Mapping):
         baselines = dict(baseline)
     else:
@@ -144,6 +147,7 @@ def compare_runs(
                 "Give both the same n and seed"
             )
 
+    # Pair the results of a system on a task. What only one of the runs has is left out.
     second_results = {(result.system, result.task): result for result in second.results}
     comparisons = []
     for first_result in first.results:
@@ -165,9 +169,11 @@ def compare_runs(
 
 def _compare(first: Result, second: Result, first_name: str, second_name: str) -> Comparison | None:
     """Compare two results in their main metric; `None` if they share no scored question."""
+    # The main metric of a task is its first.
     metric = next(iter(first.values), "")
     first_values = first.values.get(metric, {})
     second_values = second.values.get(metric, {})
+    # A difference needs at least one question that both systems have a score for.
     if not set(first_values) & set(second_values):
         return None
     difference = paired_difference(first_values, second_values)
@@ -191,6 +197,7 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
         evaluation ([`Evaluation`]): The results.
         extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, after the metrics.
     """
+    # Columns: all metrics of all tasks, in the order in which they occur.
     metrics: list[str] = []
     tasks: list[str] = []
     for result in evaluation.results:
@@ -198,6 +205,7 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
         metrics.extend(result.estimates)
     metrics = list(dict.fromkeys(metrics))
 
+    # Rows: by task, in the order of the evaluation.
     table = []
     for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task)):
         cells = {"task": result.task, "system": result.system}
@@ -221,6 +229,7 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per comparison: the difference with its interval, wins, losses and ties, and McNemar's p."""
     table = []
+    # The first system minus the second one, so a positive difference is in favour of the first.
     for comparison in comparisons:
         paired = comparison.paired
         cells = {
@@ -251,6 +260,7 @@ def repeats_table(evaluation: Evaluation) -> Table:
     for statistics in sorted(statistics_of_metrics, key=len, reverse=True):
         names |= dict.fromkeys(statistics)
 
+    # A metric without one of the statistics gets a dash in its column.
     table = []
     for result in evaluation.results:
         for metric, statistics in result.repeated.items():
@@ -265,6 +275,7 @@ def to_markdown(table: Table) -> str:
     """Format a table as Markdown."""
     if not table:
         return "(nothing)\n"
+    # The header, the rule below it, and the rows. A bar in a cell would end the cell.
     columns = list(table[0])
     lines = [columns, ["---"] * len(columns)]
     for cells in table:
@@ -274,6 +285,7 @@ def to_markdown(table: Table) -> str:
 
 def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> str:
     """Format estimates, counts and differences as JSON. Scores by question are in the records."""
+    # Scores by question would be as long as the records.
     results = [asdict(result) for result in evaluation.results]
     for result in results:
         del result["values"]
@@ -303,6 +315,7 @@ def write_tables(
     Returns:
         `dict[str, Path]`: The files by suffix.
     """
+    # pandas is slow to import and needed for the formatting only.
     import pandas as pd
 
     results = results_table(evaluation, extra)
@@ -321,6 +334,7 @@ def write_tables(
         "tex": frame.to_latex(index=False, escape=True),
     }
 
+    # Each file is written atomically, under the same name with its own suffix.
     paths = {}
     for suffix, content in contents.items():
         paths[suffix] = Path(folder) / f"table.{suffix}"

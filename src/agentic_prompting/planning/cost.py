@@ -105,6 +105,7 @@ class CostEstimate:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        # An unknown price is mentioned; an impossible lead is left out.
         price = "the price is not known" if self.usd is None else f"${self.usd:,.2f}"
         duration = f"{self.hours:.1f} hours in all"
         if self.hours_with_lead is not None:
@@ -114,6 +115,7 @@ class CostEstimate:
             f"{self.tokens / MILLION:,.1f} million tokens, {price}",
             f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s training; {duration}",
         ]
+        # The uncertainty of a pilot run's means, and where all figures come from.
         for name, (low, high) in self.intervals.items():
             lines.append(f"pilot, {name}: 95 % interval {low:.4g} to {high:.4g}")
         lines += [f"note: {note}" for note in self.notes]
@@ -151,8 +153,10 @@ class Schedule:
         Raises:
             `ValueError`: If neither `max_steps` nor the number of rows is known.
         """
+        # A step learns from all micro-batches of all GPUs.
         rows_per_gpu = int(args.get("per_device_train_batch_size", 8))
         rollouts = rows_per_gpu * int(args.get("gradient_accumulation_steps", 1)) * gpus
+        # Unless the arguments set another size, the rollouts of one step are played at once.
         rollouts_per_batch = int(args.get("generation_batch_size") or rollouts)
         iterations = int(args.get("num_iterations", 1))
         context = args.get("max_context") or args.get("max_completion_length") or DEFAULT_CONTEXT
@@ -179,12 +183,14 @@ class Schedule:
 def count_steps(args: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
     """Return the number of training steps, given the rollouts of a step."""
     max_steps = int(args.get("max_steps", -1))
+    # A limit on the steps needs no data set.
     if max_steps > 0:
         return max_steps
     if rows is None:
         raise ValueError(
             "the number of steps is not known: set max_steps, or pass the dataset's number of rows"
         )
+    # Without a limit, steps follow from the rows: each is played `num_generations` times.
     rollouts_per_row = int(args.get("num_generations", 8)) * int(args.get("prompts_per_step", 1))
     passes = float(args.get("num_train_epochs", 1)) * int(args.get("num_iterations", 1))
     return max(1, math.ceil(rows * rollouts_per_row * passes / rollouts))
@@ -221,6 +227,7 @@ def estimate_cost(
     Raises:
         `ValueError`: If neither the steps nor the rows are known, or the pilot has no records.
     """
+    # An option that is not set has its default, like one that is missing.
     args = {name: value for name, value in args.items() if value is not None}
     schedule = Schedule.from_args(args, gpus, rows)
 
@@ -229,6 +236,7 @@ def estimate_cost(
     usd_per_rollout = None
     measured: dict[str, Any] = {}
     intervals: dict[str, tuple[float, float]] = {}
+    # Dollars are not an assumption: they replace the price instead.
     if pilot is not None:
         figures = PilotFigures.read(Path(pilot))
         intervals = figures.intervals
@@ -237,6 +245,7 @@ def estimate_cost(
         assumptions = replace(assumptions, **measured)
         names = ", ".join(figures.means)
         notes.append(f"measured per rollout: {names}, in {pilot}: {figures.description}")
+    # Every figure that no pilot measured is named with its value.
     assumed = []
     for setting in fields(Assumptions):
         if setting.name not in measured:
@@ -246,6 +255,7 @@ def estimate_cost(
     # Calls and dollars.
     calls = assumptions.calls * schedule.rollouts_played
     tokens = calls * (assumptions.call_input + assumptions.call_output)
+    # Without a pilot's dollars: tokens times price, if a price is known.
     if usd_per_rollout is None and price is not None:
         usd_per_call = assumptions.call_input * price[0] + assumptions.call_output * price[1]
         usd_per_rollout = assumptions.calls * usd_per_call / MILLION
@@ -253,10 +263,12 @@ def estimate_cost(
 
     # Hours.
     token_seconds = seconds_per_token(schedule, assumptions, parameters, kv_bytes)
+    # Rollouts that do not fit into a GPU's decoding batch wait for the next wave.
     waves = math.ceil(schedule.rollouts_per_gpu / assumptions.rows_at_once)
     wave_seconds = assumptions.agent_tokens * token_seconds
     wave_seconds += assumptions.calls * assumptions.call_seconds
     sampling_seconds = waves * wave_seconds / schedule.updates_per_batch
+    # A rollout has half of the longest context on average.
     tokens_per_step = schedule.rollouts_per_step * schedule.context / 2
     operations = tokens_per_step * operations_per_token(args, parameters, trained)
     training_seconds = operations / (gpus * assumptions.flops * assumptions.train_share)
@@ -267,6 +279,7 @@ def estimate_cost(
     has_server = bool(args.get("use_vllm")) and args.get("vllm_mode") == "server"
     is_colocated = bool(args.get("use_vllm")) and not has_server
     if not args.get("async_lead") and not is_colocated:
+        # The virtual clock plays one wave at a time, which gets its share of the update.
         update_seconds = training_seconds * schedule.updates_per_batch / waves
         hidden = hidden_share(assumptions, token_seconds, update_seconds, has_server)
         waiting_seconds = sampling_seconds * (1 - hidden)
@@ -316,10 +329,13 @@ def operations_per_token(args: Mapping[str, Any], parameters: int, trained: int 
     and a reference model add 2 each.
     """
     operations = 6
+    # Frozen weights need no gradients of their own.
     if trained is not None and trained < parameters:
         operations -= 2
+    # Recomputing activations is a second forward pass.
     if args.get("gradient_checkpointing", True):
         operations += 2
+    # The KL penalty needs a forward pass of the reference model.
     if args.get("beta"):
         operations += 2
     return parameters * operations
@@ -343,8 +359,10 @@ def hidden_share(
         update=max(update_seconds, 1e-3),
     )
     layout = "server" if has_server else "one node"
+    # The same pace without and with a lead, so that only the waiting differs.
     on_policy_seconds = run_on_virtual_clock(pace, layout, lead=0, steps=6)["step_s"]
     lead_seconds = run_on_virtual_clock(pace, layout, lead=1, steps=6)["step_s"]
+    # Without a lead, all but the update is waiting for rollouts.
     return min(1.0, (on_policy_seconds - lead_seconds) / (on_policy_seconds - pace.update))
 
 
@@ -358,6 +376,7 @@ def budget_warnings(
         if limit is None:
             continue
         if amount is None:
+            # A budget in dollars, with a model whose price is not known.
             warnings.append(f"warning: {option} cannot be checked: the price is not known")
         elif amount > limit:
             last_step = int(steps * limit / amount)
@@ -418,9 +437,12 @@ class PilotFigures:
                 f"{folder} holds no finished rollouts: pass the folder of a training run"
             )
 
+        # The mean of each figure over all rollouts, with an interval over questions if there are
+        # several.
         means = {}
         intervals = {}
         for name, read_values in PILOT_FIGURES.items():
+            # A record may have no value for a figure: replayed calls have no duration.
             values_by_question = []
             for records in groups.values():
                 values = list(chain.from_iterable(map(read_values, records)))
@@ -443,6 +465,7 @@ def interval_over_questions(
     values_by_question: list[list[float]], mean: float
 ) -> tuple[float, float]:
     """Return the bootstrap interval of a mean over rollouts, resampling whole questions."""
+    # A question with more rollouts weighs more in the mean, so it deviates more here too.
     mean_count = sum(len(values) for values in values_by_question) / len(values_by_question)
     contributions = []
     for values in values_by_question:
@@ -455,6 +478,7 @@ def interval_over_questions(
 def mean_step_seconds(folder: Path) -> float | None:
     """Return the mean duration of a step in a run's log, `None` if it is not logged."""
     seconds = []
+    # A log that is missing or damaged counts as far as it can be read.
     with suppress(OSError, ValueError):
         for line in (folder / "rollouts" / "log.jsonl").read_text(encoding="utf-8").splitlines():
             step_time = json.loads(line).get("step_time")

@@ -24,6 +24,7 @@ TRL_HEAD = "trl.kernels.chunked_logprob"
 @contextmanager
 def patched(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute of a module or class within the context. It need not exist."""
+    # An inherited attribute is not the owner's: remove the replacement afterwards.
     exists = name in vars(owner)
     previous = vars(owner).get(name)
     setattr(owner, name, value)
@@ -72,9 +73,11 @@ GPU_HEAD: dict[str, Any] = {
 
 def convert_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """`Module.to` for fake parameters: torch cannot convert them in place, so they are replaced."""
+    # The second of the parsed arguments is the type; the device does not matter here.
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]  # type: ignore[attr-defined]
     if dtype is None:
         return module
+    # Replace each floating-point parameter that has another type.
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
@@ -97,13 +100,16 @@ def as_on_a_gpu(is_padded: bool, head: bool = True) -> Iterator[None]:
     def can_ignore_mask(
         padding_mask: object, q_length: int, kv_length: int, *args: object, **kwargs: Any
     ) -> bool:
+        # Without padding, sdpa needs no mask: it is causal by itself.
         window = kwargs.get("local_attention_size")
         fits_window = window is None or kv_length < window
         return not is_padded and fits_window and q_length in (1, kv_length)
 
+    # The experts of a mixture are multiplied in groups if their weights are bf16.
     def can_use_grouped_mm(_: object, weight: torch.Tensor, __: object) -> bool:
         return weight.dtype == torch.bfloat16
 
+    # Each path names the function where its caller looks it up.
     replacements: dict[str, Any] = {
         "transformers.masking_utils._ignore_causal_mask_sdpa": can_ignore_mask,
         "transformers.integrations.moe._can_use_grouped_mm": can_use_grouped_mm,
@@ -154,11 +160,13 @@ def fsdp_on_a_cpu() -> Iterator[None]:
 
     def init_with_fsdp(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
         original_init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        # accelerate takes a CPU job for a plain one, although it has a plugin for FSDP.
         if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
             PartialState._shared_state["distributed_type"] = DistributedType.FSDP
             self.fsdp_plugin = fsdp_plugin
 
+    # The id of a fake tensor stands for its address, because it is the only one with this id.
     def distinct_address(tensor: torch.Tensor) -> int:
         return id(tensor) if is_fake(tensor) else original_address(tensor)
 

@@ -88,6 +88,7 @@ class Layout:
         stage = zero.get("zero_stage", zero.get("stage"))
         stage = 2 if stage is None else int(stage)  # 2 is accelerate's default
 
+        # How the model is sharded. Of FSDP, only the second version is supported.
         sharding = "ddp"
         distributed_type = str(values.get("distributed_type", "NO"))
         if distributed_type == "FSDP":
@@ -129,6 +130,7 @@ class Layout:
             measured ([`MeasuredStep`]): A step of one process; under FSDP2, of one of several.
             hidden_size (`int`): The model's, on which DeepSpeed's `auto` values depend.
         """
+        # From bytes to GiB.
         moments: Moments = {}
         for moment, bytes_by_part in measured.moments.items():
             moments[moment] = {part: size / GIB for part, size in bytes_by_part.items()}
@@ -145,6 +147,7 @@ class Layout:
         GPU."""
         stage = int(self.sharding[-1])
         shard = 1 / self.gpus
+        # In 2^30 numbers: multiplied by the bytes of a number, they give GiB.
         parameters = measured.parameters / GIB
         trained = measured.trained / GIB
 
@@ -165,6 +168,7 @@ class Layout:
         gathered = min(live, parameters) + min(prefetched, parameters)
         bucket = min(self._zero_value("reduce_bucket_size", hidden_size) / GIB, trained)
 
+        # The same shards at every moment; what is gathered depends on what runs.
         sharded: Moments = {}
         for moment, parts in moments.items():
             sharded[moment] = {**parts, **sharded_parts, "buckets": 2 * bucket}
@@ -210,6 +214,7 @@ class Layout:
             context (`int`): Tokens of each, at most.
             args (`Mapping[str, Any]`): The training arguments.
         """
+        # What stays on the GPU while rollouts are played. vLLM's own memory is added by the plan.
         parts: dict[str, float] = {}
         for part in ("weights", "adapters", "optimizer", "reference"):
             if part in moments[PASSES]:

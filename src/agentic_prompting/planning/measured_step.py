@@ -147,6 +147,7 @@ class TrainingJob:
         if self.args.get("fp16"):
             # bf16 takes as many bytes, and needs no gradient scaler, which a CPU does not have.
             replaced |= {"fp16": False, "bf16": True}
+        # Only fields that the constructor accepts: a finished configuration has others too.
         names = {setting.name for setting in fields(MultiTurnGRPOConfig) if setting.init}
         configured = {name: value for name, value in self.args.items() if name in names}
         return MultiTurnGRPOConfig(**{**configured, **replaced})
@@ -207,6 +208,7 @@ class FullLengthRollouts:
     def next_batch(self, rows: Sequence[dict[str, Any]], position: BatchPosition) -> Batch:
         """Return a batch of made-up rollouts."""
         job = self.job
+        # The environment's tokens fill the rest of the context, but for the end token.
         observed_length = job.context - job.prompt_length - job.sampled_length - 1
         rollouts = []
         for index, row in enumerate(rows):
@@ -242,6 +244,7 @@ class MeasuredTrainer(MultiTurnGRPOTrainer):
     ) -> Any:
         score = super()._get_per_token_logps_and_entropies
         rows = len(input_ids)
+        # TRL scores a whole batch without gradient in parts of this size.
         size = kwargs.get("batch_size")
         if torch.is_grad_enabled() or size is None or size >= rows:
             return score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
@@ -250,6 +253,7 @@ class MeasuredTrainer(MultiTurnGRPOTrainer):
         first_ids = input_ids[:size]
         first_mask = attention_mask[:size]
         results = score(model, first_ids, first_mask, logits_to_keep, *args, **kwargs)
+        # Repeat the rows of the first part, so that the result has the shape of the whole batch.
         repeated = []
         for result in results:
             if result is not None and result.dim():
@@ -276,6 +280,7 @@ class MomentCallback(TrainerCallback):
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
         # By now the parameters are sharded.
         model = self.trainer.model
+        # With adapters, the parameters that are trained count as theirs.
         has_adapters = hasattr(model, "peft_config")
         for parameter in model.parameters():
             is_adapter = has_adapters and parameter.requires_grad
@@ -288,6 +293,7 @@ class MomentCallback(TrainerCallback):
         self.memory.count([grad for grad in gradients if grad is not None], "gradients")
 
     def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
+        # The last micro-batch of a step has no `on_substep_end` of its own.
         self.on_substep_end()
         self.memory.moment = OPTIMIZER
 
@@ -296,6 +302,7 @@ class MomentCallback(TrainerCallback):
             tensors = [state for state in states.values() if isinstance(state, torch.Tensor)]
             self.memory.count(tensors, "optimizer")
         self.optimizer_states = self.memory.parts.get("optimizer", 0)
+        # What follows the update, such as logging, belongs to no moment of the step.
         self.memory.moment = ""
 
 
@@ -323,8 +330,10 @@ def measure_training(job: TrainingJob) -> MeasuredStep:
         trainer = build_trainer(job, args, tokenizer)
 
         # Count the weights.
+        # CUDA's allocator rounds up to 512 bytes.
         memory = MemoryCounter(scored_positions_counter(job), block=512 if job.gpu else 1)
         trainer.memory = memory
+        # The reference model, if the KL penalty needs one.
         if trainer.ref_model is not None:
             reference = [*trainer.ref_model.parameters(), *trainer.ref_model.buffers()]
             memory.count(reference, "reference")
@@ -346,6 +355,7 @@ def measure_training(job: TrainingJob) -> MeasuredStep:
     for moment, parts in memory.peaks.items():
         if moment:
             parts_by_moment[moment] = {**parts, "optimizer": states}
+    # The new states were counted as activations when the peak of this moment was recorded.
     if OPTIMIZER in parts_by_moment:
         parts_by_moment[OPTIMIZER]["activations"] -= states
 
@@ -364,6 +374,7 @@ def scored_positions_counter(job: TrainingJob) -> Any:
     scored_widths = (job.context - 1, job.context - job.prompt_length)
 
     def count_selected(mask: torch.Tensor) -> int:
+        # Such a mask selects the tokens that the agent wrote, in each row.
         if mask.dim() == 2 and mask.shape[1] in scored_widths:
             return mask.shape[0] * job.sampled_length
         return mask.numel()
@@ -376,9 +387,11 @@ def build_trainer(
 ) -> MeasuredTrainer:
     """Return the trainer around a model without weights, whose rollouts are made up."""
 
+    # The values of rewards do not change the memory.
     def zero_rewards(completions: Sequence[Any], **columns: Any) -> list[float]:
         return [0.0] * len(completions)
 
+    # TRL would load the reference model by its name, with weights.
     def build_reference_model(*args: object, **kwargs: object) -> Any:
         return build_model(job)
 
@@ -392,6 +405,7 @@ def build_trainer(
             environment=None,
             peft_config=job.peft,
         )
+    # Batches come from here instead of from played rollouts.
     trainer.source = FullLengthRollouts(job)
     return trainer
 
@@ -399,6 +413,7 @@ def build_trainer(
 def build_model(job: TrainingJob) -> Any:
     """Return the model without its weights."""
     job.model._name_or_path = ""
+    # Skip the random initialization, which takes time and does not change the memory.
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(job.model, dtype=getattr(torch, job.dtype))
     model.tie_weights()
@@ -416,11 +431,13 @@ def process_group(job: TrainingJob) -> Iterator[None]:
     from torch.distributed.fsdp._fully_shard import _fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    # All processes hold the same objects, so copies of the local one stand for the others'.
     def gather_copies(
         objects: list[object], local: object, *args: object, **kwargs: object
     ) -> None:
         objects[:] = [local] * len(objects)
 
+    # accelerate reads the size of the group from variables, as under `accelerate launch`.
     variables = environment_variables(fsdp2_environment(job.processes))
     with variables, fsdp_on_a_cpu(), patched(dist, "all_gather_object", gather_copies):
         dist.init_process_group("fake", rank=0, world_size=job.processes, store=FakeStore())
@@ -461,6 +478,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
         slab = Slab()
         columns = torch.zeros(1, job.context, dtype=torch.long)
         slab.prepare(0, columns, 1, job.context)
+        # The pass runs in the type that sampling would use.
         autocast: AbstractContextManager[Any] = nullcontext()
         if job.args.get("bf16"):
             autocast = torch.autocast("cpu", torch.bfloat16)
@@ -474,6 +492,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
                 logits_to_keep=torch.arange(0),  # prefill needs no logits
             )
 
+        # The peak contains weights, keys and values; the rest is what the pass itself takes.
         weights = memory.parts["weights"]
         peak = max(sum(parts.values()) for parts in memory.peaks.values())
         keys_and_values = int(slab.grown_bytes(1, job.context))
@@ -489,6 +508,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
 
 def main() -> None:
     """Read jobs until there are no more, and write the result or the error of each as a line."""
+    # Standard output holds results only; what libraries print goes to standard error.
     output = sys.stdout
     sys.stdout = sys.stderr
     # The collector's passes over imported modules took a quarter of the time of a deep model.
@@ -498,6 +518,7 @@ def main() -> None:
         try:
             job = pickle.load(sys.stdin.buffer)
         except EOFError:
+            # The caller has closed the pipe: there are no more jobs.
             return
         try:
             step = measure_training(job)

@@ -58,10 +58,12 @@ class MeasurementProcesses:
     """
 
     def __init__(self, seconds: float, first_seconds: float = 600.0):
+        # The first job has its own, later deadline.
         now = time.monotonic()
         self.max_wait = max(seconds, first_seconds)
         self.deadline = now + seconds
         self._next_deadline = now + self.max_wait
+        # All processes are idle at first. They take turns.
         self._processes = [start_process() for _ in range(PROCESS_COUNT)]
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         for process in self._processes:
@@ -89,6 +91,7 @@ class MeasurementProcesses:
             if result is not None:
                 results[name] = result
 
+        # A thread per job waits for its result.
         threads = []
         for name, job in jobs.items():
             thread = threading.Thread(target=measure_and_store, args=(name, job))
@@ -101,12 +104,14 @@ class MeasurementProcesses:
 
     def _measure_job(self, job: TrainingJob) -> MeasurementResult | None:
         """Measure a job in an idle process, which is killed at the deadline."""
+        # The first job takes the longer deadline with it; the jobs after it have the common one.
         process = self._idle.get()
         deadline = self._next_deadline
         self._next_deadline = self.deadline
         timer = threading.Timer(max(deadline - time.monotonic(), 0.0), process.kill)
         timer.start()
         try:
+            # A job goes in as a pickle, and its result comes back as a line of JSON.
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(pickle.dumps(job))
             process.stdin.flush()
@@ -117,11 +122,13 @@ class MeasurementProcesses:
             timer.cancel()
             self._idle.put(process)
 
+        # A result, or the error of a library on the way.
         if line:
             values = json.loads(line)
             if "error" in values:
                 return MeasurementResult(error=values["error"])
             return MeasurementResult(step=MeasuredStep.from_json(values["step"]))
+        # No line before the deadline: the process crashed. After it: the timer ended the process.
         if time.monotonic() < deadline:
             status = process.wait()
             return MeasurementResult(error=f"the measuring process ended with status {status}")
@@ -130,6 +137,7 @@ class MeasurementProcesses:
 
 def start_process() -> subprocess.Popen[bytes]:
     """Start a process that reads jobs and writes results."""
+    # The caller's environment, without its distributed job, its GPUs and its network.
     environment = {}
     for name, value in os.environ.items():
         if not name.startswith(LAUNCH_VARIABLES):

@@ -75,13 +75,17 @@ class MemoryCounter(TorchDispatchMode):
         """Count the storages of tensors as one part. Storages that are counted already change to
         it."""
         for tensor in tensors:
+            # Of a sharded tensor, this process holds the local part only.
             storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
             counted = self._storages.get(storage)
             if counted is None:
                 counted = CountedStorage(0, part)
                 self._storages[storage] = counted
+                # When Python frees the storage, its size becomes 0.
                 weakref.finalize(storage, self._resize, counted, 0)
             elif counted.part != part:
+                # A storage that changes its part, such as a gradient that was counted as an
+                # activation.
                 self.parts[counted.part] -= counted.size
                 self.parts[part] = self.parts.get(part, 0) + counted.size
                 counted.part = part
@@ -89,6 +93,7 @@ class MemoryCounter(TorchDispatchMode):
 
     def _resize(self, counted: CountedStorage, size: int) -> None:
         """Set the size of a storage, and remember the peak of the current moment."""
+        # Rounded up to whole blocks.
         size = -(-size // self.block) * self.block
         if size == counted.size:
             return
@@ -123,6 +128,7 @@ class MemoryCounter(TorchDispatchMode):
             args = (flattened, [row_indices])
 
         result = func(*args, **(kwargs or {}))
+        # Count what the operation created. A view shares a storage that is counted already.
         if not self._is_paused:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and leaf.untyped_storage() not in self._storages:
@@ -135,6 +141,7 @@ class MemoryCounter(TorchDispatchMode):
         place."""
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+        # FSDP resizes storages instead of creating new ones.
         resize_storage = torch.UntypedStorage.resize_
         propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 

@@ -32,6 +32,7 @@ def load_shape(name: str) -> PretrainedConfig:
     except Exception as error:  # of transformers, of the Hub, or of the file
         reason = textwrap.shorten(str(error), 200, placeholder=" …")
 
+    # Find out why: whether there is a configuration at all, and whether it needs its own code.
     try:
         values = PretrainedConfig.get_config_dict(name)[0]
     except Exception:
@@ -53,6 +54,7 @@ def rough_estimate(values: Mapping[str, Any], trained_share: float = 1.0) -> str
         trained_share (`float`, *optional*, defaults to `1.0`): Share of the weights that is
             trained.
     """
+    # In multimodal models, the sizes of the language model are in a nested configuration.
     values = {**values, **(values.get("text_config") or {})}
     required = ("hidden_size", "num_hidden_layers", "vocab_size")
     missing = [name for name in required if not isinstance(values.get(name), int)]
@@ -68,6 +70,7 @@ def rough_estimate(values: Mapping[str, Any], trained_share: float = 1.0) -> str
     layer = 4 * hidden * hidden + 3 * experts * hidden * inner
     parameters = embeddings + values["num_hidden_layers"] * layer
 
+    # bf16 weights take 2 bytes; each trained one 14 more: gradient 2, fp32 weight and moments 12.
     gib = parameters * (2 + 14 * trained_share) / 2**30
     return (
         f"A rough estimate: {parameters / 1e9:.1f} billion parameters, {gib:.0f} GiB in all for bf16 "

@@ -162,6 +162,7 @@ def plan(
             rough estimate.
         `ValueError`: For an impossible layout.
     """
+    # The layout and the shape of the model.
     layout = Layout.from_accelerate(accelerate or {}, gpus, gpu_memory)
     if isinstance(model, str):
         name = model
@@ -176,6 +177,7 @@ def plan(
     values = {name: value for name, value in values.items() if name in options}
     values.setdefault("bf16", True)
 
+    # Measure in processes of their own, and end them whatever happens.
     planner = Planner(name, values, layout, longest_job(values, shape, layout, peft_config))
     started = time.monotonic()
     with MeasurementProcesses(seconds, max_wait) as processes:
@@ -195,6 +197,7 @@ def longest_job(
     Raises:
         [`Unplannable`]: For quantized weights.
     """
+    # A quantized model gets an estimate only.
     loading = values.get("model_init_kwargs") or {}
     if loading.get("quantization_config") is not None:
         raise Unplannable(
@@ -340,16 +343,19 @@ class Planner:
         Memory is taken as a straight line through two measured sizes. Sampling is left out: the
         engine adapts to the memory that is free.
         """
+        # Start above any real size; each moment may lower it.
         largest = float(2**20)
         for moment in moments:
             if moment == SAMPLING:
                 continue
+            # A straight line through the two measured sizes, in GiB.
             total = sum(moments[moment].values())
             other_total = sum(other_moments[moment].values())
             slope = (total - other_total) / (size - other_size)
             if slope > 0:
                 constant = total - slope * size
                 largest = min(largest, (self.layout.usable - constant) / slope)
+            # A smaller size does not help a moment whose memory does not grow with the size.
             elif total > self.layout.usable:
                 return 0
         return max(0, int(largest))
@@ -368,6 +374,7 @@ class Planner:
                     "per_device_train_batch_size": best_rows,
                     "gradient_accumulation_steps": step_rows // best_rows,
                 }
+            # Either the run fits already, or the smaller micro-batch makes it fit.
             if plan.fits or best_rows < rows:
                 return
         elif plan.fits:
@@ -383,7 +390,9 @@ class Planner:
             results = processes.measure({"next": change.job})
             step = results["next"].step if "next" in results else None
             if step is None:
+                # No time is left, or this combination cannot be measured.
                 break
+            # The same run with the options so far, in the layout that they lead to.
             planner = replace(self, layout=change.layout, values={**self.values, **options})
             moments = planner.compute_moments(change.job, step)
             if max(sum(parts.values()) for parts in moments.values()) <= change.layout.usable:
@@ -395,19 +404,23 @@ class Planner:
 
     def next_changes(self, job: TrainingJob) -> Iterator[Change]:
         """Yield options to turn on, the cheapest first, each together with those before it."""
+        # Move vLLM off the GPUs that train.
         layout = self.layout
         if self.has_colocated_vllm:
             yield Change({"vllm_mode": "server"}, job, layout)
 
+        # Recompute activations instead of keeping them.
         if not job.args.get("gradient_checkpointing"):
             job = replace(job, args={**job.args, "gradient_checkpointing": True})
             yield Change({"gradient_checkpointing": True}, job, layout)
 
+        # Shard weights, gradients and optimizer states over the GPUs.
         if layout.gpus > 1 and not layout.is_sharded:
             layout = replace(layout, sharding="fsdp2")
             job = replace(job, processes=layout.gpus)
             yield Change({"accelerate_config": FSDP2_CONFIG}, job, layout)
 
+        # Train adapters instead of all weights, and then halve the frozen weights.
         if job.peft is None:
             lora = LoraConfig(r=32, target_modules="all-linear", task_type="CAUSAL_LM")
             job = replace(job, peft=lora)
@@ -423,12 +436,14 @@ class Planner:
             f"usable memory leaves out {unmeasured} and {FRAGMENTATION:.0%} fragmentation: assumed, "
             "not measured on a GPU"
         ]
+        # Estimates that depend on the layout.
         if self.layout.uses_zero:
             notes.append(
                 "ZeRO's shards and buckets are estimated by DeepSpeed's partition rule and defaults"
             )
         elif self.layout.gpus > 1 and self.layout.sharding == "ddp":
             notes.append("DDP's buckets are estimated as the size of the gradients")
+        # Sampling that does not use the package's engine.
         if self.values.get("use_vllm"):
             notes.append("vLLM's share is vllm_gpu_memory_utilization; its peaks are not measured")
         elif step.sampling.kv_bytes_per_token == 0:

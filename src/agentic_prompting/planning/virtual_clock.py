@@ -70,10 +70,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = selectors.SelectSelector()
         super().__init__(selector)
         self.now = 0.0
+        # Selecting waits until the next event is due, so the jump replaces the wait.
         select = selector.select
 
         def jump_to_next_event(timeout: float | None = None) -> list:
             if timeout is None:
+                # Nothing would ever wake the loop again.
                 raise RuntimeError("all tasks wait, and no event is due")
             self.now += timeout
             return select(0)
@@ -118,12 +120,14 @@ class Decoder:
     async def __call__(self, request: SampleRequest) -> Sample:
         """Return a request for the environment, or in the last turn an answer, once it is
         decoded."""
+        # The seed of a request fixes its length, whatever else is decoded at the time.
         factor = random.Random(request.seed).lognormvariate(0, self.pace.tokens_sigma)
         length = max(1, round(factor * self.pace.tokens))
         row = DecodingRow(length, asyncio.get_running_loop().create_future())
         self.rows.append(row)
         await row.done
 
+        # The transcript tells the number of replies so far: ask again, or answer in the last turn.
         context = self.chat_format.tokenizer.decode(request.context)
         turns_played = context.count("<interaction_response>")
         action = "<interaction_prompt> more </interaction_prompt>"
@@ -135,10 +139,12 @@ class Decoder:
     async def run(self) -> None:
         """Decode all rows, step by step, until cancelled."""
         while True:
+            # On shared devices, decoding stops while the weights are updated.
             may_decode = self.has_own_devices or self.trainer_waits
             if not self.rows or not may_decode:
                 await asyncio.sleep(self.pace.step)
                 continue
+            # All rows advance by one token in a step; a larger batch makes the step slower.
             step_seconds = self.pace.step + self.pace.step_per_row * len(self.rows)
             await asyncio.sleep(step_seconds / self.speed)
             for row in self.rows:
@@ -156,6 +162,7 @@ class SlowReplies:
 
     async def step(self, rollout: Rollout) -> str:
         """Return the same reply to each request, after its latency."""
+        # The seed of a rollout and its turn fix the latency of the reply.
         generator = random.Random(f"{rollout.seed} {len(rollout.turns)}")
         await asyncio.sleep(generator.lognormvariate(0, self.pace.reply_sigma) * self.pace.reply)
         return "noted"
@@ -178,19 +185,23 @@ def run_on_virtual_clock(pace: Pace, layout: str, lead: int, steps: int) -> dict
             `trainer_idle`, the share of the time that the trainer waits; `age`, the mean age of a
             token in updates.
     """
+    # With two nodes, sampling and training have one each, and half of the speed.
     speed = 0.5 if layout == "two nodes" else 1.0
     has_own_devices = layout != "one node"
     with tempfile.TemporaryDirectory() as folder:
         run = play_steps(Path(folder), pace, speed, has_own_devices, lead, steps)
+    # The first half fills the pipeline and is not measured.
     half = steps // 2
     step_seconds = (run.end_times[-1] - run.end_times[half - 1]) / (steps - half)
 
     # The least possible: all rollouts of a step decode in one batch, and no reply is waited for.
     update_seconds = pace.update / speed
+    # The expected number of tokens: a log-normal's mean is its median times exp(sigma^2 / 2).
     rows = pace.groups * pace.rollouts
     tokens = rows * pace.turns * pace.tokens * math.exp(pace.tokens_sigma**2 / 2)
     seconds_per_token = (pace.step / (rows * (1 + lead)) + pace.step_per_row) / speed
     sampling_seconds = tokens * seconds_per_token
+    # On shared devices, sampling and updating take turns; on separate ones they overlap.
     bound = sampling_seconds + update_seconds
     if has_own_devices:
         bound = max(sampling_seconds, update_seconds)
@@ -237,6 +248,7 @@ def play_steps(
         reset_rows=lambda rows, seeds: rows,
         run=run_coroutine,
     )
+    # A stream of rows, which the source plays in groups.
     questions = [{"question": str(number)} for number in range(1024)]
     stream = RowStream(questions, seed=0, shuffle=True, groups_per_batch=pace.groups)
     log_file = InFlightFile(folder / "00000.jsonl", {}, 0, resumes=False)
@@ -248,15 +260,18 @@ def play_steps(
     end_times = []
     token_ages = []
     for step in range(steps):
+        # Wait for the next groups, as a step of the trainer does.
         decoder.trainer_waits = True
         position = BatchPosition(0, "train", step, batch_index=step, batch_count=10**6)
         groups = source.take_groups(pace.groups, position)
         token_ages.append(source.metrics(groups)["async/token_age"])
 
+        # Then update the weights.
         decoder.trainer_waits = False
         loop.run_until_complete(asyncio.sleep(pace.update / speed))
         end_times.append(loop.now)
 
+    # End the rollouts in flight, so that the loop closes without pending tasks.
     decoding.cancel()
     for task in asyncio.all_tasks(loop):
         task.cancel()

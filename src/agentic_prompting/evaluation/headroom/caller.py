@@ -37,6 +37,7 @@ class Caller:
     def __init__(
         self, metric: Metric, max_in_flight: int = 64, sampling: Mapping[str, Any] | None = None
     ):
+        # A single metric; a function has to be given a name.
         self.metrics = find_metrics({"score": metric} if callable(metric) else [metric])
         self.sampling = dict(sampling or {})
         self.calls = 0
@@ -48,6 +49,7 @@ class Caller:
 
     def system_of(self, policy: Any, prompt: str) -> System:
         """Make a system of a chat model or an agent under a system prompt."""
+        # The empty prompt stands for no system message.
         if not is_agent(policy):
             return PromptedSystem(
                 policy, prompt or None, max_in_flight=self._max_in_flight, **self.sampling
@@ -65,6 +67,7 @@ class Caller:
         """
         answers = await self._ask(system, rows, seed)
         self.count(answers)
+        # In the format of an evaluation, so that the same function scores them.
         records = [record_of(answer, row) for answer, row in zip(answers, rows, strict=True)]
         scores = await self.score_answers(records)
         return [math.nan if score is None else score for score in scores]
@@ -99,6 +102,7 @@ class Caller:
         Raises:
             [`MeasurementStopped`]: If a call failed in a way that affects all further calls.
         """
+        # Count first: calls before a fatal error were paid for too.
         self.calls += sum(answer.calls for answer in answers)
         self.cost_usd += sum(answer.cost_usd for answer in answers)
         for answer in answers:

@@ -85,7 +85,7 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
 
     # Each choice alone, and the oracle's choice by all repeats.
     repeats = table.shape[2]
-    means = table.mean(axis=2)
+    means = table.mean(axis=2)  # (rows, choices)
     each = {}
     for column, name in enumerate(names):
         each[name] = mean_over_rows(means[:, column].tolist())
@@ -104,6 +104,7 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
         cross=cross,
         low=naive.low if cross is None else cross.low,
         high=naive.high,
+        # With several repeats the gain is that of the choice without luck.
         gain=paired_gain(np.column_stack([means[:, 0], best_scores])).estimate,
         repeats=repeats,
     )
@@ -111,6 +112,7 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
 
 def cross_choice(table: NDArray[np.float64]) -> NDArray[np.float64]:
     """For each row, the score of the choice that is best on the other repeats, averaged over the repeats left out."""
+    # Subtracting one repeat from these totals leaves the totals of the others.
     n, _, repeats = table.shape
     totals = table.sum(axis=2)
     row_numbers = np.arange(n)

@@ -26,6 +26,7 @@ from .prompts import LEVEL, Verdict, t_quantile
 LEAST_SHARE = 0.1
 """Training is worth it if at least a tenth of the groups has a gradient."""
 
+# Statuses of rollouts that ended because of their form, whatever they would have answered.
 _LOST_TO_FORM = ("malformed", "truncated")
 
 
@@ -63,6 +64,7 @@ class GroupSignal:
     @property
     def verdict(self) -> Verdict:
         """`worth it` if the interval of the share with a gradient is above a tenth, `not worth it` if below."""
+        # Without a single reward there is no share.
         if self.differing is None:
             return "cannot tell"
         if self.differing.low > LEAST_SHARE:
@@ -75,6 +77,7 @@ class GroupSignal:
         """The cheapest change that gives more groups a gradient. Empty if none is needed."""
         if self.verdict == "worth it" or self.differing is None:
             return ""
+        # The first reason that applies, from the rollouts' form to their number.
         if self.lost_to_form is not None and self.lost_to_form.mean > 0.5:
             return "most rollouts are lost to form: begin with a warm start, or allow longer turns"
         if self.never_right > 0.5:
@@ -182,6 +185,7 @@ def share_of_differing_groups(rewards: Sequence[float], size: int) -> float:
     Raises:
         `ValueError`: If there are fewer rewards than `size`.
     """
+    # A group has equal rewards if all are drawn from the rollouts with the same reward.
     n_rewards = len(rewards)
     if not 1 <= size <= n_rewards:
         raise ValueError(f"a group of {size} cannot be drawn from {n_rewards} rewards")
@@ -205,11 +209,14 @@ def mean_over_rows(values: Sequence[float], level: float = LEVEL) -> Estimate:
     n = len(values)
     if not n:
         raise ValueError("there are no rows")
+    # The share of a row is 0 or 1 if its groups have as many rollouts as it has.
     if set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), n, level)
     mean = fmean(values)
+    # A single row says nothing about the variance between rows.
     if n == 1:
         return Estimate(mean, 0.0, 1.0, 1)
+    # With n rows of which one differs, the variance between them is 1 / n.
     half_width = t_quantile(level, n - 1) * math.sqrt(max(variance(values), 1 / n) / n)
     return Estimate(mean, max(0.0, mean - half_width), min(1.0, mean + half_width), n)
 

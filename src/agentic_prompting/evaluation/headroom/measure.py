@@ -115,6 +115,7 @@ async def aheadroom(
         `ValueError`: Before any call: if no part is requested, a row has no question or no answers, or there
             are too few calls or rows.
     """
+    # Checks that do not depend on the parts.
     if policy is None and agent is None and refiner is None and llm is None and not pool:
         raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")
     if isinstance(prompts, str) or not prompts:
@@ -128,6 +129,7 @@ async def aheadroom(
 
     # Constructing a part checks it. All parts are checked before the first one makes a call.
     parts: dict[str, MeasurementPart] = {}
+    # Is there a better system prompt?
     if policy is not None:
         parts["prompts"] = PromptPart(
             caller,
@@ -141,17 +143,21 @@ async def aheadroom(
             result.delta,
             seed,
         )
+    # Would GRPO have a gradient?
     if agent is not None:
         parts["signal"] = SignalPart(caller, shuffled, agent, group_size, reward, calls, seed)
+    # How many answers does ProRefine repair, and how many does it break?
     if refiner is not None:
         start = prompts[0] or DEFAULT_PROMPT
         parts["refinement"] = RefinePart(
             caller, shuffled, refiner, start, calls, result.delta, seed
         )
+    # What does the best request to a large LLM gain?
     if llm is not None:
         parts["requests"] = ChoicePart.of_requests(
             caller, shuffled, llm, requests, repeats, calls, seed
         )
+    # What does the best model for each question gain?
     if pool:
         parts["pool"] = ChoicePart.of_models(caller, shuffled, pool, repeats, calls, seed)
 

@@ -61,6 +61,7 @@ class PromptPart:
     ):
         self.caller = caller
         self.policy = policy
+        # The empty prompt is always compared; duplicates are removed.
         self.texts = list(dict.fromkeys([*prompts, ""]))
         self.reference = reference
         self.delta = delta
@@ -128,12 +129,14 @@ class PromptPart:
         self, texts: Sequence[str], rows: Sequence[Row], repeats: int
     ) -> Table:
         """Scores by row and prompt, averaged over the repeats that have a score."""
+        # One column per prompt, the start prompt first.
         columns = []
         for text in texts:
             system = self.caller.system_of(self.policy, text)
             scores = []
             for repeat in range(repeats):
                 scores.append(await self.caller.score(system, rows, self.seed + repeat))
+            # (repeats, rows) to (rows,)
             columns.append(_mean_without_missing(np.array(scores)))
             # Without scores of the start prompt, further calls are useless.
             if np.isnan(columns[0]).all():
@@ -162,6 +165,7 @@ class SignalPart:
         self.calls = calls
         self.seed = seed
         self.calls_per_row = group_size * max_calls_per_answer(agent)
+        # Check that at least one group fits into the calls.
         if group_size < 2:
             raise ValueError(f"a group has two rollouts at least, got {group_size}")
         if self.calls_per_row > calls:
@@ -211,6 +215,7 @@ class SignalPart:
             scores = await score_rollouts(self.reward, rollouts)
             self.caller.failed += scores.count(None)
             return scores
+        # Without a reward function, an episode is scored like any other answer.
         records = []
         for rollout in rollouts:
             records.append(record_of(answer_of_rollout(rollout, 0.0), rollout.row))
@@ -261,6 +266,7 @@ class RefinePart:
             # Both answers to each row.
             plain += await self.caller.score(self.plain, batch, self.seed)
             refined += await self.caller.score(self.refined, batch, self.seed)
+        # (rows, 2), the plain answer first.
         result.refinement = judge_refinement(np.column_stack([plain, refined]), self.delta)
 
 
@@ -301,6 +307,7 @@ class ChoicePart:
         calls: int,
         seed: int,
     ):
+        # An oracle with a single choice has nothing to choose.
         if repeats < 1 or len(choices) < 2:
             raise ValueError(f"{field_name} needs two choices and one repeat at least")
 
@@ -329,6 +336,7 @@ class ChoicePart:
         seed: int,
     ) -> ChoicePart:
         """One large LLM, asked in several ways."""
+        # The plain request is the first one; the others are numbered from 2.
         # A request must contain the question.
         choices = {}
         for number, request in enumerate(requests):
@@ -348,12 +356,14 @@ class ChoicePart:
         seed: int,
     ) -> ChoicePart:
         """Several models, each asked the plain question."""
+        # Every model gets the same request, the plain one.
         choices = {}
         for name, model in pool.items():
             choices[name] = Choice(caller.system_of(model, ""), DEFAULT_REQUESTS[0])
         return cls(caller, "pool", choices, rows, repeats, calls, seed)
 
     async def measure(self, result: Headroom) -> None:
+        # (rows, choices, repeats)
         table = np.empty((len(self.rows), len(self.choices), self.repeats))
         for column, choice in enumerate(self.choices.values()):
             requests = [choice.fill_row(row) for row in self.rows]

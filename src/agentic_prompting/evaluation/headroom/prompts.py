@@ -31,6 +31,7 @@ from scipy import stats
 from ..scoring import Estimate
 
 Verdict = Literal["worth it", "not worth it", "cannot tell"]
+# (rows, prompts) of scores, the start prompt first; NaN for a missing score.
 Table = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -39,6 +40,7 @@ LEVEL = 0.95
 POWER = 0.8
 """The probability with which `rows_needed` rows show a gain of `delta`."""
 
+# With fewer rows that differ, the observed variance is not trusted; see `paired_gain`.
 _FEW_DIFFERENCES = 4
 _RULE_OF_THREE = 3.5
 """If none of n rows differs, a variance of 3.5 / n gives the interval a half-width of about 3.7 / n."""
@@ -156,6 +158,7 @@ CHOOSING_SHARE = 240 / 512
 """Share of the calls that choose: of 512 calls, 12 prompts x 20 rows. If one prompt in ten is good, this finds it
 more often than 8 x 32."""
 
+# Bounds of `plan_stages`.
 _MIN_CHOOSING_ROWS = 4
 _MIN_FRESH_ROWS = 8
 _MAX_REPEATS = 4
@@ -283,6 +286,7 @@ def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
     if np.count_nonzero(differences != np.median(differences)) < _FEW_DIFFERENCES:
         variance = max(variance, _RULE_OF_THREE / n)
     mean = float(differences.mean())
+    # A difference of two scores is between -1 and 1, and so are the ends of its interval.
     half_width = t_quantile(level, n - 1) * math.sqrt(variance / n)
     estimate = Estimate(mean, max(-1.0, mean - half_width), min(1.0, mean + half_width), n)
     return Gain(estimate, variance)
@@ -291,6 +295,7 @@ def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
 @lru_cache(maxsize=4096)
 def t_quantile(level: float, degrees: int) -> float:
     """Half the width of a t interval, in standard errors."""
+    # Two-sided: the level is the mass between the negative and the positive quantile.
     return float(stats.t.ppf(0.5 + level / 2, degrees))
 
 
@@ -312,6 +317,7 @@ def rows_needed(variance: float, delta: float, power: float = POWER) -> int:
         delta (`float`): The gain to show.
         power (`float`, *optional*, defaults to `0.8`): Probability of showing it.
     """
+    # The sample size of a two-sided z test: n = variance * ((z_level + z_power) / delta)^2.
     z = stats.norm.ppf(0.5 + LEVEL / 2) + stats.norm.ppf(power)
     return math.ceil(variance * (z / delta) ** 2)
 
@@ -376,11 +382,13 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
     Raises:
         [`TooFewScores`]: If there are fewer.
     """
+    # Means of shape (prompts,), and the variance that chance alone gives each of them.
     means, error = _means_and_error(scores)
     n, k = complete_rows(scores).shape
     between = float(means.var(ddof=1))
     statistic = between / error
     p_value = float(stats.f.sf(statistic, k - 1, (k - 1) * (n - 1)))
+    # The method of moments: the variance between true means is what the error does not explain.
     return PromptTest(statistic, p_value, math.sqrt(max(0.0, between - error)))
 
 
@@ -407,6 +415,7 @@ def possible_share(tried: int, level: float = LEVEL) -> float:
         tried (`int`): Number of tried proposals.
         level (`float`, *optional*, defaults to `0.95`): Confidence level.
     """
+    # If a share s is good, all tried ones fail with probability (1 - s)^tried; solve for 1 - level.
     return 1 - (1 - level) ** (1 / tried)
 
 
@@ -437,9 +446,11 @@ def expect_further(
     # The posterior of s, the spread between prompts, on a grid of equal prior mass, three tenths of which is at 0.
     mass = (np.arange(200) + 0.5) / 200
     spread = scale * stats.norm.ppf(0.5 + 0.5 * np.clip((mass - 0.3) / 0.7, 0, 1))
+    # The likelihood of the observed means, with mu integrated out: their variance is s^2 + error.
     variance = spread**2 + error
     deviation = float(((challengers - challengers.mean()) ** 2).sum())
     likelihood = -0.5 * (len(challengers) - 1) * np.log(variance) - 0.5 * deviation / variance
+    # Subtracting the maximum keeps the exponentials from all becoming 0.
     weights = np.exp(likelihood - likelihood.max())
     s = spread[rng.choice(len(spread), size=draws, p=weights / weights.sum())]
 
@@ -448,6 +459,7 @@ def expect_further(
     error_draws = error * degrees / rng.chisquare(degrees, draws)
     mu_deviation = np.sqrt((s**2 + error_draws) / len(challengers))
     mu = challengers.mean() + mu_deviation * rng.standard_normal(draws)
+    # The start prompt is not one of the draws: its mean varies by its own error only.
     start = means[0] + np.sqrt(error_draws) * rng.standard_normal(draws)
 
     # The gain of the best further prompt; a score is at most 1.
@@ -461,6 +473,7 @@ def expected_maximum(draws: int) -> float:
     """The expected maximum of this number of standard normal draws."""
     if draws == 1:
         return 0.0
+    # The density of the largest of n draws is n * pdf(x) * cdf(x)^(n - 1).
     return float(
         stats.norm.expect(lambda x: draws * x * stats.norm.cdf(x) ** (draws - 1), lb=-9, ub=9)
     )
@@ -481,6 +494,7 @@ def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator)
     """
     choosing = np.asarray(first, dtype=float)
     measuring = np.asarray(second, dtype=float)
+    # Only rows with both answers under every prompt count.
     complete = ~(np.isnan(choosing).any(axis=1) | np.isnan(measuring).any(axis=1))
     choosing = complete_rows(choosing[complete])
     measuring = complete_rows(measuring[complete])
@@ -489,6 +503,7 @@ def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator)
     means = choosing.mean(axis=0)
     single = int(rng.choice(np.flatnonzero(np.isclose(means, means.max(), rtol=0, atol=1e-12))))
     routed = choosing.argmax(axis=1)
+    # Where the single best prompt is among the best ones of a row, routing chooses it as well.
     ties = choosing[:, single] >= choosing.max(axis=1)
     routed[ties] = single
 

@@ -53,6 +53,7 @@ async def ask_for_prompts(
         question = str(row["question"])[:_MAX_EXAMPLE_LENGTH]
         accepted = "; ".join(map(str, row["answers"]))[:_MAX_EXAMPLE_LENGTH]
         lines.append(f"- {question}\n  accepted: {accepted}")
+    # A single call writes all prompts, so that they can differ from each other.
     text = fill(PROPOSE_TEMPLATE, count=count, start=start, examples="\n".join(lines))
     return await as_chat(reference)([Message(role="user", content=text)])
 
@@ -60,6 +61,7 @@ async def ask_for_prompts(
 def read_prompts(reply: str) -> list[str]:
     """The distinct texts between `<prompt>` and `</prompt>` that are not empty."""
     prompts = []
+    # A prompt without its closing mark was cut off, and is skipped.
     for piece in reply.split("<prompt>")[1:]:
         text, closing, _ = piece.partition("</prompt>")
         if closing and text.strip():

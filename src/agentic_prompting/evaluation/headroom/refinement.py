@@ -62,6 +62,7 @@ def judge_refinement(scores: ArrayLike, delta: float) -> RefineHeadroom:
     table = complete_rows(scores)
     plain_right = table[:, 0] >= RIGHT
     refined_right = table[:, 1] >= RIGHT
+    # Mean scores before and after the refinement.
     plain, refined = table.mean(axis=0)
     return RefineHeadroom(
         gain=gain.estimate,

@@ -63,6 +63,7 @@ class Headroom:
             return None
 
         # A signal is useless if even the best requests gain too little.
+        # The score of the untrained agent is its pass@1.
         untrained = self.signal.pass_at.get(1)
         if self.requests is not None and untrained is not None:
             largest_gain = self.requests.high - untrained.low
@@ -90,6 +91,7 @@ class Headroom:
         if self.training is not None and self.requests is not None:
             # Only with the requests does the verdict add to the sentence of the signal.
             lines.append(f"Training an agent to ask: {self.training[1]}.")
+        # Each model alone, below the score of the best choice.
         if self.pool is not None:
             lines.append(f"Pool: {self.pool.sentence()}.")
             for name, estimate in self.pool.each.items():
@@ -133,12 +135,14 @@ def _format_interval(estimate: Estimate) -> str:
 def _prompt_lines(
     headroom: PromptHeadroom, texts: Sequence[str], further: Estimate | None
 ) -> list[str]:
+    # The gain, with the scores behind it and the prompt that was chosen.
     chosen_prompt = shorten(texts[headroom.chosen], 200, placeholder=" ...")
     lines = [
         f"Prompts: {headroom.sentence()}.",
         f"  Start prompt {headroom.start:.3f}, the chosen one {headroom.best:.3f} on the same rows.",
         f"  Chosen: {chosen_prompt or '(the empty prompt)'}",
     ]
+    # Evidence beside the verdict, as far as it was measured.
     if headroom.test is not None:
         lines.append(
             f"  Between the {headroom.tried + 1} prompts: F = {headroom.test.statistic:.2f}, p = {headroom.test.p_value:.3f}; "
@@ -156,6 +160,7 @@ def _prompt_lines(
 
 
 def _signal_lines(signal: GroupSignal) -> list[str]:
+    # The share of groups that have a gradient.
     lines = [f"Signal for GRPO: {signal.sentence()}."]
 
     # pass@k for k = 1 and for the largest k.
@@ -168,6 +173,7 @@ def _signal_lines(signal: GroupSignal) -> list[str]:
         lines.append(
             f"  {', '.join(passes)}; pass@1 is in [{first.low:.3f}, {first.high:.3f}], over {signal.rows} rows."
         )
+    # Why groups may have no gradient: rows that are too easy or too hard, rollouts without answer.
     lines.append(
         f"  Always right: {signal.always_right:.0%} of the rows; never: {signal.never_right:.0%}."
     )

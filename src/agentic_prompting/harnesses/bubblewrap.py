@@ -93,6 +93,8 @@ class Sandbox:
         """
         confine = ["bwrap", *self._show_files()]
         before: list[str] = []
+
+        # As root, an outer bwrap has already shown the files: the inner one takes over its view.
         if os.geteuid() == 0:
             before = self._change_user()
             confine = ["bwrap", "--ro-bind", "/", "/", "--bind", "/tmp", "/tmp"]
@@ -107,6 +109,7 @@ class Sandbox:
             "bwrap",
             "--unshare-pid",  # ends everything inside: a change of user clears the signal for the parent's death
             "--die-with-parent",
+            # The files are mounted with root's rights, which can reach below root's home.
             *self._show_files(),
             *(
                 "--bind",
@@ -116,6 +119,7 @@ class Sandbox:
                 "/dev",
                 "/dev",
             ),  # for the inner one, which replaces both
+            # What `setpriv` needs to change the user, and loses by it.
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
         ]
@@ -131,6 +135,7 @@ class Sandbox:
 
     def _confine(self, filter_descriptor: int) -> list[str]:
         """Options for everything but the files."""
+        # New namespaces of every kind, and none that the command could open within them.
         arguments = [
             "--unshare-all",
             "--unshare-user",
@@ -138,13 +143,19 @@ class Sandbox:
             "--die-with-parent",
             "--new-session",
         ]
+
+        # The system's network, or the one that the command in front has opened.
         if self.network or self.names_listener:
             arguments += ["--share-net"]
         arguments += ["--seccomp", str(filter_descriptor)]
+
+        # The kernel's own file systems: settings read-only, shared memory limited.
         arguments += ["--proc", "/proc"]
         for path in filter(os.path.exists, _KERNEL_SETTINGS):
             arguments += ["--ro-bind", path, path]
         arguments += ["--dev", "/dev", "--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+
+        # Read-only but for the writable mounts below: /tmp and shared memory.
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", self.cwd]
         return arguments
 
@@ -153,14 +164,18 @@ class Sandbox:
         options = self._option_by_path()
         arguments: list[str] = []
         hidden_folders = []
+
+        # From the top down, so that a deeper mount covers the one above it.
         for path in sorted(options, key=lambda path: (path.count("/"), path)):
             option = options[path]
             above = _deepest_above(path, options)
+            # Whether the mount above already shows what is really at this path.
             is_visible = above is not None and above != "/tmp" and options[above] == "--ro-bind"
             if option == "--bind":
                 arguments += ["--perms", "0755", "--dir", path, "--bind", str(self.tmp), path]
             elif option == "--ro-bind" and not is_visible:
                 arguments += _make_parents(path)
+                # /bin and /lib are links into /usr on merged systems, and stay links.
                 if path in SYSTEM_PATHS and os.path.islink(path):
                     arguments += ["--symlink", os.readlink(path), path]
                 else:
@@ -168,8 +183,11 @@ class Sandbox:
             elif option == "--tmpfs" and is_visible and os.path.isdir(path):
                 arguments += ["--perms", "0755", "--size", "65536", "--tmpfs", path]
                 hidden_folders.append(path)
+            # A file is hidden by /dev/null: a tmpfs covers only folders.
             elif option == "--tmpfs" and is_visible:
                 arguments += ["--ro-bind", os.devnull, path]
+
+        # Put the sandbox's name server in the place of the system's.
         settings = os.path.realpath("/etc/resolv.conf")
         if (
             self.name_server is not None
@@ -177,6 +195,8 @@ class Sandbox:
             and os.path.exists(settings)
         ):
             arguments += ["--ro-bind", str(self.name_server), settings]
+
+        # Hidden folders become read-only last: paths shown within them are mounted by now.
         for path in hidden_folders:
             arguments += ["--remount-ro", path]
         return [*arguments, "--perms", "0755", "--dir", "/run"]
@@ -195,6 +215,7 @@ class Sandbox:
                     options[
                         os.path.normpath(os.path.join(path, os.path.relpath(hidden, real_path)))
                     ] = "--tmpfs"
+        # A hidden path that does not exist has nothing to cover.
         options = {path: option for path, option in options.items() if os.path.exists(path)}
         return {**options, "/tmp": "--bind"}
 
@@ -206,10 +227,13 @@ def why_unavailable(network: bool = False) -> str:
         return "there is no program bwrap in PATH"
     if not seccomp.is_supported():
         return f"there is no filter of system calls for this processor ({platform.machine()})"
+
+    # Run an interpreter that does nothing, in the sandbox that a command would get.
     command = [sys.executable, "-I", "-S", "-c", ""]
     filter_descriptor = seccomp.open_filter()
     try:
         with tempfile.TemporaryDirectory() as folder:
+            # The unprivileged user of a trainer that runs as root must be able to enter it.
             os.chmod(folder, 0o755)
             sandbox = Sandbox(Path(folder), "/tmp", paths_of(command), network=network)
             command_line = sandbox.command_line(command, filter_descriptor)
@@ -233,14 +257,19 @@ def paths_of(command: Sequence[str]) -> set[str]:
     Args:
         command (`Sequence[str]`): As its user wrote it. Filled with a row, it could name any path.
     """
+    # Paths that the command names as words of their own.
     paths = {
         word
         for word in command
         if os.path.isabs(word) and os.path.exists(word) and _may_be_shown(word)
     }
+
+    # This interpreter runs the launcher; the other program is the command's own.
     for program in (sys.executable, shutil.which(command[0])):
         if program is not None:
             paths.update(_paths_of_program(os.path.abspath(program)))
+
+    # An agent calls further programs by name.
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         if os.path.isabs(folder) and os.path.isdir(folder):
             paths.add(folder)
@@ -264,9 +293,11 @@ def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:
     yield from _installation_around(os.path.dirname(program))
     if depth == _MOST_STEPS:
         return
+    # Follow the link one step at a time: each program on the way has an installation around it.
     if os.path.islink(program):
         target = os.path.join(os.path.dirname(program), os.readlink(program))
         yield from _paths_of_program(os.path.normpath(target), depth + 1)
+    # A folder above may be a link, too.
     if (real_path := os.path.realpath(program)) != program:
         yield from _paths_of_program(real_path, _MOST_STEPS)
     if (interpreter := _interpreter_of(program)) is not None:
@@ -282,6 +313,7 @@ def _interpreter_of(program: str) -> str | None:
         return None
     if not line.startswith("#!"):
         return None
+    # Without options (`-S`) and variables (`NAME=value`) of `env`.
     words = [
         word
         for word in line.removeprefix("#!").split()
@@ -298,6 +330,8 @@ def _installation_around(folder: str) -> Iterator[str]:
     if "node_modules" in path.parts:  # of npm: packages find each other there
         end = len(path.parts) - path.parts[::-1].index("node_modules")
         yield str(Path(*path.parts[:end]))
+
+    # Not the home folder itself (~/bin), nor a folder above it: it holds more than programs.
     prefix = path.parent
     home = Path(os.path.expanduser("~"))
     if path.name not in ("bin", "sbin", "shims") or prefix in (home, *home.parents):
@@ -316,6 +350,7 @@ def _deepest_above(path: str, paths: Collection[str]) -> str | None:
 def _make_parents(path: str) -> list[str]:
     """Options that create the folders above a path; those that bwrap creates by itself may be closed to others."""
     arguments = []
+    # From the outermost folder inwards, without the root.
     for parent in reversed(Path(path).parents[:-1]):
         if str(parent) != "/tmp":
             arguments += ["--perms", "0755", "--dir", str(parent)]

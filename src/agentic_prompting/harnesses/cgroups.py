@@ -40,7 +40,9 @@ class ControlGroup:
         try:
             group.folder.mkdir()
             group._write("memory.max", max_memory)
+            # Out of memory, the kernel ends the whole group, not one process of it.
             group._write("memory.oom.group", 1)
+            # These files depend on the kernel's configuration.
             for name, value in (("memory.swap.max", 0), ("pids.max", max_processes)):
                 if (group.folder / name).exists():
                     group._write(name, value)
@@ -66,6 +68,7 @@ class ControlGroup:
     def close(self) -> None:
         """Remove the group. Its processes have ended, but the kernel may still be about to notice."""
         deadline = time.monotonic() + _SECONDS_TO_CLOSE
+        # A group can be removed when the kernel counts no process in it.
         while self.folder.exists() and time.monotonic() < deadline:
             try:
                 self.folder.rmdir()
@@ -86,6 +89,8 @@ def _parent_group(pid: int) -> Path | None:
         )
     if current_group is None:
         return None
+
+    # The first of both in which a group with a limit of memory can be created.
     for folder in (current_group, current_group.parent):
         if not (folder / "cgroup.controllers").exists():
             break
@@ -93,6 +98,7 @@ def _parent_group(pid: int) -> Path | None:
             if "memory" not in (folder / "cgroup.subtree_control").read_text().split():
                 (folder / "cgroup.subtree_control").write_text("+memory +pids")
             _remove_left_groups(folder)
+            # Try it: the rights to a folder do not tell whether the kernel allows its division.
             trial = folder / f"{_NAME}-{pid}-trial"
             trial.mkdir()
             is_usable = os.access(trial / "memory.max", os.W_OK) and os.access(
@@ -108,6 +114,7 @@ def _own_group(groups: str, mounts: str) -> Path | None:
     """The folder of this process's group of version 2, from the texts of `/proc/self/cgroup` and `mountinfo`."""
     name = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), None)
     for line in mounts.splitlines():
+        # Behind ` - ` come the type and the source, in front of it the root and the folder.
         fields, _, rest = line.partition(" - ")
         if name is not None and rest.startswith("cgroup2 "):
             root, folder = fields.split()[3:5]

@@ -48,6 +48,7 @@ def check_harness(
     Raises:
         [`LLMError`]: The harness is not installed, or cannot be isolated.
     """
+    # Play the task in a workspace that notes the names which the harness looks up.
     lookups: list[str] = []
     workspace = Workspace(on_lookup=lookups.append, isolation=isolation)
     program = CommandProgram(harness, workspace=workspace, reward=wrote_the_file, timeout=300)
@@ -56,6 +57,7 @@ def check_harness(
     rollout, agent = play_scripted(program)
     seconds = time.monotonic() - start
 
+    # Report what the gateway counted and what the script read.
     counts = rollout.counts
     tool_names = {tool["name"] for prompt in agent.prompts for tool in find_tools(prompt)}
     has_own_network = isolation != "none"
@@ -123,13 +125,16 @@ class ScriptedAgent:
         prompt = tokenizer.decode(request.context)
         self.prompts.append(prompt)
         ids = tokenizer(self.turn(prompt), add_special_tokens=False)["input_ids"]
+        # At most as many tokens as are asked for, the end token included.
         ids = [*ids[: request.max_new_tokens - 1], tokenizer.eos_token_id]
         self.samples.append((tuple(request.context), tuple(ids)))
+        # The log-probabilities only have to exist: nothing is trained.
         return Sample(ids, [-0.1] * len(ids))
 
     def turn(self, prompt: str) -> str:
         """The next turn of a conversation."""
         tools = {tool["name"]: tool for tool in find_tools(prompt)}
+        # A call without tools asks for the title of the session.
         if not tools:
             return "Hello file task"
 
@@ -161,6 +166,7 @@ def fill_arguments(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
     schema = tool.get("parameters") or {}
     required = schema.get("required") or ()
     arguments = {}
+    # Optional parameters are filled only where they say what the step does.
     for name, parameter in (schema.get("properties") or {}).items():
         value = _argument_value(name, parameter, command, name in required)
         if value is not None:
@@ -173,12 +179,15 @@ def _argument_value(
 ) -> Any:
     """A value for a parameter of a tool; `None` leaves it out."""
     parameter_type = parameter.get("type", "")
+    # What the step is about: a command, a path or a content.
     if name in ("command", "cmd", "input"):
         return ["bash", "-lc", command] if parameter_type == "array" else command
     if name.lower().replace("_", "") in ("path", "filepath", "absolutepath"):
         return "/tmp/agent/work/hello.txt"
     if name in ("content", "contents", "text"):
         return "hi\n"
+
+    # Any valid value for other parameters that the tool insists on.
     if not is_required:
         return None
     if parameter.get("enum"):

@@ -77,6 +77,7 @@ async def run_command(
     row_text = json.dumps(row, default=str, ensure_ascii=False)
     folders.row.write_text(row_text, encoding="utf-8", errors="replace")
     values = {**row, **address}
+    # Templates name the folders as the command sees them, inside of its sandbox.
     for name, path in (("row", folders.row), ("home", folders.home), ("work", folders.work)):
         values[name] = folders.path_for_command(path)
     if harness is not None:
@@ -93,6 +94,7 @@ async def run_command(
     # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no memory.
     with open(folders.root / "out", "w+b") as out, open(folders.root / "err", "w+b") as err:
         try:
+            # The paths of the command as its user wrote it: a row could name any path.
             needed_paths = await asyncio.to_thread(paths_of, command)
             if not await folders.start(arguments, environment, out, err, needed_paths):
                 raise ServerFailed(f"the command could not be started: {_complaint(out, err)}")
@@ -101,6 +103,8 @@ async def run_command(
             code = await folders.wait()
         finally:
             await folders.end()
+
+        # A broken limit comes first: it is often the cause of the exit code.
         if folders.violation is not None:
             raise LimitExceeded(folders.violation)
         if code:
@@ -189,6 +193,7 @@ def _write_settings(
     harness: Harness, home: Path, values: Mapping[str, Any], system_prompt: str | None
 ) -> None:
     files = {name: fill(text, **values) for name, text in harness.files.items()}
+    # The run's system prompt goes where the harness looks for one of its user's.
     if system_prompt and harness.prompt_file:
         files[harness.prompt_file] = system_prompt
     for name, text in files.items():
@@ -199,6 +204,7 @@ def _write_settings(
 
 def _complaint(out: BinaryIO, err: BinaryIO) -> str:
     """The end of what a command that failed wrote."""
+    # Some commands write their errors to the standard output.
     complaint = _tail(err, 2**12).strip() or _tail(out, 2**12).strip()
     return complaint[-_MAX_COMPLAINT_LENGTH:]
 
@@ -210,7 +216,10 @@ def _last_line(file: BinaryIO) -> str:
         [`LimitExceeded`]: It is longer than an answer may be.
     """
     text = _tail(file, _MAX_ANSWER_BYTES).rstrip()
+    # A carriage return ends a line, too: progress bars write over theirs.
     _, newline, line = text.replace("\r", "\n").rpartition("\n")
+
+    # The line begins before the tail: it is too long.
     if not newline and os.fstat(file.fileno()).st_size > _MAX_ANSWER_BYTES:
         raise LimitExceeded(
             f"the last line of the command's output has more than {_MAX_ANSWER_BYTES} bytes"

@@ -94,6 +94,7 @@ class CommandProgram(AgentProgram):
             max_llm_calls=max_llm_calls,
             max_body_bytes=max_body_bytes,
         )
+        # Exit codes are looked at here; the base class knows only exceptions.
         self.mistake_codes = tuple(mistake for mistake in mistakes if isinstance(mistake, int))
         self.command = _split_command(command)
         self.harness = command if isinstance(command, Harness) else None
@@ -129,10 +130,12 @@ class CommandProgram(AgentProgram):
         try:
             yield CommandRun(self, folders, self._gateway)
             has_failed = rollout.error is not None
+        # Failures of the machine or the settings, which the rollout does not hold yet.
         except (ServerFailed, Misconfigured):
             has_failed = True
             raise
         finally:
+            # Also when the episode is cancelled, the folders are closed to the end.
             await asyncio.shield(asyncio.to_thread(folders.close, has_failed))
 
     def report_differences(self, rollout: Rollout, reports: Sequence[str]) -> None:
@@ -153,11 +156,15 @@ class CommandProgram(AgentProgram):
         """
         if self._reward_function is None:
             return
+
+        # The command has ended, so that the agent never sees the tests.
         await asyncio.to_thread(folders.add_tests, rollout.row)
         try:
             reward = await call_guarded(self._reward_function, rollout, folders.work)
         except Exception as error:
             raise failure_of(ServerFailed, "the reward function", error) from error
+
+        # Kept beside what the command returned.
         number = read_reward(reward, "the reward function")
         rollout.returned = {**(rollout.returned or {}), "reward": number}
 
@@ -219,6 +226,7 @@ class CommandRun(AgentRun):
 
     def _describe_address(self, request: RunRequest) -> dict[str, Any]:
         """What the arguments and settings of a command can name: `{base_url}`, `{api_key}`, ..."""
+        # In a network of its own, the command reaches the gateway at another address.
         base_url = self.folders.base_url(request.api_key) or request.base_url
         window = request.limits.max_context or _DEFAULT_WINDOW
         address: dict[str, Any] = {
@@ -229,6 +237,8 @@ class CommandRun(AgentRun):
             "window": window,
             "output": min(request.limits.max_turn_tokens, window),
         }
+
+        # A harness has its own name for the dialect, and its own form of the address.
         if self.harness is not None:
             api, url = self.harness.dialects[self.harness.dialect]
             address["api"] = api
@@ -244,6 +254,8 @@ class CommandRun(AgentRun):
             return False
         if failure.code in self.program.mistake_codes:
             return True
+
+        # Without a harness, only the listed exit codes blame the policy.
         if self.harness is None or not session.tree.calls:
             return False
         last_call = session.tree.calls[-1]
@@ -253,10 +265,13 @@ class CommandRun(AgentRun):
     async def finish(self, rollout: Rollout, session: Session) -> None:
         """Compare the calls with the harness's own record of them, if it keeps one, and add the reward."""
         if self.harness is not None and self.harness.trace:
+            # In threads: an agent may have left large files.
             files = await asyncio.to_thread(find_records, self.folders.home, self.harness.trace)
             turns = await asyncio.to_thread(read_turns, files)
             reports = await asyncio.to_thread(compare_turns, session.tree.calls, turns)
             self.program.report_differences(rollout, reports)
+
+        # A failed episode has no reward.
         if rollout.error is None:
             await self.program.add_reward(rollout, self.folders)
 

@@ -50,6 +50,7 @@ def process_folder(pid: int) -> Path:
     """The folder of a process, created. Those of processes that were killed are removed with what is left."""
     base = base_folder()
     base.mkdir(mode=0o700, exist_ok=True)
+    # Anyone can create this path in a shared folder before this user does.
     if base.stat().st_uid != os.getuid() or base.is_symlink():
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
 
@@ -64,6 +65,8 @@ def process_folder(pid: int) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:
         os.close(base_descriptor)
+
+    # Keep the file: if it were collected, it would be closed and its lock released.
     _locks.append(lock)
 
     def remove_at_exit() -> None:
@@ -76,6 +79,7 @@ def process_folder(pid: int) -> Path:
 
 def _remove_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
+        # Raises where the process that holds the lock still lives: its folder stays.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         kill_processes_of(folder)
         remove(folder)
@@ -83,6 +87,7 @@ def _remove_if_left(folder: Path) -> None:
 
 def kill_processes_of(folder: Path) -> None:
     """Kill the processes whose environment names a folder: outside of a sandbox they may outlive their rollout."""
+    # With the slash, the folder of rollout 1 is not found in that of rollout 10.
     mark = os.fsencode(folder) + b"/"
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -96,6 +101,7 @@ def kill_processes_of(folder: Path) -> None:
 def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
     """The entries below a folder. Links are not followed, and folders too deep ([`is_too_deep`]) are not opened."""
     top = os.fspath(folder).rstrip("/")
+    # A list in the place of recursion: an agent decides how deep the folders are.
     waiting = [top]
     while waiting:
         try:
@@ -124,7 +130,10 @@ def tidy(folder: Path) -> bool:
     Returns:
         `bool`: Whether all folders could be looked into; if not, those that are too deep are removed.
     """
+    # Open folders that the agent closed, and take away setuid, setgid and sticky bits.
     _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
+
+    # Remove what could trap or mislead whoever reads the folder afterwards.
     top = folder.resolve()
     is_complete = True
     for entry in walk(folder):
@@ -137,6 +146,7 @@ def tidy(folder: Path) -> bool:
             elif stat.S_ISLNK(mode):
                 if not _stays_in(entry.path, top):
                     os.unlink(entry.path)
+            # A pipe, a socket or a device.
             elif not stat.S_ISREG(mode):
                 os.unlink(entry.path)
     return is_complete
@@ -152,8 +162,10 @@ def make_folder(path: Path) -> None:
 
 def _stays_in(link: str, top: Path) -> bool:
     try:
+        # Find links in a circle, which `realpath` does not refuse.
         os.stat(link)
     except FileNotFoundError:
+        # A link to nothing is judged by the place where its target would be.
         pass
     except OSError:  # it leads to itself, or where this process may not look
         return False
@@ -163,7 +175,10 @@ def _stays_in(link: str, top: Path) -> bool:
 def remove(path: Path) -> None:
     """Remove a file or a folder, also where an agent took away the right to. Never raises: what cannot be removed is
     logged. After some seconds the removal goes on by itself: a hundred thousand folders take minutes on some disks."""
+    # Forget the removals that have ended since the last call.
     _removals[:] = [removal for removal in _removals if removal.poll() is None]
+
+    # In a process of its own session, which goes on if this process ends first.
     command = 'rm -rf -- "$1" || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
     removal = subprocess.Popen(
         ["sh", "-c", command, "sh", os.fspath(path)],
@@ -184,6 +199,7 @@ _removals: list[subprocess.Popen[bytes]] = []
 
 def _take_away(path: Path, folder: Path) -> None:
     """Remove a folder that an agent left below `folder`. It is gone from its place at once."""
+    # A rename is instant, however much the folder holds.
     aside = Path(tempfile.mkdtemp(dir=folder.parent))
     path.rename(aside / "removed")
     remove(aside)
@@ -219,6 +235,7 @@ def fill_folder(folder: Path, files: Any, source: str | None) -> None:
         [`ServerFailed`]: They cannot be written, or the row does not say what they are.
     """
     try:
+        # Texts are written one by one; a path is checked, then copied or cloned.
         if isinstance(files, Mapping):
             for name, text in files.items():
                 if text is not None:  # a table has every row's names in each row
@@ -248,6 +265,8 @@ def _path_in_source(files: Any, source: str | None) -> Path:
         raise ServerFailed(
             f"the row's files are a path, {quoted_files}: say with Workspace(source=FOLDER) in which folder such paths lie"
         )
+
+    # Resolve links before the comparison, so that none leads out of the source.
     top = Path(source).expanduser().resolve()
     path = Path(top, Path(files).expanduser()).resolve()
     if not path.is_relative_to(top):
@@ -266,6 +285,7 @@ def _copy_files(folder: Path, path: Path) -> None:
             for name in names:
                 _copy_file(Path(parent, name), path, folder)
     elif any(folder.iterdir()):  # git clones only into an empty folder
+        # Clone elsewhere, and copy the clone's files over those that are there.
         with tempfile.TemporaryDirectory(dir=folder.parent) as clone:
             _copy_files(Path(clone), path)
             shutil.rmtree(Path(clone, ".git"))
@@ -286,6 +306,7 @@ def _copy_file(file: Path, top: Path, folder: Path) -> None:
     if file.is_file():
         target = _path_in(folder, str(file.relative_to(top)))
         shutil.copyfile(file, target)
+        # It keeps its permissions, without setuid; its owner can always read and write it.
         target.chmod(stat.S_IMODE(file.stat().st_mode) & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
 
 
@@ -294,12 +315,16 @@ def _path_in(folder: Path, name: str) -> Path:
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise ServerFailed(f"the row has a file {name!r}: its path must lie in the folder")
+
+    # Replace links and files by folders on the way down: a link could lead anywhere.
     path = folder
     for part in parts[:-1]:
         path = path / part
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             path.unlink()
         path.mkdir(exist_ok=True)
+
+    # Make room for the file itself.
     path = path / parts[-1]
     if path.is_dir() and not path.is_symlink():
         _take_away(path, folder)

@@ -68,6 +68,7 @@ class Harness:
     dialect: str = ""
 
     def __post_init__(self):
+        # The class is frozen, and the default dialect is the first one.
         object.__setattr__(self, "dialect", self.dialect or next(iter(self.dialects)))
         if self.dialect not in self.dialects:
             raise ValueError(f"{self.name} speaks {', '.join(self.dialects)}, not {self.dialect!r}")
@@ -84,6 +85,8 @@ class Harness:
             raise NotInstalled(
                 f"there is no program {self.command[0]!r} in PATH: install {self.name}{instruction}"
             )
+
+        # Another version may read other settings, or work all the same: only warn.
         installed_version = _find_version(Path(program).resolve(), self.package)
         if self.version and installed_version not in ("", self.version):
             logger.warning(
@@ -98,6 +101,7 @@ class Harness:
         file_name, *keys = self.answer
         file = home / file_name
         try:
+            # An agent may have left anything at this path.
             if file.stat().st_size > MAX_RECORD_BYTES:
                 return None
             text = file.read_text(encoding="utf-8")
@@ -123,10 +127,13 @@ def _look_up(value: Any, keys: Sequence[str]) -> Any:
 
 def _find_version(program: Path, package: str) -> str:
     """The version of an installed program, of npm or of pip; empty if neither says it."""
+    # npm: the nearest package.json above the program.
     for folder in program.parents:
         file = folder / "package.json"
         if file.is_file():
             return str(json.loads(file.read_text()).get("version", ""))
+
+    # pip: the folder of metadata, named after the package and its version.
     if not package:
         return ""
     install_target = package.split("==")[0].split()[-1]

@@ -42,14 +42,20 @@ def main() -> None:
     """
     channel = socket.socket(fileno=int(sys.argv[1]))
     plan = read_plan(channel)
+
+    # Open the sockets and send them to the trainer, which is outside of this network.
     sockets = open_sockets(plan)
     descriptors = [network_socket.fileno() for network_socket in sockets]
     if descriptors:
         socket.send_fds(channel, [b"ready"], descriptors)
     else:
         channel.sendall(b"ready")
+
+    # The trainer puts this process under its limits before it answers.
     if not channel.recv(1):  # the trainer has given up
         sys.exit(1)
+
+    # The command inherits none of the sockets.
     for inherited_socket in (channel, *sockets):
         inherited_socket.close()
     if plan["supervises"]:
@@ -60,6 +66,7 @@ def main() -> None:
 def read_plan(channel: socket.socket) -> dict[str, Any]:
     """The plan that the trainer sends."""
     parts: list[bytes] = []
+    # A stream has no messages: read up to the end of the line.
     while not parts or not parts[-1].endswith(b"\n"):
         part = channel.recv(65536)
         if not part:
@@ -83,6 +90,7 @@ def listen_for_names(command: list[str]) -> NoReturn:
     """Open the port of name servers, and execute a command that inherits the socket."""
     names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     names.bind(("127.0.0.1", 53))
+    # At a fixed number, the socket survives the commands between here and the launcher.
     os.dup2(names.fileno(), NAMES_DESCRIPTOR)
     call_prctl(
         PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
@@ -98,6 +106,7 @@ def call_prctl(option: int, value: int) -> None:
 
 def execute(plan: dict[str, Any]) -> NoReturn:
     """Replace this process by the command, under its limits."""
+    # A limit can be lowered by anyone, and raised above the hard one only by root.
     for name, limit in plan["limits"].items():
         _, hard = resource.getrlimit(LIMITS[name])
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -122,12 +131,17 @@ def supervise(plan: dict[str, Any]) -> None:
     call_prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of this process
     call_prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGTERM, end_children)
+    # The trainer ended before its end was watched: no signal will come.
     if os.getppid() != trainer:
         sys.exit(1)
+
+    # The child becomes the command, without this process's handler.
     command = os.fork()
     if command == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return
+
+    # Reap orphans until the command itself ends; like a shell, add 128 to a signal's number.
     while True:
         process, status = os.wait()
         if process == command:
@@ -138,6 +152,7 @@ def supervise(plan: dict[str, Any]) -> None:
 def end_children(*_: object, code: int = 143) -> NoReturn:
     """Kill the processes below this one until there are none, then exit."""
     while True:
+        # Orphans of a killed process become children of this one: look again after each wait.
         for process in children():
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
@@ -160,6 +175,7 @@ def parent_of(process: str) -> int | None:
     """The parent of a process; `None` if it has ended."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
+            # The name of the program, in brackets, may hold spaces: count the fields behind it.
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return None

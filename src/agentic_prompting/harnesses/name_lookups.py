@@ -38,6 +38,7 @@ class NameServer(asyncio.DatagramProtocol):
         if question_end > len(data):  # no query, or cut off
             return
 
+        # Report the name, and reply with the query's id and question that it does not exist.
         self.on_lookup(".".join(labels))
         reply = data[:2] + _NO_SUCH_NAME + data[_HEADER_BYTES:question_end]
         self.transport.sendto(reply, addr)

@@ -132,6 +132,8 @@ def system_call_filter() -> bytes:
         _step(_JUMP_IF_AT_LEAST, _X32, if_false=1),
         _fail(errno.ENOSYS),
     ]
+
+    # Compare the number loaded above with each call; another number skips the refusal.
     for name in _UNKNOWN:
         program += [_step(_JUMP_IF_EQUAL, machine.calls[name], if_false=1), _fail(errno.ENOSYS)]
     for name in _REFUSED:
@@ -158,6 +160,7 @@ def open_filter() -> int:
     """A descriptor from which the filter can be read once."""
     reader, writer = os.pipe()
     try:
+        # The filter fits into a pipe's buffer, so that nobody has to read meanwhile.
         os.write(writer, system_call_filter())
     finally:
         os.close(writer)

@@ -87,6 +87,8 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Whether the parts of a path match those of a pattern."""
     if "**" not in pattern:
         return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+    # `**` takes any number of parts: compare those before it and those behind it.
     before = pattern.index("**")
     after = len(pattern) - before - 1
     if len(parts) < before + after:
@@ -100,6 +102,7 @@ def read_turns(files: Iterable[Path]) -> list[ChatMessage]:
     """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
     turns: dict[tuple[Path, Any, int], ChatMessage] = {}
     for file in files:
+        # Where a file is malformed, the turns that were read up to there are kept.
         with suppress(*_MALFORMED_RECORD):
             for number, record in enumerate(_read_records(file)):
                 # gemini-cli writes a record again when its calls have results: the last one counts.
@@ -114,11 +117,15 @@ def _read_records(file: Path) -> Iterator[dict[str, Any]]:
     """The records in a file: a database, an object with `messages`, or an object in each line."""
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
         return
+
+    # A database is recognized by its content, whatever its name.
     with file.open("rb") as opened:
         is_database = opened.read(15) == b"SQLite format 3"
     if is_database:
         yield from _read_database(file)
         return
+
+    # One object for the whole session; where that is no JSON, an object in each line.
     text = file.read_text(encoding="utf-8", errors="replace")
     with suppress(ValueError):
         session = as_dict(json.loads(text))
@@ -137,6 +144,7 @@ def _read_database(file: Path) -> list[dict[str, Any]]:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_RECORD_BYTES)
         database.set_progress_handler(lambda: 1, _MAX_DATABASE_STEPS)
 
+        # Messages in the order of their creation, then the parts of each one.
         messages = database.execute("SELECT id, data FROM message ORDER BY time_created")
         for message_id, data in messages:
             records[message_id] = {"role": as_dict(json.loads(data)).get("role"), "parts": []}
@@ -158,6 +166,7 @@ def _read_part(part: dict[str, Any]) -> dict[str, Any]:
 
 def _read_record(record: dict[str, Any]) -> Iterator[ChatMessage]:
     """The model's turns in a record."""
+    # In some formats the message lies below a key of the record.
     item = as_dict(record.get("message") or record.get("payload") or record)
     if record.get("type") == "gemini":
         text_part = {"text": read_text(record.get("content"))}
@@ -187,13 +196,16 @@ def _read_turn(parts: Sequence[Any]) -> ChatMessage:
     text = ""
     tool_calls: list[ToolCall] = []
     for part in map(as_dict, parts):
+        # Google's parts have the call below a key; in other dialects the part is the call.
         call = as_dict(part.get("functionCall") or part)
         if "name" in call:
+            # Each dialect has its own name for the arguments.
             arguments = None
             for field in _ARGUMENT_FIELDS:
                 if field in call:
                     arguments = call[field]
                     break
+            # A custom tool takes a text: it is compared as an object with the field `input`.
             if call.get("type") == "custom_tool_call":
                 arguments = {"input": arguments}
             tool_calls.append(ToolCall("", str(call["name"]), arguments_text(arguments)))
@@ -219,8 +231,11 @@ def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) 
             captured.update(_turn_keys(call.reply))
         else:
             optional.update(_turn_keys(call.reply))
+        # A record may have the text beside tool calls as a turn of its own.
         if call.reply.tool_calls:
             optional[(normalize_text(call.reply.text),)] += 1
+
+    # Differences of multisets: a turn that occurs twice must be recorded twice.
     only_captured = captured - recorded
     only_recorded = recorded - captured - optional
 
@@ -231,12 +246,14 @@ def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) 
     for key in list(only_captured):
         if len(key) != 2 or is_json(key[1]):
             continue
+        # Never reported as missing; one recorded call of its name is taken as this one.
         only_captured[key] = 0
         for recorded_key in recorded_by_name.get(key[0], ()):
             if only_recorded[recorded_key]:
                 only_recorded[recorded_key] -= 1
                 break
 
+    # Put the rest into words; an agent can write any number of turns into its record.
     differences = [f"only the gateway has {key!r}" for key in only_captured.elements()]
     for key in islice(only_recorded.elements(), _MAX_DIFFERENCES):
         differences.append(f"only the harness has {key!r}")

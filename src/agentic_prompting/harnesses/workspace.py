@@ -144,6 +144,8 @@ class Workspace:
         if self.isolation == "none":
             _warn_unconfined()
             return
+
+        # bwrap must work with the network that the workspace asks for.
         reason = why_unavailable(self.network)
         if reason:
             raise Misconfigured(
@@ -167,10 +169,14 @@ class Workspace:
             [`Misconfigured`]: The command cannot be isolated here.
         """
         self.check()
+
+        # The command must not read the tests at the path that they are copied from, either.
         tests = source_path(row.get(self.tests), self.source)
         private = list(private_paths)
         if tests is not None:
             private.append(str(tests))
+
+        # Create the folders, and leave none behind where the row cannot fill them.
         folders = RolloutWorkspace(self, open_process_folder() / str(next(_numbers)), private)
         for folder in (folders.home, folders.work):
             folder.mkdir(parents=True)
@@ -244,6 +250,8 @@ class RolloutWorkspace:
         folders = {"HOME": self.home, "TMPDIR": self.root / "tmp", "PWD": self.work}
         for name, path in folders.items():
             environment[name] = str(self.path_for_command(path))
+
+        # The workspace's variables override inherited ones, and the rollout's override both.
         return {**environment, **self.workspace.environment, **variables}
 
     # --- its processes --------------------------------------------------------------------------------------------
@@ -313,18 +321,28 @@ class RolloutWorkspace:
         workspace = self.workspace
         # Threads count as processes here, which the kernel does not tell apart.
         self._group = ControlGroup.create(workspace.max_memory, 8 * workspace.max_processes)
+
+        # The command of a trainer that runs as root runs as another user, who must own its folders.
         if self.is_confined and os.geteuid() == 0:
             give_to(UNPRIVILEGED_USER, self.root / "tmp")
+
+        # Lookups go to the sandbox's own loopback address, where they are noted.
         if workspace.on_lookup is not None:
             (self.root / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
     def _sandbox(self, needed_paths: Iterable[str]) -> Sandbox:
         workspace = self.workspace
+
+        # Paths that the command reads, with the user's `~` written out.
         certificates = [os.environ[name] for name in _CERTIFICATES if name in os.environ]
         shows = [*needed_paths, *certificates]
         shows += map(os.path.expanduser, workspace.shows)
+
+        # Paths that it must not see: the user's secrets, the run's files and other rollouts.
         hides = [*_SOURCE_FOLDERS, *self.private_paths, str(base_folder())]
         hides += map(os.path.expanduser, workspace.hides)
+
+        # Lookups are noted only in a network of the rollout's own.
         lists_names = self.has_own_network and workspace.on_lookup is not None
         return Sandbox(
             tmp=self.root / "tmp",
@@ -342,6 +360,8 @@ class RolloutWorkspace:
         limits = {"core": 0, "open_files": 1024, "file_bytes": workspace.max_bytes}
         if self.is_confined:  # elsewhere this limit would count all processes of the user
             limits["processes"] = 8 * workspace.max_processes
+
+        # Without a control group, each process is limited in the memory that it asks for.
         if self._group is None:
             limits["data"] = workspace.max_memory + _MEMORY_HEADROOM
         return {
@@ -358,12 +378,16 @@ class RolloutWorkspace:
         with channel:
             try:
                 channel.sendall(json.dumps(plan).encode() + b"\n")
+
+                # Take the gateway's socket, and the name server's behind it.
                 ready, descriptors, _, _ = socket.recv_fds(channel, 16, 2)
                 sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
                 if sockets:
                     self.listener = sockets[0]
                 if len(sockets) > 1:
                     self._name_socket = sockets[1]
+
+                # The command starts with this byte, once its processes are under the limits.
                 if ready:
                     self._take_processes(self._process.pid)
                     channel.sendall(b"x")
@@ -374,8 +398,11 @@ class RolloutWorkspace:
     def _take_processes(self, pid: int) -> None:
         """Note what has to be ended, and put it under the limits of a control group."""
         process = psutil.Process(pid)
+        # bwrap's child is the first process of the namespace.
         if self.is_confined:
             self._first_process = os.pidfd_open(process.children()[0].pid)
+
+        # bwrap itself stays outside; an unconfined launcher joins, so that its children do.
         if self._group is not None:
             self._group.add(child.pid for child in process.children(recursive=True))
             if not self.is_confined:
@@ -388,11 +415,14 @@ class RolloutWorkspace:
             [`LimitExceeded`]: It uses more than its workspace allows.
         """
         assert self._process is not None
+
+        # Whichever comes first: the command ends, or it breaks a limit.
         exit_code = asyncio.ensure_future(self._process.wait())
         watcher = asyncio.ensure_future(watch(self._process.pid, self))
         try:
             await asyncio.wait({exit_code, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not exit_code.done():
+                # The watcher ends only with an exception: the limit that was broken.
                 watcher.result()
             return await exit_code
         finally:
@@ -403,6 +433,8 @@ class RolloutWorkspace:
         """End all processes of the command, note the limit that it has broken, and tidy its folders."""
         if self._process is not None:
             await self._end_processes(self._process)
+
+        # The thread of the handshake may still use the sockets: it ends with the processes.
         if self._handshake is not None:
             await asyncio.wait({self._handshake})
         if self._name_server is not None:
@@ -417,21 +449,29 @@ class RolloutWorkspace:
                     signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
             else:
                 with contextlib.suppress(ProcessLookupError):
+                    # An unconfined launcher then ends all that the command started.
                     process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _SECONDS_TO_END)
+
+        # Kill what is left in the process group, even if the process has ended by itself.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
     def _tidy_up(self) -> None:
+        # The namespace's first process ends last: behind it no process can change the folders.
         if self._first_process is not None:
             poll = select.poll()
             poll.register(self._first_process, select.POLLIN)
             poll.poll(1000 * _SECONDS_TO_END)
             os.close(self._first_process)
             self._first_process = None
+
+        # Without a namespace, find the processes that are left by their environment.
         if not self.is_confined:
             kill_processes_of(self.root)
+
+        # The kernel ends a command that is out of memory: that is a broken limit, not a crash.
         if self._group is not None:
             if self._group.was_out_of_memory():
                 self.violation = (
@@ -439,6 +479,8 @@ class RolloutWorkspace:
                     f"({self.workspace.max_memory})"
                 )
             self._group.close()
+
+        # Measure the disk once more: the command may have filled it since the last look.
         if self.violation is None:
             use = measure_use(None, self.root, self.workspace.max_files)
             self.violation = describe_violation(use, self.workspace)
@@ -449,6 +491,7 @@ class RolloutWorkspace:
 
         What the agent has put in the place of a folder is removed.
         """
+        # The folders from the outside in: each one must be real before the next is looked at.
         for folder in (self.root / "tmp", self.work.parent, self.home, self.work):
             make_folder(folder)
         for folder in (self.home, self.work):
@@ -468,6 +511,8 @@ class RolloutWorkspace:
         """Remove the folders; those of a failed rollout are moved where the workspace keeps them."""
         if self.listener is not None:
             self.listener.close()
+
+        # Keep a failed rollout for its reader, without links that lead out of the folder.
         if failed and self.workspace.keep_failed is not None:
             target = Path(self.workspace.keep_failed, f"{self.root.parent.name}-{self.root.name}")
             try:
@@ -477,12 +522,15 @@ class RolloutWorkspace:
             except (OSError, RecursionError) as error:
                 # On another disk: it is full, or a folder still to be removed is left.
                 logger.warning("not all of a failed rollout is kept in %s: %s", target, error)
+
+        # What was not moved is removed.
         if self.root.exists():
             remove(self.root)
 
 
 @cache
 def _launcher_command() -> tuple[str, ...]:
+    # Isolated (-I) and without site-packages (-S): it needs the standard library alone.
     return (sys.executable, "-I", "-S", "-c", _LAUNCHER.read_text(encoding="utf-8"))
 
 
@@ -528,6 +576,7 @@ async def watch(pid: int, folders: RolloutWorkspace) -> None:
     """
     while True:
         await asyncio.sleep(1)
+        # Measured in a thread: walking a full disk takes a while.
         max_files = folders.workspace.max_files
         use = await asyncio.to_thread(measure_use, pid, folders.root, max_files)
         violation = describe_violation(use, folders.workspace)
@@ -575,6 +624,7 @@ def measure_use(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
             disk += max(entry.stat(follow_symlinks=False).st_blocks * 512, _BYTES_OF_ENTRY)
             if entry.is_dir(follow_symlinks=False) and is_too_deep(entry.path, folder):
                 has_deep_folders = True
+        # Stop at the first broken limit: an agent can create files without end.
         files += 1
         if files > max_files or has_deep_folders:
             break

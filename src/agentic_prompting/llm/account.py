@@ -85,6 +85,7 @@ class SpendingAccount:
         """Estimate the cost of a request from the longest reply so far and the request's own limit."""
         prompt_tokens = estimate_prompt_tokens(request["messages"]) + self._extra_prompt_tokens
         token_limit = _token_limit(request)
+        # Replies so far tell more than `max_tokens`, which is often set high.
         if self._longest_completion:
             completion_tokens = _COMPLETION_MARGIN * self._longest_completion
             if token_limit is not None:
@@ -132,6 +133,7 @@ class SpendingAccount:
         if not self.is_limited:
             return
         self._longest_completion = max(self._longest_completion, usage.completion_tokens)
+        # The largest difference: tokens that the endpoint added to a prompt.
         extra_tokens = usage.prompt_tokens - estimate_prompt_tokens(request["messages"])
         self._extra_prompt_tokens = max(self._extra_prompt_tokens, extra_tokens)
 
@@ -148,6 +150,8 @@ def _token_limit(request: Mapping[str, Any]) -> int | None:
             limits.append(limit)
     if not limits:
         return None
+
+    # `n` samples can have as many tokens each.
     samples = request.get("n")
     if isinstance(samples, int) and samples > 1:
         return min(limits) * samples

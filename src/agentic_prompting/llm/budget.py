@@ -95,6 +95,7 @@ def price_tokens(prompt_tokens: int, completion_tokens: int, price: Price | None
     """Return the usage of a call with the cost of its tokens; the cost is 0 without a price."""
     if price is None:
         return Usage(prompt_tokens, completion_tokens)
+    # Prices are in dollars per million tokens.
     prompt_price, completion_price = price
     cost = prompt_tokens * prompt_price + completion_tokens * completion_price
     return Usage(prompt_tokens, completion_tokens, cost / 1e6)
@@ -173,6 +174,7 @@ class _Gate:
                 has_room = limit.has_room_for(
                     total.tokens + self._tokens, total.cost_usd + self._cost_usd
                 )
+                # A request that fits nowhere is sent alone, rather than never.
                 if has_room or not self._requests:
                     break
                 self._request_ended.clear()
@@ -245,6 +247,8 @@ class Budget(SharedFile):
         """
         if not usage.tokens and not usage.cost_usd:
             return
+
+        # In memory the book is final at once; for a file the entry waits to be written.
         with self._lock:
             if self.path is None:
                 self._book = _add_entries(self._book, [(account, usage)])
@@ -301,6 +305,7 @@ class Budget(SharedFile):
                     attempts=0,
                 )
 
+        # The account's own limit first: its message names the role.
         if account is not None:
             account_limit.stop_when_reached(by_account.get(account, Usage()), f" by {account!r}")
         spender = f" in all (see {self.path})" if self.path else " in all"
@@ -335,6 +340,7 @@ class Budget(SharedFile):
         def account_spent() -> Usage:
             return self._last_known().get(account, Usage())
 
+        # Enter both gates, always in this order, and leave them in reverse.
         async with AsyncExitStack() as gates:
             if account_limit:
                 gate = self._gates.setdefault(account, _Gate())
@@ -389,6 +395,7 @@ class Budget(SharedFile):
     def _open(self) -> sqlite3.Connection:
         connection = super()._open()
         try:
+            # Bring the book of an older version up to date.
             columns = {row[1] for row in connection.execute("PRAGMA table_info(spending)")}
             if "estimated_tokens" not in columns:
                 connection.execute(_ADD_COLUMN)
@@ -483,6 +490,7 @@ def charge(budget: Budget, **roles: object) -> None:
             `chat`, `model` and `models`. Others, `None` included, are ignored. A model in several
             roles is booked under all their names: `feedback+optimizer`.
     """
+    # A model in several roles is charged once, under all their names.
     spenders: dict[int, _Spender] = {}
     for role, owner in roles.items():
         for account, model in _find_spenders(role, owner, set()):
@@ -504,6 +512,7 @@ def _find_spenders(
     """Yield `owner` if it can be charged, else the models inside it, each with its account."""
     if hasattr(owner, "charge_to"):
         yield account, cast(Chargeable, owner)
+    # An object that cannot be charged may hold models, or itself: visit it once.
     elif id(owner) not in visited:
         yield from _find_models_of(account, owner, visited)
 
@@ -515,6 +524,7 @@ def _find_models_of(
     visited.add(id(owner))
     for attribute in ("chat", "model", "models"):
         value = getattr(owner, attribute, None)
+        # Models by name have an account each, below that of their owner.
         if isinstance(value, Mapping):
             models = {f"{account}/{key}": model for key, model in value.items()}
         else:

@@ -150,6 +150,8 @@ class ReplayCache(SharedFile):
             with self._lock:
                 repeat = self._sample_counts.get(digest, 0)
                 self._sample_counts[digest] = repeat + 1
+
+        # The label helps to find the request that a message is about.
         label = str(messages[-1]["content"])[:60] if messages else ""
         return CacheKey(digest, repeat, model, label)
 
@@ -173,10 +175,13 @@ class ReplayCache(SharedFile):
                     saved=Usage(recorded.prompt_tokens, recorded.completion_tokens),
                     attempts=0,
                 )
+            # A row that is there, but not as it was written.
             if recorded is not None:
                 problem = self._report_damage(key, "the checksum does not match")
         except FILE_ERRORS as error:
             problem = self._report_damage(key, str(error))
+
+        # When recording, the reply is requested; when replaying, its absence is an error.
         if self.mode == "record":
             return None
         missing = Misconfigured(
@@ -243,6 +248,7 @@ class ReplayCache(SharedFile):
             except sqlite3.OperationalError:
                 raise  # locked, or no space: the other rows would fail too
             except sqlite3.Error as error:
+                # This row cannot be written: go on with the others, and report it behind them.
                 row_error = error
         if row_error is not None:
             raise row_error

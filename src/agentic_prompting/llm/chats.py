@@ -110,6 +110,8 @@ class _AdaptedModel:
             parameters = list(inspect.signature(model).parameters.values())
         except (TypeError, ValueError):  # a built-in function
             return
+
+        # The messages are passed by position.
         if not parameters or parameters[0].kind in (
             inspect.Parameter.KEYWORD_ONLY,
             inspect.Parameter.VAR_KEYWORD,
@@ -133,6 +135,7 @@ class _AdaptedModel:
     ) -> Reply:
         start = time.perf_counter()
         keywords = {"repeat": repeat, "session": session, **sampling}
+        # Pass only what the model's signature takes.
         if self._parameter_names is not None:
             keywords = {
                 name: value for name, value in keywords.items() if name in self._parameter_names
@@ -140,6 +143,7 @@ class _AdaptedModel:
         error: LLMError
         try:
             result = await call_guarded(self._model, messages, **keywords)
+            # A reply without an error must have a text.
             if isinstance(result, Reply):
                 if result.error is not None or result.text.strip():
                     return result
@@ -185,6 +189,7 @@ class FunctionChat(_AdaptedModel):
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         super().__init__(function)
         self.max_concurrency = max_concurrency
+        # A semaphore belongs to the event loop that first waits on it.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -244,6 +249,7 @@ class ScriptedChat:
     ) -> Reply:
         """See [`ChatModel`]. `repeat` and `session` are ignored."""
         with self._lock:
+            # Calls may come from several threads: number them one by one.
             number = len(self.calls)
             self.calls.append(list(messages))
             self.sampling.append(sampling)
@@ -280,6 +286,7 @@ class ScriptedChat:
                 if part in last_message:
                     return reply
             raise KeyError(f"no entry of the script occurs in {last_message!r}")
+        # The last reply of a list repeats.
         return self.script[min(number, len(self.script) - 1)]
 
 
@@ -312,6 +319,7 @@ class RoutedChat:
         self.models = dict(models)
         self.rule = rule
         self.seed = seed
+        # Weights are checked here; a function can only fail when it is called.
         if isinstance(rule, Mapping):
             unknown_names = [name for name in rule if name not in self.models]
             if unknown_names:
@@ -362,6 +370,8 @@ class RoutedChat:
         request = next(user_messages, "")
         if question is None:
             question = request
+
+        # Without a session the question identifies the call, so that a weighted draw repeats.
         if session is None:
             return self._draw(question, request, question)
 
@@ -370,6 +380,7 @@ class RoutedChat:
             if session in self._model_names:
                 self._model_names.move_to_end(session)
                 return self._model_names[session]
+        # The rule is user code, which may be slow: it runs without the lock.
         name = self._draw(question, request, session)
         with self._lock:
             name = self._model_names.setdefault(session, name)  # another thread may have been first

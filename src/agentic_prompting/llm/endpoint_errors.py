@@ -121,6 +121,7 @@ def error_from_status(status: int, body: object, model: str) -> LLMError:
         body (`object`): The decoded body of the response, or its text.
         model (`str`): The model's name, for the message.
     """
+    # A filter's verdict may have any of several statuses.
     message = error_message(body)
     if status in _FLAGGED_STATUSES and is_flagged(body):
         return Refused(f"a filter of the endpoint flagged the request: {message}", status=status)
@@ -171,6 +172,8 @@ def error_from_body(body: Mapping[str, Any], model: str) -> LLMError | None:
         return None
     if is_flagged(body):
         return Refused(f"a filter of the endpoint flagged the request: {error_message(body)}")
+
+    # A number is more specific than words, wherever it stands.
     error = _error_object(body)
     status = _status_of_number(error) or _status_of_number(body) or _status_of_words(error)
     if status is None:
@@ -187,6 +190,7 @@ def error_from_choice(choice: Mapping[str, Any], finish_reason: str, model: str)
     error = error_from_body({"error": choice.get("error")}, model)
     if error is None and not is_broken_off(finish_reason):
         return None
+    # An error that another attempt may not meet is passed on as it is.
     if error is not None and not error.fatal:
         return error
     if choice.get("error"):
@@ -200,6 +204,8 @@ def is_flagged(body: object) -> bool:
     metadata = error.get("metadata")
     if isinstance(metadata, Mapping) and (metadata.get("reasons") or metadata.get("flagged_input")):
         return True
+
+    # Then the codes, and as a last resort the wording of the message.
     codes = [error.get("code"), error.get("type")]
     inner_error = error.get("innererror")
     if isinstance(inner_error, Mapping):
@@ -214,6 +220,7 @@ def error_message(body: object) -> str:
 
     It may contain secrets.
     """
+    # OpenAI has `error.message`; other servers have `message` or `detail`.
     message = body
     if isinstance(body, Mapping):
         message = body.get("error") or body.get("message") or body.get("detail") or body

@@ -112,6 +112,7 @@ def failure_of(error_class: Callable[[str], E], name: str, error: BaseException)
         name (`str`): A name for the user's code, such as `the environment`.
         error (`BaseException`): The exception.
     """
+    # The message has the place in the user's code, where the search for the bug begins.
     original = error.original if isinstance(error, Escaped) else error
     failure = error_class(f"{name} raised {describe(error)}{raised_in(original)}")
 
@@ -137,6 +138,7 @@ def raised_in(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
+        # Skip the libraries that the user's code has called.
         if frame.filename.startswith((*_LIBRARY_FOLDERS, "<frozen")):
             continue
         if frame.filename.startswith(_PACKAGE_FOLDER):
@@ -156,6 +158,7 @@ def place_of(function: object) -> str:
     # The function inside a partial or a wrapper.
     inner = inspect.unwrap(cast(Callable[..., Any], getattr(function, "func", function)))
     name = getattr(inner, "__qualname__", type(inner).__name__)
+    # An object that can be called is placed at its class's `__call__`.
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
         return name
@@ -191,6 +194,8 @@ async def call_guarded_on(
     call = functools.partial(function, *args, **kwargs)
     if is_async(function):
         return _unwrap(*await _await_outcome(call))
+
+    # A plain function may return an awaitable, which the event loop has to await.
     value, error = await _call_in_thread(executor, call)
     if error is None and inspect.isawaitable(value):
         awaitable = value
@@ -268,6 +273,7 @@ def guarded(
             return handle_failure(error, *args, **kwargs)
         return handle_return(result, *args, **kwargs)
 
+    # An object has no `__name__`, which trainers read from a reward function.
     wrapper = functools.update_wrapper(call_async if is_async(function) else call, function)
     wrapper.__name__ = getattr(function, "__name__", type(function).__name__)
     return cast(F, wrapper)
@@ -321,6 +327,7 @@ def _call_outcome(function: Callable[[], Any]) -> _Outcome:
 
 async def _call_in_thread(executor: Executor | None, function: Callable[[], Any]) -> _Outcome:
     """Call a plain function on a thread, in a copy of this task's context."""
+    # In the copy the call is one deeper, so that calls within it get other threads.
     context = contextvars.copy_context()
     depth = _call_depth.get()
     context.run(_call_depth.set, depth + 1)

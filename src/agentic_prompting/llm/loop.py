@@ -63,6 +63,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError(
             "this waits for the event loop on the event loop's own thread: use `await` there"
         )
+
+    # Remember the task, so that Ctrl-C on this thread can cancel it on the loop.
     tasks: list[asyncio.Task[Any]] = []
 
     async def run_in_task() -> T:
@@ -148,6 +150,7 @@ def in_parallel(
                 future.add_done_callback(finished.put)
             if not running:
                 return
+            # Block until any of them has finished, in whatever order.
             done = finished.get()
             yield running.pop(done), done.result()
     finally:
@@ -164,6 +167,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
+        # Tasks that are done ignore this; wait for the end of the others.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,6 +188,7 @@ class _Background:
         self._is_stopping = False
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "agentic-prompting"))
+        # A daemon thread, so that a loop that hangs does not keep the process alive.
         self.thread = threading.Thread(target=self._run, name="agentic-prompting-llm", daemon=True)
         self.thread.start()
         atexit.register(self.stop)
@@ -206,6 +211,7 @@ class _Background:
         if self.pid != os.getpid() or self.loop.is_closed():
             return
         self._is_stopping = True
+        # Clients end their calls with an error of their own before the loop ends.
         for user in list(self.users):
             with suppress(LoopEnded):
                 user.close()
@@ -227,6 +233,7 @@ class _Background:
             f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can "
             "finish"
         )
+        # From here on, a new future fails at once; those before it fail below.
         with self._waiting_lock:
             self.error = LoopEnded(message)
             waiting = list(self._waiting)

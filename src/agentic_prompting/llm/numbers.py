@@ -57,6 +57,7 @@ def number_text(value: Real | Decimal) -> str:
         >>> number_text(Decimal("1e500"))
         '1e500'
     """
+    # A fraction may have no finite decimal expansion.
     if isinstance(value, Rational) and not isinstance(value, Integral):
         return _fraction_text(Fraction(int(value.numerator), int(value.denominator)))
     if not isinstance(value, (Decimal, Integral)) and not math.isfinite(value):
@@ -127,6 +128,7 @@ def read_plain_number(text: str) -> Fraction | None:
     if text.endswith("."):
         text = text[:-1]
     text = text.removesuffix("%").rstrip()
+    # The sign may stand in front of a dollar sign.
     sign = text[:1] if text[:1] in ("+", "-") else ""
     digits = text.removeprefix(sign).removeprefix("$").strip()
     if digits[:1] in ("+", "-") or not _PLAIN.fullmatch(digits):
@@ -148,6 +150,7 @@ def _decimal_text(number: Decimal) -> str:
     # The position of the point: the number is 0.SIGNIFICANT times ten to this power.
     point = len(significant) + exponent
     if -_MAX_ZEROS <= point <= _MAX_WHOLE_DIGITS:
+        # A whole number, a number with digits on both sides of the point, or one below 1.
         if exponent >= 0:
             text = significant + "0" * exponent
         elif point > 0:
@@ -155,6 +158,7 @@ def _decimal_text(number: Decimal) -> str:
         else:
             text = f"0.{'0' * -point}{significant}"
     else:
+        # Scientific notation has one digit before the point.
         decimals = f".{significant[1:]}" if len(significant) > 1 else ""
         text = f"{significant[0]}{decimals}e{point - 1}"
     return f"-{text}" if sign else text

@@ -148,6 +148,7 @@ class OpenAIChat:
         self.system_prompt = system_prompt
         self.sampling = sampling
 
+        # Refuse settings that would fail at every call, before the run begins.
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(
                 f"base_url must begin with http:// or https://, not {redact_url(self.base_url)!r}"
@@ -255,11 +256,15 @@ class OpenAIChat:
         """
         if self.cache is not None and self.cache.mode == "replay":
             return
+
+        # A call that succeeded lately is proof enough.
         seconds_since_answer = math.inf
         if self._answered_at is not None:
             seconds_since_answer = time.monotonic() - self._answered_at
         if seconds_since_answer < _SECONDS_WITHOUT_CHECK:
             return
+
+        # A short call: one word, at most half a minute for each attempt, and one retry.
         call = ChatCall(
             messages=[{"role": "user", "content": "Reply with the word: ok"}],
             sampling=self.sampling,
@@ -304,10 +309,12 @@ class OpenAIChat:
         Later calls end the same way. May be called several times; called at interpreter exit.
         """
         self._closed = True
+        # In a fork, the connections are the parent's.
         if self._pid != os.getpid():
             return
         with suppress(RuntimeError):  # the interpreter is shutting down and the loop is gone
             closing = start(self._shut_down())
+            # On the loop's own thread, waiting would block what is waited for.
             if not on_background_thread():
                 wait([closing], _CLOSE_SECONDS)
                 self._account.budget.settle(at_once=True)
@@ -368,6 +375,7 @@ class OpenAIChat:
 
     async def _answer(self, call: ChatCall) -> Reply:
         """Return the reply to one call. Raises nothing but the caller's own cancellation."""
+        # The first call in a fork: begin without the parent's connections and tasks.
         if self._pid != os.getpid():
             self._left_by_fork.append((self._http, self._tasks))
             self._begin_process()
@@ -391,6 +399,7 @@ class OpenAIChat:
             reply = Reply(error=BadRequest(describe(error)))
         finally:
             self._tasks.discard(task)
+            # Also for a failed call: what it cost, and how long it took.
             reply = replace(
                 reply,
                 usage=call.usage,
@@ -424,6 +433,7 @@ class OpenAIChat:
         async with self._slots:
             if self._closed:
                 raise Closed("the client is closed")
+            # Connect at the first call.
             http = self._http or self._connect()
             reply = await http.ask(call)
             # On the loop, access to the disk would block every call of every client.
@@ -442,6 +452,7 @@ class OpenAIChat:
             )
         self._http = Http(self, key or "none", self._account)
         background_loop(self)  # which closes the connections before it ends
+        # A client that nobody closes is closed when it is collected; at exit, by the loop.
         weakref.finalize(self, _close_collected, self._http, os.getpid()).atexit = False
         return self._http
 
@@ -458,6 +469,7 @@ class OpenAIChat:
         """Return the reply for the caller: its error without secrets and traceback, and counted."""
         error = reply.error
         if error is not None:
+            # Neither the key nor the address's password may reach a log or an agent.
             message = sanitize_message(
                 error.message, self.find_key(), *find_url_secrets(self.base_url)
             )
@@ -474,11 +486,13 @@ class OpenAIChat:
             stats.failed += reply.error is not None
             stats.retries += max(0, reply.attempts - 1)
             stats.usage += reply.usage
+            # A recorded reply says nothing about the endpoint.
             if reply.error is None and not reply.cached:
                 self._answered_at = time.monotonic()
         return reply
 
     async def _shut_down(self) -> None:
+        # End the calls before their connections.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -148,9 +148,11 @@ class Http:
             "messages": call.messages,
             **call.sampling,
         }
+        # As in the openai package, `extra_body` holds further fields of the request.
         request |= request.pop("extra_body", None) or {}
         while True:
             reply, wait = await self._attempt(request, call)
+            # `call.attempts` was increased by the attempt.
             if wait is None or call.attempts > call.max_retries:
                 return reply
             await asyncio.sleep(wait)
@@ -168,8 +170,10 @@ class Http:
             request["max_completion_tokens"] = request.pop("max_tokens")
         try:
             async with self.breaker.attempt(call.patience) as is_probe:
+                # The wait for the breaker uses up the call's patience.
                 call.patience = max(0.0, call.patience - (time.monotonic() - start))
                 async with self.account.admitted(request):
+                    # The budget admits first: a request that waits for it must not hold a turn.
                     await self._wait_for_turn()
                     call.attempts += 1
                     response = await self._post(request, call.timeout)
@@ -267,6 +271,7 @@ class Http:
             [`BadRequest`]: The request cannot be sent.
         """
         try:
+            # NaN is not JSON: such a request is refused here, not by the server.
             encoded = json.dumps(
                 body, ensure_ascii=False, separators=(",", ":"), allow_nan=False
             ).encode()
@@ -304,6 +309,7 @@ class Http:
 
     async def _wait_for_turn(self) -> None:
         """Keep requests apart, so that there are no more than `requests_per_minute`."""
+        # Take the next free start at once, so that requests line up while they wait.
         now = time.monotonic()
         start = max(now, self._next_start)
         self._next_start = start + self._interval
@@ -317,6 +323,7 @@ def _find_proxy(url: SplitResult) -> str | None:
     aiohttp's `trust_env` would read the variables again at each request, in a thread, and a netrc
     file.
     """
+    # NO_PROXY, without the address's user and password.
     if proxy_bypass(url.netloc.rpartition("@")[2]):
         return None
     proxy = getproxies().get(url.scheme)
@@ -351,6 +358,7 @@ async def _read_response(response: aiohttp.ClientResponse) -> _HttpResponse:
 
     Not left to aiohttp, which has no such limit.
     """
+    # A completion is read as a whole, of an error only the beginning.
     max_bytes = _MAX_REPLY_BYTES if 200 <= response.status < 300 else _MAX_ERROR_BYTES
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip"):
@@ -362,6 +370,7 @@ async def _read_response(response: aiohttp.ClientResponse) -> _HttpResponse:
     is_cut = False
     async for chunk in response.content.iter_any():
         if decompressor is not None:
+            # One byte more than allowed shows that there is more.
             chunk = decompressor.decompress(chunk, max_bytes + 1 - len(body))
         body += chunk
         if len(body) > max_bytes:
@@ -424,6 +433,7 @@ def _read_retry_after(headers: Mapping[str, str]) -> float:
 
 def _error_of(response: _HttpResponse, model: str) -> LLMError:
     """Return the error of a response whose status is not a success."""
+    # A redirect could send the key to another server.
     if response.status < 400:
         target = redact_url(response.headers.get("location", "")) or "another address"
         return Misconfigured(

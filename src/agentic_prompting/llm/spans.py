@@ -83,6 +83,7 @@ class _Traces:
         self.content = content
         self.tracer = provider.get_tracer(OWN)
         self.propagator = TraceContextTextMapPropagator()
+        # The span under which another process has started this one.
         self.process_parent = self.propagator.extract(
             {name.lower(): os.environ.get(name, "") for name in ("TRACEPARENT", "TRACESTATE")}
         )
@@ -155,6 +156,7 @@ class Span:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
+            # The exception of user code, not our wrapper around it.
             original = getattr(error, "original", error)
             self.fail(type(original).__name__.lstrip("_"))
         # A coroutine is garbage-collected in another context.
@@ -321,6 +323,7 @@ def traced_chat(call: C) -> C:
     async def traced_call(self: object, messages: Sequence[Message], **options: Any) -> Reply:
         if _traces is None:
             return await call(self, messages, **options)
+        # The span lasts as long as the call, waits and retries included.
         name = model_name(self)
         attributes = {"gen_ai.request.model": name, **_chat_attributes(self)}
         with span(f"chat {name}", attributes, kind="CLIENT") as chat_span:
@@ -369,6 +372,8 @@ def _reply_attributes(
     key = None
     if _traces is not None and _traces.content and "base_url" in vars(model):  # an `OpenAIChat`
         key = cast(Any, model).find_key()
+
+    # What the call used; the conversation only with `trace_content`.
     attributes: dict[str, object] = {
         "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.usage.completion_tokens,
@@ -377,6 +382,8 @@ def _reply_attributes(
         f"{OWN}.attempts": reply.attempts,
         **messages("gen_ai.input.messages", conversation, key),
     }
+
+    # A failed call has no output.
     output: list[Message] = []
     if reply.error is None:
         attributes["gen_ai.response.finish_reasons"] = [reply.finish_reason]
@@ -412,6 +419,8 @@ def start_traces(trace_content: bool = False) -> None:
         raise ImportError(
             "traces need the extra otel: pip install 'agentic-prompting[otel]'"
         ) from error
+
+    # Keep the provider that the program has set, if there is one.
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider):  # no provider is set
         provider = _create_provider()
@@ -426,6 +435,7 @@ def _create_provider() -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     exporters = _create_exporters()
+    # Name the service, unless the environment does.
     resource = Resource.create()
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "agentic-prompting"}))
@@ -446,6 +456,7 @@ def _create_exporters() -> list[SpanExporter]:
 
     They come from the entry points of OpenTelemetry's packages.
     """
+    # The variable for traces takes precedence over the one for all signals.
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
     protocol = protocol or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     otlp_name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
@@ -460,6 +471,7 @@ def _create_exporters() -> list[SpanExporter]:
             name = otlp_name
         matches = list(entry_points(group="opentelemetry_traces_exporter", name=name))
         if not matches:
+            # Name the package that would have this entry point.
             package = f"opentelemetry-exporter-{name.replace('_', '-')}"
             raise ValueError(
                 f"the environment asks for the trace exporter {name}: pip install {package}"

@@ -66,6 +66,7 @@ class LLMError(Exception):
         Raises:
             `KeyError`, `TypeError`, `ValueError`: `saved` is not a saved error.
         """
+        # The name may come from a file: accept no other object of this module.
         error_class = globals()[saved["kind"]]
         if not (isinstance(error_class, type) and issubclass(error_class, LLMError)):
             raise ValueError(f"{saved['kind']!r} is not an error class of a large LLM")
@@ -219,6 +220,7 @@ class _ChatModelMeta(type(Protocol)):  # type: ignore[misc]  # typing does not e
     """
 
     def __instancecheck__(cls, instance: object) -> bool:
+        # Classes that derive from `ChatModel` have this metaclass, too: checked as usual.
         if cls is not ChatModel:
             return super().__instancecheck__(instance)
         if not callable(instance):
@@ -229,6 +231,8 @@ class _ChatModelMeta(type(Protocol)):  # type: ignore[misc]  # typing does not e
             return False
         if "messages" in parameters:
             return True
+
+        # A function of the messages, whatever it calls them.
         required_names = {
             parameter.name
             for parameter in parameters.values()

@@ -101,6 +101,8 @@ def estimate_text_tokens(text: str) -> int:
 def _usage_objects(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a body that may contain its usage, OpenAI's first."""
     candidates = [body.get("usage"), body.get("usage_metadata"), body.get("usageMetadata")]
+
+    # Other places: the first choice, and extensions such as Groq's.
     choices = body.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
         candidates.append(choices[0].get("usage"))
@@ -174,8 +176,10 @@ def read_count(value: object) -> int | None:
 
     `None` for anything else, and for a number that is not between 0 and 10⁹.
     """
+    # In Python `True` is an integer.
     if isinstance(value, bool):
         return None
+    # Longer texts are no counts, and slow to read.
     if isinstance(value, str) and len(value) <= _MAX_DIGITS:
         try:
             value = float(value)

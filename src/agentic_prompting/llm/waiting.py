@@ -68,6 +68,7 @@ class _CallMonitor:
 
     def _run(self) -> None:
         while True:
+            # Sleeps without a tick while there is nothing to watch.
             self._has_calls.wait()
             time.sleep(_TICK)
             with self._lock:
@@ -81,6 +82,8 @@ class _CallMonitor:
         """Warn about calls that take too long, once for each name."""
         now = time.monotonic()
         blocking_tasks = self._find_blocking_tasks(calls, now)
+
+        # Calls of the same name share one warning.
         overdue_calls: dict[str, list[_PendingCall]] = {}
         for call in calls:
             if now - call.start >= self._next_warning.get(call.name, _FIRST_WARNING):
@@ -96,6 +99,7 @@ class _CallMonitor:
             if blocking_names and name not in blocking_names:
                 continue
             longest = max(now - call.start for call in named_calls)
+            # The next warning comes after twice the time.
             self._next_warning[name] = 2 * longest
 
             text = f"{name} has not returned for {longest:.0f} s"
@@ -119,6 +123,7 @@ class _CallMonitor:
         """
         tasks = []
         for loop in {call.task.get_loop() for call in calls if call.task is not None}:
+            # A loop that is met for the first time counts as alive.
             last_sign = self._signs_of_life.setdefault(loop, now)
             running_task = asyncio.current_task(loop)
             if now - last_sign >= _BLOCKED and running_task is not None:

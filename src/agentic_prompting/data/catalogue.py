@@ -98,6 +98,8 @@ def check_sources(names: Sequence[str] = (), online: bool = False) -> list[Sourc
     tasks = _resolve_names(names) if names else TASKS
     check: Callable[[str, Task, str, Source], SourceCheck]
     check = _check_online if online else _check_record
+
+    # Every split at every source, and at each repository that a source is put together from.
     checks = []
     for name, task in tasks.items():
         for split in task.expected_rows:
@@ -203,6 +205,7 @@ def _check_online(name: str, task: Task, split: str, source: Source) -> SourceCh
         expected = task.expected_rows[split]
         if subset is not None and subset.total_rows is not None:
             expected = subset.total_rows
+        # Up to one percent of difference is taken for a correction of the data.
         if abs(row_count - expected) > 0.01 * expected:
             problem = f"{row_count:,} rows, {expected:,} expected"
     return SourceCheck(
@@ -220,6 +223,7 @@ def _find_revision(source: Source) -> str:
     """Return the current commit of a Hub repository; empty for files that are named one by one."""
     if "/" not in source.path:
         return ""
+    # Ask the Hub for the commit at which the branch stands today.
     from huggingface_hub import HfApi
 
     return str(HfApi().dataset_info(source.path, revision=source.revision).sha or "")

@@ -66,6 +66,7 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
                 column_names.update(dict.fromkeys(row))
                 rows.append({name: value for name, value in row.items() if name in columns})
         except (ValueError, RecursionError, csv.Error) as error:
+            # Say where the fault is: the row, and the line of a file that has lines.
             position = file
             if lines.number:
                 position = f"row {len(rows)} (line {lines.number}) of {file}"
@@ -189,6 +190,7 @@ def _read_parquet(
             selected = column_names[:1]
         # Floats that are stored in few bits have lost the digits they were written with.
         types = {name: str(table.schema_arrow.field(name).type) for name in selected}
+        # Name the columns that were not read, too: an error lists them.
         empty_row = dict.fromkeys(column_names)
         for batch in table.iter_batches(columns=selected):
             rows = batch.to_pylist()
@@ -196,6 +198,7 @@ def _read_parquet(
             for row in rows:
                 yield {**empty_row, **row}
     except (ArrowException, OSError) as error:
+        # Arrow's messages may have several lines; the first one says what is wrong.
         first_line, _, _ = str(error).strip().partition("\n")
         raise ValueError(first_line[:200]) from None
 
@@ -220,6 +223,7 @@ def _parse_json(text: str) -> object:
 
 def _parse_float(digits: str) -> float:
     value = float(digits)
+    # Python reads 1e400 as infinity, which JSON cannot hold.
     if math.isinf(value):
         raise ValueError(f"the number {digits[:40]} is too large")
     return value

@@ -178,6 +178,7 @@ def _load_from_hub(name: str, task: Task, split: str, revision: str | None) -> l
         # Warn if the source has clearly more or fewer rows than when it was recorded.
         expected = task.expected_rows[split]
         count = sum(len(part.rows) for part in parts)
+        # The recorded size is that after duplicates and other rows are dropped.
         if task.unique_questions or task.selection:
             count = len(records)
         if abs(count - expected) > 0.01 * expected:
@@ -203,6 +204,7 @@ def _load_parts(
     for repository in source.repositories():
         rows = open_source(repository, split, revision)
         origin = f"{repository}@{revision}" if revision else str(repository)
+        # Choose the reader by the columns, and cut out the rows of the split.
         reader = task.find_reader(name, rows.column_names, origin)
         source_rows = SourceRows(rows=rows, reader=reader, origin=origin)
         subset = select_subset(name, task, split, source_rows)

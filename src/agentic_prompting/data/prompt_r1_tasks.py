@@ -66,6 +66,7 @@ def build_prompt_r1_meta(row: Row) -> dict[str, Any]:
     the blanks around some questions stay in the template.
     """
     question, instruction = _split_released_message(row)
+    # The blanks around the question go into the template: the question is stripped.
     stripped = question.strip()
     before, after = question.split(stripped) if stripped else (question, "")
     return {
@@ -79,6 +80,8 @@ def _split_released_message(row: Row) -> tuple[str, str]:
     messages = row["prompt"]
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise ValueError("a released Prompt-R1 row has exactly one user message in `prompt`")
+
+    # The question is what stands between the wrapper's head and its tail.
     content = messages[0]["content"]
     if not content.startswith(_WRAPPER_HEAD) or _WRAPPER_TAIL not in content:
         raise ValueError(
@@ -127,6 +130,7 @@ def parse_mathqa_options(options: str) -> dict[str, str]:
     ends.append(len(options))
     texts = {}
     for letter, end in zip(letters, ends, strict=False):
+        # The comma in front of the next letter belongs to no option.
         option = options[letter.end() : end]
         texts[letter[1]] = option.strip().removesuffix(",").strip()
     return texts
@@ -136,6 +140,7 @@ def extract_squad_answers(
     answers: Mapping[str, Sequence[str]] | Sequence[Mapping[str, str]] | None,
 ) -> list[str]:
     """Return SQuAD's answer texts, from a dict of lists or from a list of dicts."""
+    # `datasets` turns a list of dicts into a dict of lists, other readers do not.
     if isinstance(answers, Mapping):
         return list(answers["text"])
     return [answer["text"] for answer in answers or []]

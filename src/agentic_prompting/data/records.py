@@ -70,6 +70,8 @@ def select_subset(name: str, task: Task, split: str, source_rows: SourceRows) ->
             f"{name}: {origin} has its rows in another order: split {split!r} should begin with a "
             f"question about {subset.first_question!r}, not {question[:80]!r}"
         )
+
+    # A data set selects without copying its rows; a list is indexed.
     selected: Dataset | Sequence[Row]
     if hasattr(rows, "select"):
         selected = rows.select(numbers)
@@ -94,6 +96,7 @@ def read_records(
     Raises:
         `ValueError`: A row cannot be read or has no question. Names the first such row.
     """
+    # Rows are numbered on from one source to the next, so that their ids differ.
     records: list[Record] = []
     first_number = 0
     for part in parts:
@@ -103,6 +106,8 @@ def read_records(
         # As in the released code of E-SPL: the first position and the last answers are kept.
         records_by_question = {record["question"]: record for record in records}
         records = list(records_by_question.values())
+
+    # The selection counts the rows that are left.
     if task.selection is None:
         return records
     return [records[number] for number in task.selection.pick_numbers(len(records))]
@@ -113,6 +118,7 @@ def _read_part(
 ) -> list[Record]:
     records: list[Record] = []
     numbers = part.numbers or range(len(part.rows))
+    # Decode only the columns that the reader uses: others may be large.
     rows = select_columns(part.rows, part.reader.all_columns)
     for number, row in zip(numbers, rows, strict=True):
         row_name = f"{name}: row {number} of {part.origin}"
@@ -130,6 +136,8 @@ def _read_part(
         # The rows of blind tests have no answers.
         if not read_row.answers and not task.unanswerable:
             continue
+
+        # The source's own id, or else the row's number.
         row_id = row.get(part.reader.id)
         if is_missing(row_id):
             row_id = f"{id_prefix}-{first_number + number}"
@@ -192,6 +200,7 @@ def to_dataset(records: Iterable[Record]) -> Dataset:
     """Convert records to a `datasets.Dataset`, with `meta` as JSON."""
     from datasets import Dataset, Features, List, Value
 
+    # State the types: an empty list would get none from its values.
     text = Value("string")
     features = Features(
         {"id": text, "question": text, "answers": List(text), "task": text, "meta": text}

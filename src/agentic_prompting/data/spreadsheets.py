@@ -60,6 +60,7 @@ def read_csv(
     if is_spaced:
         header_line = delimiter.join(header)
         header = next(csv.reader([header_line], delimiter=delimiter, skipinitialspace=True))
+    # A second reader goes on behind the header, with what the header has shown.
     rows = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=is_spaced)
     return read_table(header, rows)
 
@@ -83,6 +84,7 @@ def read_excel(stream: IO[bytes]) -> Iterator[dict[str, object]]:
         # `data_only` reads the value of a formula rather than its text.
         workbook = load_workbook(stream, read_only=True, data_only=True)
         rows = map(_cell_values, workbook.worksheets[0].iter_rows())
+        # The header is the first row that is not blank, as in a CSV file.
         header = next((row for row in rows if not _is_blank(row)), [])
         names = ["" if name is None else str(name) for name in header]
         yield from read_table(names, rows)
@@ -121,6 +123,7 @@ def read_table(
     for row in rows:
         if _is_blank(row):
             continue
+        # Blank cells behind the last column are harmless.
         if len(row) < min_cells or not _is_blank(row[len(names) :]):
             plural = "s" if len(row) > 1 else ""
             raise ValueError(f"it has {len(row)} cell{plural} where there are {len(names)} columns")
@@ -132,6 +135,7 @@ def _find_delimiter(header: str, columns: Collection[str], default: str) -> str:
 
     Among equals the default wins, then the one that splits the header into the most cells.
     """
+    # A delimiter within quotes separates nothing.
     unquoted_header = _QUOTED.sub("", header)
 
     def rank(delimiter: str) -> tuple[int, bool, int]:
@@ -157,6 +161,7 @@ def _cell_value(cell: Cell) -> object:
     # Empty cells of a read-only sheet have no data type.
     if getattr(cell, "data_type", "") == "e":
         raise ValueError(f"the cell {cell.coordinate} holds the error {value}")
+    # As Excel shows them: TRUE and FALSE.
     if isinstance(value, bool):
         return str(value).upper()
     # A cell with a date alone is a date and time at midnight.

@@ -57,6 +57,7 @@ class Reader:
     @property
     def required_columns(self) -> tuple[str, ...]:
         """The columns that a source must have for this reader to be used."""
+        # A function's columns cannot be seen in it: the reader declares them.
         columns = [column for column in (self.question, self.answers) if isinstance(column, str)]
         return tuple(dict.fromkeys([*columns, *self.function_columns]))
 
@@ -79,6 +80,8 @@ class Reader:
             answers = list_answers(row[self.answers])
         else:
             answers = self.answers(row)
+
+        # A row without a question is an error, and not dropped like one without answers.
         problem = find_question_problem(question)
         if problem:
             raise ValueError(problem)
@@ -166,6 +169,7 @@ class Subset:
         """Return the picked row numbers out of `row_count` rows, in the order of the subset."""
         # Python's own generator, as in the code that the papers released.
         numbers = list(range(row_count))
+        # Shuffle first: `start` and `stop` count in the shuffled order.
         if self.seed is not None:
             random.Random(self.seed).shuffle(numbers)
         return numbers[self.start : self.stop]
@@ -223,6 +227,7 @@ class Task:
         Raises:
             `ValueError`: No reader fits. Names the missing columns and the existing ones.
         """
+        # The first reader that lacks no column wins; of the others, note what they lack.
         columns = list(columns)
         missing_by_reader = []
         for reader in self.readers:

@@ -130,6 +130,7 @@ class RefineSettings:
     def role_sampling(self, role: Role) -> dict[str, Any]:
         """Return the sampling arguments of a role. `None` removes a default, because some models
         refuse it."""
+        # The user's arguments override the defaults of the role.
         sampling = self.sampling or {}
         merged = {**GREEDY[role], **sampling.get(role, {})}
         return {name: value for name, value in merged.items() if value is not None}
@@ -313,6 +314,7 @@ class _Refinement:
     async def judge(self, answer: str) -> Verdict:
         """Return the verdict on an answer. If the verifier fails, there is none."""
         try:
+            # A model reads the question and the answer; a function may also get the accepted ones.
             if isinstance(self.verifier, ChatModel):
                 reply = await self.call_role(
                     "verifier", query=self.query.conversation, output=answer
@@ -327,6 +329,8 @@ class _Refinement:
             original = error.original if isinstance(error, Escaped) else error
             self.record_failure("verifier", type(original).__name__, text_of(original, 300))
             return "none"
+
+        # A verifier may be undecided.
         if is_right is None:
             return "none"
         return "right" if is_right else "wrong"
@@ -338,6 +342,7 @@ class _Refinement:
         max_tokens = settings.final_max_tokens
         if settings.unit == "tokens":
             max_tokens = self.step_number * settings.tokens_per_step
+        # The output begins anew under the current prompt, and ends after i·k tokens or i units.
         reply = await self.call_task_model(step.prompt, max_tokens)
         output = first_units(reply.text, self.step_number, settings.unit)
         is_complete = _has_ended(reply) and len(output) == len(reply.text)
@@ -354,6 +359,7 @@ class _Refinement:
     async def write_feedback(self, step: RefinementStep) -> None:
         """f_i: the critic's remarks on the output, without its thoughts."""
         prompts = self.settings.prompts
+        # The critic must know whether the output is complete: a cut is no fault.
         state = prompts.complete if step.complete else prompts.cut_off
         reply = await self.call_role(
             "feedback", query=self.query.conversation, output=step.output or "", state=state
@@ -368,6 +374,7 @@ class _Refinement:
 
     async def rewrite_prompt(self, step: RefinementStep) -> None:
         """p*: the optimizer's new prompt, if its reply has one."""
+        # The optimizer reads the prompt and the feedback, neither the question nor the output.
         reply = await self.call_role("optimizer", prompt=step.prompt, feedback=step.feedback or "")
         improved_prompt, step.problem = read_improved_prompt(reply)
         # Blanks around a prompt are no change.
@@ -383,6 +390,8 @@ class _Refinement:
             result.error = result.failures[-1]
             if result.error.role == "task":
                 return
+
+        # Without history, and with the whole token limit.
         try:
             reply = await self.call_task_model(result.prompt, self.settings.final_max_tokens)
         except _CallFailed:
@@ -400,6 +409,7 @@ class _Refinement:
         or the output ended below a lower limit.
         """
         history = self.history.get("task", []) if self.step_number > 0 else []
+        # Skip the call if its reply is known.
         previous_limit, previous_reply = self.outputs.get(prompt, (0, Reply()))
         is_greedy = self.settings.role_sampling("task").get("temperature") == 0
         is_same_call = previous_limit == max_tokens
@@ -425,6 +435,7 @@ class _Refinement:
         """Return the reply of another role to its template, filled with the variables."""
         prompts = self.settings.prompts
         content = fill(getattr(prompts, role), **variables)
+        # System message, the role's own earlier steps, and this step.
         messages: list[Message] = [
             {"role": "system", "content": prompts.role(role)},
             *self.history.get(role, []),
@@ -465,6 +476,7 @@ class _Refinement:
 
     def keep_answer(self, rank: int, text: str, finish_reason: str) -> None:
         """Make an answer the result's, unless it has a better one."""
+        # Of equal rank, the later answer counts.
         if rank >= self.answer_rank:
             self.answer_rank = rank
             self.result.answer = text

@@ -132,6 +132,7 @@ class ProRefiner(RefineSettings):
             `ValueError`: The prompt or the question is empty, or a verifier needs accepted answers
                 and the question has none.
         """
+        # Check before the first call, and wait on the background loop.
         (checked_query,) = self._read_queries(prompt, [query])
         result = run(self.arefine(prompt, checked_query))
         self._warn_of_missing_tags([result])
@@ -199,6 +200,7 @@ class ProRefiner(RefineSettings):
         checked_queries = self._read_queries(prompt, queries)
         # Two processes must not write the same file.
         with nullcontext() if output is None else only_writer(output):
+            # Results of other settings are not mixed into the file.
             file = None if output is None else ResultsFile(output, self.digest())
             return self._refine_queries(prompt, checked_queries, max_in_flight, file, progress)
 
@@ -230,6 +232,7 @@ class ProRefiner(RefineSettings):
             closing(in_parallel(refinements, max_in_flight)) as finished,
         ):
             for position, result in finished:
+                # Results come as they finish: write each one at once, so that an abort loses none.
                 number = open_numbers[position]
                 results[number] = result
                 if file is not None:
@@ -261,6 +264,7 @@ class ProRefiner(RefineSettings):
         """Check the prompt and convert the questions; see [`ProRefiner.refine_all`] for errors."""
         check_prompt(prompt)
         queries = [read_query(row, number) for number, row in enumerate(rows)]
+        # A verifier that compares answers cannot judge a query without any.
         needs_answers = getattr(self.verifier, "needs_answers", False)
         for number, query in enumerate(queries):
             if needs_answers and not query.answers:
@@ -278,6 +282,7 @@ class ProRefiner(RefineSettings):
 
     def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
         """Log one warning about all replies of the optimizer that had no new prompt."""
+        # Count the replies of the optimizer, and those without a new prompt by their fault.
         reply_count = 0
         problems: Counter[str] = Counter()
         for result in results:
@@ -325,6 +330,7 @@ class ProRefiner(RefineSettings):
         """
         prefix = f"{account}/" if account else ""
         accounts = {f"{prefix}{role}": model for role, model in self.models.items()}
+        # A model in several roles is booked under all their names.
         charge(budget, **accounts)
 
     def check(self) -> None:

@@ -174,6 +174,7 @@ def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
         `tuple`: The stripped prompt and `None`; or `None` and `no tag`, `unclosed tag` or
         `empty prompt`.
     """
+    # Thoughts are left out, but a prompt may itself contain marks of thoughts.
     visible = strip_thoughts(reply, payload=_OPENING_TAG)
     starts = [match.end() for match in _OPENING_TAG.finditer(visible)]
     ends = [match.start() for match in _CLOSING_TAG.finditer(visible)]
@@ -202,6 +203,7 @@ def first_units(text: str, count: int, unit: Unit) -> str:
     """
     if unit == "tokens":
         return text
+    # Move on from one end of a unit to the next.
     end = 0
     units = 0
     for match in _UNIT_ENDS[unit].finditer(text):
@@ -211,6 +213,7 @@ def first_units(text: str, count: int, unit: Unit) -> str:
         end = match.end()
         units += 1
         if units == count:
+            # If only blanks are left, the text is returned as a whole.
             has_more = bool(text[end:].strip())
             return text[:end] if has_more else text
     return text

@@ -45,11 +45,13 @@ class Query:
         """The question as critic and verifier read it: after the messages before it, if any."""
         if not self.context:
             return self.text
+        # The whole conversation as one text, each turn with its speaker.
         turns: list[Message] = [*self.context, {"role": "user", "content": self.text}]
         return "\n\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns)
 
     def digest(self, prompt: str) -> str:
         """Return 64 hexadecimal digits that identify the query and the prompt to refine."""
+        # All of the query but its id, which is only a label.
         parts = [prompt, self.text, self.answers, self.context, self.repeat]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -164,6 +166,7 @@ class RoleUsage(Usage):
         )
 
     def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]
+        # Field by field, so that a new count is added up as well.
         sums = {
             item.name: getattr(self, item.name) + getattr(other, item.name)
             for item in fields(RoleUsage)
@@ -266,6 +269,7 @@ class RefinementResult:
         # A line of a results file has further keys.
         arguments = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         try:
+            # Nested values are dicts and lists in JSON.
             usage = arguments["usage"].items()
             arguments["usage"] = {role: RoleUsage(**counts) for role, counts in usage}
             arguments["steps"] = tuple(RefinementStep(**step) for step in arguments["steps"])
@@ -294,6 +298,7 @@ def summarize(results: Sequence[RefinementResult]) -> dict[str, float]:
     step_count = sum(len(result.steps) for result in results)
     summary: dict[str, float] = {
         "queries": len(results),
+        # Without any results the mean is 0.
         "steps": step_count / max(1, len(results)),
         "kept_prompts": sum(result.kept_prompts for result in results),
         **dict(sorted(counts.items())),

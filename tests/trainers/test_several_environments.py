@@ -308,7 +308,7 @@ def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):
         ({"a": Shop}, "environment 'a': environment is the class Shop"),
         ({"a": {"b": Shop()}}, "cannot be one of several"),
         ({"a": None}, "cannot be one of several"),
-        ({1: Shop()}, "must be a text"),
+        ({1: Shop()}, "name of an environment"),
     ],
 )
 def test_what_is_no_environment_is_named(environment, message):

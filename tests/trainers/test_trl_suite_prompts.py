@@ -175,7 +175,7 @@ def test_a_system_prompt_stands_before_a_text_prompt(tiny_policy, tmp_path):
 
 def test_data_sets_of_both_forms_are_refused(tmp_path, rows):
     text = Dataset.from_list([{"prompt": line} for line in LINES])
-    with pytest.raises(ValueError, match="some datasets have a column `prompt` of text"):
+    with pytest.raises(ValueError, match="the column `prompt`"):
         MultiTurnGRPOTrainer(
             "no/such/model", len, arguments(tmp_path), text, rows, environment=None
         )

@@ -158,6 +158,7 @@ def principle_id(value: object) -> str:
     match = _ID.match(str(value))
     if isinstance(value, bool) or match is None:
         return str(value).strip()
+    # Only the ids of other sets than A keep their letter.
     letter = (match[1] or "A").upper()
     prefix = "" if letter == "A" else f"{letter}."
     return f"{prefix}G{int(match[2])}"
@@ -210,9 +211,11 @@ def _find_values(text: str) -> Iterator[tuple[list[Any], str]]:
     part_text = ""
     while (match := _JSON.search(escaped, end)) is not None:
         start = match.start()
+        # Text between two values ends the block.
         if block and escaped[end:start].strip(" \t\r\n,"):
             yield block, ""
             block = []
+        # Find the part between two fences in which the value begins.
         if part < 0 or start >= escaped_fences[part + 1]:
             part = bisect_right(escaped_fences, start) - 1
             part_text = escaped[escaped_fences[part] : escaped_fences[part + 1]]
@@ -333,6 +336,7 @@ def _read_group(op: str, value: object) -> Iterator[dict[str, Any]]:
         if isinstance(item, dict):
             yield {"op": op, **{str(key).strip().casefold(): part for key, part in item.items()}}
         elif isinstance(item, (str, int)):
+            # A plain value is the id to remove, or the new text.
             yield {"op": op, "ids" if op == "remove" else "text": item}
 
 

@@ -146,6 +146,7 @@ _JSON_RULES = """\
 Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
 If nothing should change, the list is empty: []"""
 
+# One form for all operations: which of the other fields an edit has depends on `op`.
 SCHEMA = json.dumps(
     {
         "type": "object",
@@ -185,6 +186,7 @@ the lines that take their place
 The lines under SEARCH must occur exactly once in the text, or the change is lost. To add something, search for the \
 line it should follow and repeat that line in the replacement. If nothing should change, write the line: NO CHANGE"""
 
+# Principles are edited by their ids. Free text has none: its edits quote what they replace.
 FORMATS = {
     ("critique", "principles"): """\
 End your reply with one JSON list in a ```json block. Its items are of these two forms:
@@ -240,6 +242,7 @@ NO_CHANGE = "NO CHANGE"
 
 def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
     """Render the attempts at one problem, `(reward, summary)`, best first."""
+    # Equal rewards keep their order.
     ordered = sorted(summaries, key=lambda item: -item[0])
     return "\n".join(
         f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered
@@ -266,6 +269,7 @@ def render_proposals(proposals: Iterable[Sequence[str]]) -> str:
     """Render the proposed changes, problem by problem, each as text."""
     lines = []
     for number, changes in enumerate(proposals, 1):
+        # Changes from several problems that agree carry more weight: tell the problems apart.
         lines.append(f"From problem {number}:")
         lines += [f"- {change}" for change in changes]
     return "\n".join(lines)
@@ -300,6 +304,7 @@ def shorten(text: str, limit: int) -> str:
     """
     if len(text) <= limit:
         return text
+    # Characters of the beginning, and as many of the end.
     half = limit // 2
     end = text[len(text) - half :]
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{end}"

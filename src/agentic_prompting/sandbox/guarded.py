@@ -126,6 +126,7 @@ def split_by_country(
         )
     rng = random.Random(f"house split {seed}")  # a seed keeps its name, or figures change
     countries = tuple(rng.sample(world.countries, len(world.countries)))
+    # Two worlds without a common country, and all questions of each.
     train_world = replace(world, countries=countries[n_test_countries:])
     test_world = replace(world, countries=countries[:n_test_countries])
     train = all_questions((2, 3), train_world)
@@ -166,6 +167,7 @@ class GuardedOracle(Oracle):
 
     def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
         replies = [message["content"] for message in messages if message["role"] == "assistant"]
+        # After a refusal the oracle is closed for the rest of the conversation.
         if any(is_refusal(reply) for reply in replies):
             return Reply(text=CLOSED)
         return super()._reply(messages, repeat)

@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
     """
+    # Both spellings of options are accepted.
     words = [_with_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]
 
     def run_command() -> int | None:
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             try:
                 return app(args=words, prog_name="agentic-prompting", standalone_mode=False)
             except TyperException as error:
+                # For `run_script` an error of Typer is bad input, as any ValueError.
                 raise ValueError(error.format_message()) from error
 
     sys.exit(run_script(run_command) or 0)
@@ -116,6 +118,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     """Within it SIGTERM, which schedulers and containers send, ends a command as Ctrl-C does, with the same words."""
     previous = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
+    # Another handler stays as it is, and only the main thread may set one.
     is_replaced = previous is signal.SIG_DFL and is_main_thread
     if is_replaced:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -35,6 +35,7 @@ def ask(arguments: Sequence[str]) -> int:
     """Ask a trained agent, and see how it asks the large LLM."""
     parser = OptionParser("ask", SETTINGS, ask.__doc__, words="RUN QUESTION")
     options, words = parser.parse_with_words(arguments)
+    # RUN may also be given as an option.
     if options.run is not None:
         words.insert(0, str(options.run))
     if len(words) != 2:
@@ -58,6 +59,7 @@ def ask(arguments: Sequence[str]) -> int:
             from ..agent import PromptAgent
 
             environment: Any = options.open_environment(stack, options.budget())
+            # Requests and replies are printed as they happen.
             if not options.json:
                 source = "large LLM" if options.environment is None else "environment"
                 environment = _PrintingEnvironment(environment, source)
@@ -88,6 +90,7 @@ def _in_words_of_sandbox(question: str) -> str:
 
 def _conversation(question: str, rollout: Rollout) -> dict[str, Any]:
     """The conversation and its cost, for `--json`."""
+    # Turns and replies in the order of the conversation.
     messages: list[dict[str, Any]] = []
     for position, turn in enumerate(rollout.turns):
         messages.append(
@@ -131,6 +134,7 @@ class _PrintingEnvironment:
     async def step(self, rollout: Rollout) -> Observation | None:
         from ..rollout import Limits, observe
 
+        # The request is shown while the reply is still awaited.
         print_turn(rollout.turns[-1])
         observation = await observe(self.environment, rollout, Limits().step_timeout)
         if observation is not None:
@@ -143,6 +147,7 @@ def _print_end(rollout: Rollout) -> None:
     # Turns that asked something were printed by the environment.
     if rollout.turns and rollout.turns[-1].kind != "act":
         print_turn(rollout.turns[-1])
+    # The answer, or why there is none.
     if rollout.answer is not None:
         print_styled(f"\n{rollout.answer}", "bold green")
     else:

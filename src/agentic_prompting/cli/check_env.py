@@ -58,6 +58,7 @@ def check_env(arguments: Sequence[str]) -> int:
     """
     parser = OptionParser("check-env", SETTINGS, check_env.__doc__, words="NAME")
     options, words = parser.parse_with_words(arguments)
+    # Either an environment or a harness, not both.
     if len(words) + (options.harness is not None) != 1:
         raise ValueError("name an environment as module:name, or an agent with --harness NAME")
     if options.harness is not None:
@@ -85,10 +86,12 @@ def check_env(arguments: Sequence[str]) -> int:
     )
     tools = [tool["function"] for tool in template_arguments.get("tools") or ()]
 
+    # Without rows of your own every episode has the same made-up question.
     rows = [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     if options.dataset:
         rows = list(options.load("", 0))
     rows = [rows[episode % len(rows)] for episode in range(EPISODES)]
+    # A model plays the agent, or else a script.
     if options.model is not None:
         from ..agent import PromptAgent
 
@@ -119,10 +122,13 @@ def _play_script(
     from ..llm import run
     from ..rollout import Limits, Rollout, play_all, reset_rows
 
+    # Let the environment prepare each row.
     prompted_rows = [{**row, "prompt": spec.messages(row)} for row in rows]
     reset = run(reset_rows(environment, prompted_rows))
+    # Each prompt is the number of its rollout, by which the script knows which one it plays.
     rollouts = [Rollout([number], row=row, seed=number) for number, row in enumerate(reset)]
     agent: Any = _ScriptedAgent(spec.grammar, rollouts, requests, tools)
+    # A turn for each request, and one for the answer.
     max_turns = len(requests or ["the question"]) + 1
     play_all(rollouts, agent, environment, agent, Limits(max_turns=max_turns))
     return rollouts
@@ -132,12 +138,15 @@ def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequenc
     """Print the tools, the prompt and every turn."""
     for tool in tools:
         print_styled(f"tool           {json.dumps(tool, ensure_ascii=False)}", "dim")
+    # The user message, before which a system message may stand.
     prompt = spec.messages(rollouts[0].row)[-1]["content"]
     print_styled(f"what training would show the agent by default:\n{prompt}\n", "dim")
+    # Each turn, followed by the reply to it.
     for number, rollout in enumerate(rollouts, start=1):
         print_styled(f"episode {number}: {rollout.row['question']}", "bold")
         for position, turn in enumerate(rollout.turns):
             print_turn(turn)
+            # The last turn may have no observation.
             for observation in rollout.observations[position : position + 1]:
                 print_observation("environment", observation)
 
@@ -147,6 +156,7 @@ def _failed_observations(rollouts: Sequence[Rollout], has_tools: bool) -> list[O
     failed = []
     for rollout in rollouts:
         for observation in rollout.observations:
+            # Tools report their errors as text.
             is_tool_error = has_tools and observation.text.startswith("Error: ")
             if observation.error is not None or is_tool_error:
                 failed.append(observation)
@@ -160,6 +170,7 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     for rollout in rollouts:
         observations += rollout.observations
         has_requests = has_requests or any(turn.kind == "act" for turn in rollout.turns)
+    # A failed episode may have no failed observation, so the larger of both numbers counts.
     failed_rollouts = [rollout for rollout in rollouts if rollout.error is not None]
     failed = _failed_observations(rollouts, has_tools)
     replies = len(observations) - len(failed)
@@ -178,6 +189,7 @@ def _summary(rollouts: Sequence[Rollout], has_tools: bool, is_played_by_model: b
     if errors:
         summary += f", {errors} error{'s' * (errors > 1)}"
 
+    # How slow the environment was, or why it was not asked.
     if observations and not program_counts:
         slowest = max(observation.seconds for observation in observations)
         summary += f", the slowest took {slowest:.2f} s"
@@ -199,6 +211,7 @@ def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:
     if errors:
         message = f"the environment failed: {' '.join(errors[0].split())}"
     elif failed and len(failed) == observations:
+        # If no call works, the made-up arguments may be to blame.
         text = " ".join(failed[0].text.split())
         fix = 'give one that works: --request \'{"name": "...", "arguments": {...}}\''
         message = f"every call failed: {text}; {fix}"
@@ -227,13 +240,16 @@ class _ScriptedAgent:
         from ..rollout import Sample
 
         rollout = self.rollouts[request.context[0]]  # the prompt is the rollout's number
+        # The next request or, after the last one, the first accepted answer.
         requests = self.requests or [self._make_request(rollout)]
         if len(rollout.turns) < len(requests):
+            # Grammars call the tag of a request `act` or `call`.
             tag = getattr(self.grammar, "act", getattr(self.grammar, "call", None))
             text = requests[len(rollout.turns)]
         else:
             tag = getattr(self.grammar, "answer", None)
             text = rollout.row["answers"][0]
+        # A grammar without such a tag takes the text as it is.
         if tag:
             think = getattr(self.grammar, "think", "think")
             text = f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>"
@@ -244,10 +260,12 @@ class _ScriptedAgent:
         question = str(rollout.row["question"])
         if not self.tools:
             return question
+        # The seed is the number of the episode.
         tool = self.tools[rollout.seed % len(self.tools)]
         parameters = tool.get("parameters") or {}
         properties = parameters.get("properties") or {}
         arguments = {}
+        # A value that fits the schema of each required argument.
         for name in parameters.get("required") or ():
             schema = properties[name]
             if schema.get("enum"):

@@ -17,6 +17,7 @@ def check_harness(name: str, dialect: str, isolation: str, as_json: bool) -> int
     from ..harnesses import Harness, get_harness
     from ..harnesses.check_harness import check_harness as play_and_report
 
+    # Your own is named as module:name, a known one by a word.
     harness = load_object(name, "harness") if ":" in name else get_harness(name, dialect)
     if not isinstance(harness, Harness):
         raise ValueError(f"{name} is a {type(harness).__name__}, and not a Harness")

@@ -47,11 +47,13 @@ def show_sets(
         print(_sets_as_json(names) if as_json else "\n\n".join(map(describe_task, names)))
         return 0
 
+    # Compare the records with their sources.
     checks = check_sources(names or (), online)
     problems = [check for check in checks if check.problem]
     if as_json:
         print(json.dumps({"checks": [asdict(check) for check in checks]}))
     else:
+        # Only an online check lists what is consistent.
         listed_checks = checks if online else problems
         print(
             check_table(listed_checks) if listed_checks else f"{len(checks)} records are consistent"

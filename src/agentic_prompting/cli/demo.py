@@ -35,6 +35,7 @@ def demo(arguments: Sequence[str]) -> int:
         action="store_true",
         help="A real model of 135M parameters learns to look facts up; see `make real`.",
     )
+    # Words that are unknown here are for the program.
     options, program_words = parser.parse_known_args(arguments)
     method = options.method
     if method not in ("prompt-r1", "espl", "prorefine"):
@@ -42,12 +43,14 @@ def demo(arguments: Sequence[str]) -> int:
     if options.real and method != "prompt-r1":
         raise ValueError("--real is a demo of its own: leave --method out")
     folder = options.output_dir or Path("runs/real" if options.real else "runs/demo")
+    # A finished run is not overwritten.
     if (folder / _SUMMARY).exists():
         raise ValueError(
             f"{folder} holds a finished run: look at it with `agentic-prompting report {folder}`, or take another "
             "folder with --output-dir"
         )
 
+    # ProRefine runs in this process, while training is launched.
     if method == "prorefine":
         from .refine_table import refine_table
 
@@ -58,6 +61,7 @@ def demo(arguments: Sequence[str]) -> int:
         if status:
             return status
 
+    # Commands that show the result.
     print(f"next:  agentic-prompting report {folder}")
     if method == "prompt-r1" and not options.real:
         question = "what is the currency of the country whose capital is Nairobi ?"
@@ -71,12 +75,14 @@ def _train(method: str, is_real: bool, folder: Path, program_words: Sequence[str
     """Start the training program, or go on with an interrupted run in the folder; the exit status."""
     # TRL's trainers send a ping to the hub when they are made.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    # One thread that does not spin while it waits, as in `make demo`: beside other work two take far longer.
+    # One thread that does not spin while it waits, as in `make demo`: beside other work two take
+    # far longer.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     config = EXAMPLES / "configs" / DEMO_CONFIGS["real" if is_real else method]
     words = ["--config", str(config), "--output_dir", str(folder)]
+    # The real model is trained on two processes if there are two cores.
     accelerate_file = "single.yaml"
     if is_real and (os.cpu_count() or 1) > 1:
         accelerate_file = "cpu2.yaml"

@@ -92,6 +92,7 @@ def doctor(arguments: Sequence[str]) -> int:
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
     (options,) = OptionParser("doctor", SETTINGS, doctor.__doc__).parse(arguments)
+    # Outside of a clone, `examples/...` means the files that came with the package.
     options.config = find_example(options.config)
     options.accelerate_config = find_example(options.accelerate_config)
     findings: list[tuple[str, Finding]] = []
@@ -102,6 +103,7 @@ def doctor(arguments: Sequence[str]) -> int:
     # The worst level decides the exit status.
     levels = [finding.level for _, finding in findings]
     worst = next(level for level in ("problem", "warning", "ok") if level in levels)
+    # One JSON object for programs, a line for each finding for people.
     if options.json:
         records = [{"check": name, **asdict(finding)} for name, finding in findings]
         print(json.dumps({"status": worst, "findings": records}, ensure_ascii=False))
@@ -116,12 +118,14 @@ def _print_findings(findings: Sequence[tuple[str, Finding]]) -> None:
     from rich.text import Text
 
     console = Console(soft_wrap=True, highlight=False)
+    # The level, the check, what it found, and what to type against it.
     for name, finding in findings:
         style = _STYLES[finding.level]
         line = Text.assemble((f"{finding.level:8}", style), f" {name:14} {finding.says}")
         if finding.fix:
             line.append(f"  -> {finding.fix}", style="bold")
         console.print(line)
+    # The last line counts the findings of each level.
     counts = []
     for level in _STYLES:
         count = sum(finding.level == level for _, finding in findings)
@@ -162,6 +166,7 @@ def versions(run: RunConfiguration) -> Iterator[Finding]:
         requirement = Requirement(line)
         if str(requirement.specifier):
             ranges[requirement.name] = requirement.specifier
+    # vLLM and DeepSpeed are optional: only a missing core package is a problem.
     for name in (*CORE_PACKAGES, "vllm", "deepspeed"):
         installed = version_of(name)
         supported = ranges.get(name)
@@ -191,11 +196,13 @@ def devices(run: RunConfiguration) -> Iterator[Finding]:
     import torch
 
     values = run.values
+    # bf16 is the default, unless the configuration turns it off, or asks for fp16 or the CPU.
     uses_bf16 = values.get("bf16", not values.get("fp16")) and not values.get("use_cpu")
     needs_bf16 = run.is_training and uses_bf16
     for number in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(number).total_memory / 2**30
         yield ok(f"GPU {number}: {torch.cuda.get_device_name(number)}, {memory:.0f} GiB")
+    # Whatever needs a GPU is a problem where there is none.
     if not torch.cuda.is_available():
         yield ok(
             f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions"
@@ -208,6 +215,7 @@ def devices(run: RunConfiguration) -> Iterator[Finding]:
                 f"bf16: false and use_cpu: true in {run.config}, or run it on a machine with a GPU",
             )
     elif not torch.cuda.is_bf16_supported(including_emulation=False):
+        # A GPU without bf16 makes only training in bf16 fail.
         level: Literal["problem", "warning"] = "problem" if needs_bf16 else "warning"
         yield Finding(level, "the GPU does not compute in bf16", "bf16: false and fp16: true")
 
@@ -216,14 +224,17 @@ def devices(run: RunConfiguration) -> Iterator[Finding]:
 def output_folder(run: RunConfiguration) -> Iterator[Finding]:
     """Whether the output folder can be written and has enough space."""
     folder = Path(run.value("output_dir") or "runs")
+    # The folder may not exist yet: its nearest existing parent decides.
     paths = (folder.absolute(), *folder.absolute().parents)
     existing = next(path for path in paths if path.exists())
+    # Whether a file can be made there.
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         reason = f"{existing} is a file" if existing.is_file() else error.strerror or error
         yield problem(f"{folder} cannot be written: {reason}", "another folder with --output-dir")
         return
+    # Whether there is space for checkpoints.
     free = shutil.disk_usage(existing).free
     if free >= SCARCE_BYTES:
         yield ok(f"{folder} can be written, {free / 2**30:.0f} GiB free")
@@ -244,9 +255,11 @@ def replay_cache(run: RunConfiguration) -> Iterator[Finding]:
     path = run.value("replay_cache")
     if not path:
         return
+    # The run makes a recording that does not exist yet.
     if not Path(path).exists():
         yield ok(f"replay cache {path} does not exist yet; it will be made")
         return
+    # In the mode `replay` nothing is written.
     try:
         with closing(ReplayCache(path, mode="replay")) as cache:
             yield ok(f"replay cache {path}: {len(cache)} replies")
@@ -280,6 +293,7 @@ def options(run: RunConfiguration) -> Iterator[Finding]:
     """Whether every name is an option of the method."""
     from .train_program import method_parser
 
+    # The options of a table are checked by `evaluate`.
     if not run.is_training:
         if run.values:
             yield ok(
@@ -287,6 +301,7 @@ def options(run: RunConfiguration) -> Iterator[Finding]:
             )
         return
     parser = method_parser(run.method)
+    # `env` holds environment variables and is no option.
     unknown = [name for name in run.values if name != "env" and not parser.is_option(name)]
     for name in unknown:
         nearest = parser.nearest_option(str(name))
@@ -305,6 +320,7 @@ def batch(run: RunConfiguration) -> Iterator[Finding]:
     """Whether the rollouts of a problem divide the generation batch."""
     if not run.is_training:
         return
+    # The configuration's values take precedence over the method's defaults.
     defaults = option_defaults(run.method)
     values = {**defaults, **run.values}
 
@@ -314,6 +330,7 @@ def batch(run: RunConfiguration) -> Iterator[Finding]:
         if name in defaults:
             factors[name] = int(values[name])
     group_size = math.prod(factors.values())
+    # The size of the generation batch is set outright, or follows from these factors.
     processes = run.processes
     per_device = int(values["per_device_train_batch_size"])
     steps = int(values["steps_per_generation"] or values["gradient_accumulation_steps"])
@@ -327,6 +344,7 @@ def batch(run: RunConfiguration) -> Iterator[Finding]:
         yield ok(f"{description}: {batch_size // group_size} problems x {group_size}")
         return
 
+    # Propose the nearest value with which whole groups fill the batch.
     if set_size:
         unit = math.lcm(group_size, per_device * processes)
         fix = f"generation_batch_size: {_nearest_multiple(batch_size, unit)}"
@@ -351,9 +369,11 @@ def values(run: RunConfiguration) -> Iterator[Finding]:
     """Whether the method's own checks accept the values, on a CPU and as if on all processes."""
     if not run.is_training:
         return
+    # A mistake that another check has reported is not reported again.
     earlier = [*options(run), *batch(run)]
     if any(finding.fix for finding in earlier):
         return
+    # The checks that training makes before it loads anything.
     try:
         arguments, trainer_config, _ = run.parse()
         arguments.check(trainer_config)
@@ -394,6 +414,7 @@ def endpoint(run: RunConfiguration) -> Iterator[Finding]:
     for role, chat in run.models.items():
         if chat.needs_key and not chat.find_key():
             continue  # the check `key` has found it
+        # A call of one word, and the seconds that it took.
         started = time.perf_counter()
         with chat:
             try:
@@ -406,20 +427,25 @@ def endpoint(run: RunConfiguration) -> Iterator[Finding]:
 def _endpoint_fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
     """The remedy for the error of a first call, as options where there are some."""
     url = chat.base_url.rstrip("/")
+    # There is no key, or it is not accepted.
     if error.status in (401, 403):
         return f"export {chat.key_variable}=YOUR_KEY with a key that this endpoint knows"
+    # The endpoint has no model of this name: propose the one most like it.
     models = _list_models(url, chat)
     if models and chat.model not in models:
         matches = difflib.get_close_matches(chat.model, models, n=1, cutoff=0.3)
         nearest = matches[0] if matches else models[0]
         names = ", ".join(models[:8] + ["..."] * (len(models) > 8))
         return f"--{role}-model {nearest}  (available: {names})"
+    # The address lacks `/v1`, under which there is a list of models.
     if models is None and not url.endswith("/v1") and _list_models(f"{url}/v1", chat) is not None:
         return f"--{role}-base-url {url}/v1"
+    # Too many calls, or no credit left.
     if error.kind == "RateLimited":
         return "wait and run this again; in training fewer calls at once help: OpenAIChat(max_concurrency=8)"
     if error.status == 402 or "credit" in error.message:
         return f"add credit, or export {chat.key_variable}=ANOTHER_KEY"
+    # No known cause: the server may not run, or may have another address.
     return f"start the server, or correct its address: --{role}-base-url http://HOST:PORT/v1 --{role}-model NAME"
 
 
@@ -450,6 +476,7 @@ def price(run: RunConfiguration) -> Iterator[Finding]:
                 f"{role}: {chat.model} costs ${input_price:g} in, ${output_price:g} out per million tokens (our table)"
             )
         elif has_budget and run.value("budget_tokens") is None:
+            # A limit in dollars alone would never stop the run.
             file = run.config or "a training configuration"
             yield problem(
                 f"{role}: budget_usd can never be reached, {unknown}",
@@ -484,6 +511,7 @@ def memory(run: RunConfiguration) -> Iterator[Finding]:
     name = str(run.value("model_name_or_path") or "")
     if not run.is_training or not name:
         return
+    # The command that measures what is only estimated here.
     command = f"agentic-prompting plan --config {run.config}"
     if run.accelerate_config:
         command += f" --accelerate-config {run.accelerate_config}"
@@ -495,10 +523,12 @@ def memory(run: RunConfiguration) -> Iterator[Finding]:
         return
     try:
         if run.accelerate_config is None:
+            # With adapters (PEFT) hardly any weights are trained.
             trained_share = 0.0 if run.values.get("use_peft") else 1.0
             estimate = rough_estimate(load_shape(name).to_dict(), trained_share)
             yield ok(f"{estimate} `{command}` measures a step, as --accelerate-config does here")
             return
+        # The same run, as options of `plan`.
         run_options = {field.name: getattr(run, field.name) for field in fields(RunConfiguration)}
         # Without a search for what would fit better, which takes longer.
         memory, _ = plan_run(PlanOptions(**run_options, seconds=0.0), max_wait=PLAN_TIMEOUT)
@@ -525,8 +555,10 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
     if not folder.is_dir():
         yield problem(f"{folder} does not exist", f"agentic-prompting demo --output-dir {folder}")
         return
+    # A folder with a model, or with an adapter of one: a trained agent also has its spec.
     if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         if (folder / SPEC_FILE).exists():
+            # `run_check` reports an error in reading the spec.
             AgentSpec.load(folder)
             yield ok(f"{folder} holds a trained agent")
         else:
@@ -535,6 +567,7 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
                 f"agentic-prompting train prompt-r1 --model_name_or_path {folder} --config FILE",
             )
         return
+    # Without a model, name the newest checkpoint, from which the run can go on.
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     if checkpoints:
         yield warning(
@@ -552,6 +585,7 @@ def chat_template(run: RunConfiguration) -> Iterator[Finding]:
     """Whether it can render several turns, and whether it leaves earlier ones as they were."""
     from ..rollout import ChatFormat
 
+    # Local folders only: no tokenizer is downloaded from the hub.
     folders = []
     for folder in (run.run, run.values.get("model_name_or_path")):
         if folder and (Path(folder) / "tokenizer_config.json").exists():
@@ -560,6 +594,7 @@ def chat_template(run: RunConfiguration) -> Iterator[Finding]:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(path)
+        # Whether the template can render several turns at all.
         try:
             ChatFormat(tokenizer)
         except ValueError as error:
@@ -575,6 +610,7 @@ def chat_template(run: RunConfiguration) -> Iterator[Finding]:
             {"role": "assistant", "content": "<think> QTHOUGHTQ </think> QAGENTQ"},
             {"role": "user", "content": "QREPLYQ"},
         ]
+        # What was rendered of two messages has to be the beginning of what is rendered of three.
         earlier = tokenizer.apply_chat_template(messages[:2], tokenize=False)
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
         if whole.startswith(earlier.rstrip()):

@@ -76,12 +76,14 @@ def evaluate(arguments: Sequence[str]) -> int:
     from ..evaluation import EvaluationStopped
 
     (options,) = OptionParser("evaluate", SETTINGS, evaluate.__doc__).parse(arguments)
+    # Exactly one of the three things that the command can do.
     if [options.config, options.run, options.compare].count(None) != 2:
         raise ValueError(
             "say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"
         )
     if options.compare is not None:
         return _compare(options.compare, options.json)
+    # Only a run of E-SPL has a first prompt beside its final one.
     if options.base is not None and (
         options.run is None or not (options.run / POPULATION).is_file()
     ):
@@ -90,6 +92,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
 
+    # The message after Ctrl-C names the folder, whether or not an option has set it.
     folder = options.output_dir
     try:
         if options.run is not None:
@@ -123,6 +126,7 @@ def _print_results(results: Results) -> None:
     """Print a finished table, its differences, the systems left out, and the names of the files."""
     from ..evaluation import differences_table
 
+    # The table as it was written to its file.
     with open(results.files["csv"], newline="", encoding="utf-8") as lines:
         print_table(list(csv.DictReader(lines)), results.title)
     if results.comparisons:
@@ -140,6 +144,7 @@ def _compare(folders: Sequence[Path], as_json: bool) -> int:
 
     if len(folders) != 2:
         raise ValueError(f"--compare takes two folders, got {len(folders)}")
+    # Paired tests on the same questions, named after the two folders.
     first, second = folders
     comparisons = compare_runs(load_run(first), load_run(second), (first.name, second.name))
     if as_json:
@@ -172,6 +177,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     run = options.run
     assert run is not None
     check_agent(run)
+    # An agent on the hub has no folder here: its spec is known only after loading.
     spec = AgentSpec.load(run) if run.is_dir() else None
 
     # A free-text agent answers by itself, so that it needs no large LLM.
@@ -186,6 +192,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
 
     with ExitStack() as stack:
+        # Load the agent, with an environment unless it answers by itself.
         with show_progress(f"loading {run}"):
             from ..agent import PromptAgent
 
@@ -194,6 +201,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                 budget = options.budget(folder / "spending.sqlite")
                 environment = options.open_environment(stack, budget)
             agent = PromptAgent.from_pretrained(run, environment)
+            # The systems of the table: the agent alone, or weights and prompts before and after
+            # training.
             systems: dict[str, Any] = {}
             if options.base is None:
                 systems[run.name] = AgentSystem(agent, _identity(options, run))
@@ -209,6 +218,7 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                         systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
                             prompted_agent, f"{prompt} prompt, {identity}"
                         )
+        # Ask each question as often as `--samples` says; a stopped run goes on from the folder.
         evaluation = evaluate_agent(
             systems, [task], metrics, n=None, runs=options.samples, output=folder
         )
@@ -224,11 +234,13 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
     """What tells an agent's answers from another's: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
+    # Weights are told apart by size and time, because reading them would take long.
     file_states = []
     for folder in folders:
         for pattern in ("*.safetensors", "*.bin", SPEC_FILE):
             for file in sorted(Path(folder).glob(pattern)):
                 file_states.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
+    # Answers also depend on whom the agent asks.
     environment = [
         options.sandbox,
         options.environment,
@@ -242,7 +254,9 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
     """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
     from ..evolution import read_lineage
 
+    # The first node is the prompt that training began with.
     text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
+    # A shallow copy, which shares the weights.
     agent_with_first_prompt = copy(agent)
     agent_with_first_prompt.spec = replace(agent.spec, system_prompt=text or None)
     return {"first": agent_with_first_prompt, "final": agent}
@@ -253,11 +267,13 @@ def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
 
 def _fill_table(options: EvaluateOptions, table: Any) -> Results:
     """Run a table of `benchmarks/paper_tables`."""
+    # If the hub is out of reach, its libraries turn to their caches at once.
     if not options.sandbox:
         is_hub_reachable()
     filled = import_paper_tables().run_table(
         table, options.sandbox, options.output_dir, sys.stderr.isatty(), options.seeds or []
     )
+    # The title is the first line of the Markdown file.
     title = filled.files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
     left_out = {**filled.skipped, **filled.left_out}
     return Results(title, filled.files, filled.comparisons, left_out)
@@ -267,6 +283,7 @@ def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[st
     """The table of a configuration, with other metrics if some are named, and with those of judges."""
     config = find_example(config) or config
     tables = import_paper_tables()
+    # Name the tables that there are instead.
     if not config.is_file():
         examples = Path(str(tables.__file__)).parents[2] / "examples" / "configs"
         names = sorted(path.stem for path in examples.glob("eval_*.yaml"))
@@ -289,6 +306,7 @@ def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[st
 
 def _with_judges(metrics: Any, judges: Sequence[str]) -> Any:
     """A table's metrics, a list or lists by task, with judges behind them."""
+    # Metrics may differ by task: every task gets the judges.
     if isinstance(metrics, dict):
         return {task: [*task_metrics, *judges] for task, task_metrics in metrics.items()}
     return [*(metrics or ["exact_match"]), *judges]
@@ -310,6 +328,7 @@ def import_paper_tables() -> ModuleType:
     # Of an installed package CLONE is no clone but a folder of the environment.
     is_clone = Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting"
     script = None
+    # A clone comes before the copy of a wheel.
     for root in (CLONE if is_clone else None, find_shared_folder()):
         if root is not None and script is None:
             candidate = root / "benchmarks" / name / "__init__.py"
@@ -329,6 +348,7 @@ def import_paper_tables() -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # A half-imported module must not be found the next time.
         del sys.modules[name]
         raise
     return module

@@ -60,6 +60,7 @@ def evolve(arguments: Sequence[str]) -> int:
     options, config = OptionParser("evolve", SETTINGS, evolve.__doc__).parse(arguments)
     folder = options.output_dir
     options.start_tracing()
+    # Evolve, with a line for each step unless one JSON object is wanted.
     try:
         result = evolve_in_folder(options, config, None if options.json else _print_step)
     except KeyboardInterrupt:
@@ -68,6 +69,7 @@ def evolve(arguments: Sequence[str]) -> int:
         )
         return 130
     except (ValueError, OSError, LLMError):
+        # `run_script` prints these errors on one line.
         raise
     except Exception as error:
         # The reward is the only code of the user's that may raise here.
@@ -79,6 +81,7 @@ def evolve(arguments: Sequence[str]) -> int:
     if options.json:
         print_text(json.dumps(_record(result, folder), ensure_ascii=False))
     elif result.steps:
+        # The best prompt, what each model has used, and the files.
         prompt = result.best.text if result.best.text.strip() else "(it is empty)"
         print_text(
             f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n"
@@ -100,7 +103,8 @@ def evolve_in_folder(
     """Evolve, and write `system_prompt.txt` and `state.json` into the output folder; a stopped run is resumed."""
     folder = options.output_dir
     with ExitStack() as stack:
-        # `run_evolution` locks the folder, too; the sandbox must not write beside a run before that.
+        # `run_evolution` locks the folder, too; the sandbox must not write beside a run before
+        # that.
         with only_writer(folder / "state.json"):
             if options.sandbox:
                 parts = _sandbox_parts(options, config)
@@ -118,6 +122,7 @@ def _connect_parts(
     options: EvolveOptions, config: EvolveConfig, stack: ExitStack
 ) -> dict[str, Any]:
     """The arguments of [`evolution.evolve`], with models at real endpoints."""
+    # One model solves the task, the other one reflects on its answers.
     if not (options.policy_model and options.reference_model):
         raise ValueError(
             "name both models: --policy-model NAME --reference-model NAME, or try --sandbox"
@@ -144,6 +149,7 @@ def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, An
     sandbox = prepare_guarded(
         options.output_dir, config.seed, warm_start_steps=options.warm_start_steps
     )
+    # The agent asks the oracle of the sandbox.
     environment = LLMEnvironment(sandbox.oracle)
     agent = PromptAgent.from_pretrained(sandbox.model, environment, max_batch_size=256)
     # The tiny agent writes in a format of its own, and its mistakes are what is reflected on.
@@ -166,7 +172,9 @@ def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, An
 
 def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
     """What `--json` prints."""
+    # Held-out scores by step, where there was an evaluation.
     held_out = {log.step: log.held_out for log in result.steps if log.held_out is not None}
+    # The member of the population with the best prompt has its held-out score.
     best = next(
         member for member in result.population.members if member.prompt.text == result.best.text
     )
@@ -196,6 +204,7 @@ def _describe_reward_error(reward: str, error: Exception) -> str | None:
 
 def _print_step(log: StepLog) -> None:
     """One line about a step: the prompts' values, the children, the held-out score."""
+    # Only the prompts that have a value.
     values = []
     for prompt, value in zip(log.prompts, log.values, strict=True):
         if value is not None:

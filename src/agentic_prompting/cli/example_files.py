@@ -16,6 +16,7 @@ def find_example(file: Path | None) -> Path | None:
     """The file; outside of a clone `examples/...` is the one that came with the package."""
     if file is None or file.is_file():
         return file
+    # The copy inside the package comes first.
     for root in (EXAMPLES.parent, CLONE, find_shared_folder()):
         if root is not None and (root / file).is_file():
             return root / file
@@ -28,6 +29,7 @@ def find_shared_folder() -> Path | None:
         installed = files("agentic-prompting") or ()
     except PackageNotFoundError:
         return None
+    # The shared folder is the one that holds `benchmarks/`.
     for file in installed:
         if file.match("benchmarks/paper_tables/__init__.py"):
             return Path(str(file.locate())).resolve().parents[2]

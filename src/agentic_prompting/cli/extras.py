@@ -54,9 +54,11 @@ class MissingExtra:
 
 def find_missing_extras(options: Mapping[str, Any]) -> list[MissingExtra]:
     """The extras that are not installed, and whether the options of a run need them."""
+    # A single reward may be given without a list.
     rewards = options.get("reward") or []
     if isinstance(rewards, str):
         rewards = [rewards]
+    # The options that need an extra.
     is_needed = {
         "vllm": options.get("use_vllm"),
         "math": "math" in rewards,

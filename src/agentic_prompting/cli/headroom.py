@@ -59,8 +59,10 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, Tracing):
 
     def check(self) -> None:
         """Raise `ValueError` unless there is something to measure, and all that it takes."""
+        # The sandbox brings everything that is measured.
         if self.sandbox:
             return
+        # Each of the three measurements needs a model.
         if not (self.policy_model or self.untrained or self.environment_model):
             raise ValueError(
                 "say what to measure: --policy-model NAME (a better prompt), --untrained MODEL (a signal for GRPO) or "
@@ -83,10 +85,12 @@ def headroom(arguments: Sequence[str]) -> int:
     options.check()
     options.start_tracing()
     with ExitStack() as stack:
+        # Scripted parts, or your rows and models at real endpoints.
         if options.sandbox:
             parts = _sandbox_parts(options)
         else:
             parts = _connect_parts(options, stack)
+        # Measure, with no more calls in each part than the options allow.
         with show_progress("measuring"):
             measured = measure_headroom(
                 **parts,
@@ -130,6 +134,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     from ..evaluation.metrics import each
     from ..llm import charge
 
+    # One budget for all models, with its account beside the result.
     budget = options.budget(options.output_dir / "spending.sqlite")
     parts: dict[str, Any] = {
         "rows": list(options.load(options.task, options.seed)),
@@ -163,6 +168,7 @@ def _load_untrained(model: str, environment: Environment) -> PromptAgent:
     from ..rollout import SPEC_FILE, AgentSpec, TagGrammar
     from ..rollout.spec import template_for
 
+    # A model without a spec is shown the default template of its environment.
     spec = None
     if not (Path(model) / SPEC_FILE).is_file():
         grammar = environment.grammar or TagGrammar()

@@ -31,23 +31,27 @@ def check_agent(run: str | Path) -> None:
 
 def check_model(name: str | Path) -> None:
     """Raise `ValueError` for a model that is neither a local folder nor on the hub, or an adapter without its base."""
+    # What is not a local path may be a name on the hub.
     if not Path(name).exists():
         _check_on_hub(str(name))
     adapter = Path(name) / "adapter_config.json"
     if not adapter.is_file():
         return
 
-    # An adapter names its base model, often by a path relative to the folder that training started in.
+    # An adapter names its base model, often by a path relative to the folder that training started
+    # in.
     adapter_settings = json.loads(adapter.read_text(encoding="utf-8"))
     base = str(adapter_settings.get("base_model_name_or_path") or "")
     if Path(base).exists():
         return
+    # Name the folder in which the path of the base model is right.
     for folder in adapter.resolve().parents:
         if (folder / base).is_dir():
             raise ValueError(
                 f"{name} is an adapter of the base model {base}: start the command in {folder}, or write the full "
                 f"path into {adapter}"
             )
+    # Any other name of the base model may be one on the hub.
     if only_a_folder(base):
         raise ValueError(
             f"{name} is an adapter of the base model {base}, which does not exist: write its full path into {adapter}"
@@ -65,6 +69,7 @@ def _check_on_hub(name: str) -> None:
     try:
         cached_files = [try_to_load_from_cache(name, file) for file in _MODEL_FILES]
         is_cached = any(isinstance(file, str) for file in cached_files)
+        # Asked for a cached model, too, so that libraries do not retry in vain when it is loaded.
         hub_is_reachable = is_hub_reachable()
         if is_cached:
             return
@@ -89,6 +94,7 @@ def is_hub_reachable() -> bool:
     try:
         get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
     except Exception:  # the class depends on the HTTP package that huggingface_hub uses
+        # `datasets` has a setting of its own, which it may have read already.
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True

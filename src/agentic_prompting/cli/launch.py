@@ -46,6 +46,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGINT)
 
+    # Handlers are replaced only while the job runs.
     previous_handlers = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         previous_handlers[number] = signal.signal(number, forward_interrupt)
@@ -54,6 +55,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     except subprocess.CalledProcessError as error:
         return _shell_status(error.returncode)
     except ChildFailedError as error:
+        # Processes that failed later may have done so because of the first one.
         _, failure = error.get_first_failure()
         return _shell_status(failure.exitcode)
     finally:
@@ -73,6 +75,7 @@ def _launch_options(config: Path | None) -> list[str]:
     import torch
     from accelerate.commands.config import default_config_file
 
+    # accelerate finds its own default file by itself.
     if Path(default_config_file).is_file():
         return []
 

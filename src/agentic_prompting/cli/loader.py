@@ -53,6 +53,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
     Raises:
         [`UnknownPart`]: In one line: there is no such part, with the nearest name, or its module cannot be imported.
     """
+    # A shipped part has an entry in the table, any other name is `module:name` already.
     module_name, colon, attribute = shipped.get(name, name).rpartition(":")
     if not colon or not module_name or not attribute:
         choices = f"one of {', '.join(shipped)}, or your own as " if shipped else ""
@@ -60,6 +61,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
             f"there is no {part_type} {name!r}{_suggest(name, shipped)}. Name {choices}module:name, such as "
             "my_module:MyPart"
         )
+    # Import the module from its file, or by its name.
     try:
         if module_name.endswith(".py"):
             module = _import_file(Path(module_name))
@@ -68,6 +70,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
     except UnknownPart:
         raise
     except ModuleNotFoundError as error:
+        # Either the module itself is missing, or one that it imports.
         reason = f"{module_name} imports it"
         if error.name == module_name:
             reason = "start the command in the folder that holds it"
@@ -76,6 +79,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
         raise UnknownPart(
             f"{module_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    # The module is there, but the name in it may be misspelt.
     if not hasattr(module, attribute):
         raise UnknownPart(f"{module_name} has no {attribute}{_suggest(attribute, vars(module))}")
     return getattr(module, attribute)
@@ -87,6 +91,7 @@ def _suggest(name: str, names: Collection[str]) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
+    # The current directory is importable, as with `python -m`.
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -101,6 +106,7 @@ def _import_file(file: Path) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    # A second part from the same file comes from the same module.
     name = file.stem
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
@@ -117,6 +123,7 @@ def _import_file(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException:
         if is_registered:
+            # A half-imported module must not be found the next time.
             del sys.modules[name]
         raise
     return module
@@ -132,6 +139,7 @@ def load_environment(name: str) -> Any:
     from ..programs import Program, is_agent
 
     try:
+        # An agent becomes an environment as a program.
         part = _make_object(load_part(name, "environment"))
         return as_environment(Program(part) if is_agent(part) else part)
     except TypeError as error:
@@ -162,6 +170,7 @@ def load_object(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> A
 
 def text_or_file(value: str | None) -> str | None:
     """A text that an option names: itself, or the content of a file of that name."""
+    # A text of several lines, or a long one, is no file name.
     may_be_file_name = value and "\n" not in value and len(value) < 256
     if value and may_be_file_name and Path(value).is_file():
         return Path(value).read_text(encoding="utf-8")
@@ -184,6 +193,7 @@ def load_rewards(names: Sequence[str]) -> Any:
     Raises:
         [`UnknownPart`]: As [`load_reward`].
     """
+    # A dict of reward functions by environment has to stand alone.
     if len(names) == 1:
         part = load_part(names[0], "reward", REWARDS)
         if isinstance(part, Mapping):
@@ -214,11 +224,13 @@ def register_selection(name: str) -> None:
 
     if ":" in name and name not in RULES:
         rule = _check_callable(load_part(name, "selection rule"), name, "selection rule")
+        # Shipped rules also take settings, which a rule of your own does not know.
         RULES[name] = partial(_call_rule, rule)
 
 
 def register_selections(words: Sequence[str]) -> None:
     """[`register_selection`] for each `--selection` of a command line, which the settings are then made of."""
+    # Read this option alone, and leave all others to the parser of the command.
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--selection", nargs="?")
     options, _ = parser.parse_known_args(words)
@@ -243,9 +255,11 @@ def register_judge(name: str) -> str:
 
 def _make_object(part: Any) -> Any:
     """An object of a class, or what a function without parameters returns."""
+    # A function with parameters is itself the part, such as a reward.
     is_factory = isfunction(part) and not signature(part).parameters
     if not isclass(part) and not is_factory:
         return part
+    # The user's code may raise anything.
     try:
         return part()
     except Exception as error:

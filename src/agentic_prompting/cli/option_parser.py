@@ -56,6 +56,7 @@ class OptionParser(HfArgumentParser):
         Raises:
             `ValueError`: An option does not exist, or its value has the wrong type.
         """
+        # Wrong names are reported before wrong values.
         self.check_names(arguments)
         return self.parse_args_into_dataclasses(
             self._with_values_of_switches(arguments),
@@ -79,6 +80,7 @@ class OptionParser(HfArgumentParser):
         """
         words = []
         for name, value in values.items():
+            # Environment variables for the run.
             if name == "env":
                 os.environ.update({variable: str(text) for variable, text in dict(value).items()})
                 continue
@@ -91,6 +93,7 @@ class OptionParser(HfArgumentParser):
             if is_list and value and action.nargs == "+":
                 words += [option, *(str(item) for item in value)]
             elif value is None or (is_list and action.nargs == "+"):
+                # Neither `null` nor an empty list has a form as words.
                 self.set_defaults(**{name: value})
             elif isinstance(value, Mapping | list):
                 # transformers reads such options from JSON, so that they are texts to argparse.
@@ -98,6 +101,7 @@ class OptionParser(HfArgumentParser):
                     raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
                 self.set_defaults(**{name: value})
             else:
+                # After `=` a value may begin with a dash.
                 words.append(f"{option}={value}")
         return words
 
@@ -110,6 +114,7 @@ class OptionParser(HfArgumentParser):
     def check_names(self, arguments: Sequence[str]) -> None:
         """Raise `ValueError` for an option that does not exist, with the nearest one. Comes before values are read."""
         for word in arguments:
+            # An option and its value may be one word, `--name=value`.
             name = word.partition("=")[0].removeprefix("--")
             if word.startswith("--") and name and not self.is_option(name):
                 raise ValueError(self._describe_unknown(name, dashes="--"))
@@ -133,6 +138,7 @@ class OptionParser(HfArgumentParser):
         words = []
         for position, word in enumerate(arguments):
             action = self._option_string_actions.get(word)
+            # A switch is an option whose value may be left out.
             is_switch = action is not None and action.nargs == "?"
             next_word = arguments[position + 1] if position + 1 < len(arguments) else ""
             if is_switch and next_word.lower() not in _TRUTH_VALUES:

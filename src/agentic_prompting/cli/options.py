@@ -105,6 +105,7 @@ class Tracing:
         """Send spans from now on, if `--traces` is set. Raises `ValueError` if the extra is missing."""
         if self.trace_content and not self.traces:
             raise ValueError("--trace-content needs --traces")
+        # The packages of OpenTelemetry are an extra.
         if self.traces:
             from ..llm import start_traces
 
@@ -126,6 +127,7 @@ class EnvironmentModel(Recording):
         """The environment around a client; sampling options that are `None` are not sent."""
         from ..environments import LLMEnvironment
 
+        # The endpoint's own defaults hold for what is not sent.
         sampling = {"max_tokens": self.environment_max_tokens, **sampling}
         sent = {name: value for name, value in sampling.items() if value is not None}
         return LLMEnvironment(chat, **sent)
@@ -158,6 +160,7 @@ class LargeLLM(EnvironmentModel, Spending):
 
     def check_environment(self) -> None:
         """Raise `ValueError` unless exactly one environment is named."""
+        # The three ways to name an environment exclude each other.
         choices = [
             self.sandbox,
             self.environment_model is not None,
@@ -174,6 +177,7 @@ class LargeLLM(EnvironmentModel, Spending):
         from ..llm import charge
 
         environment: Any
+        # Your own environment, or the large LLM at its endpoint.
         if self.environment is not None:
             environment = load_environment(self.environment)
         else:
@@ -190,6 +194,7 @@ class LargeLLM(EnvironmentModel, Spending):
         """Name and address of the large LLM; in the sandbox the oracle's, which runs until the stack is closed."""
         if not self.sandbox:
             return self.environment_model, self.environment_base_url
+        # The oracle answers over HTTP, as a real endpoint does.
         from ..sandbox import Oracle
         from ..sandbox.server import MODEL, OracleServer
 
@@ -212,6 +217,7 @@ class TaskRows:
         """The rows. Raises `ValueError`, in one line, if they cannot be loaded."""
         from ..data import is_user_data, load_task
 
+        # Pairs such as `question=q`: our name for a column, then that of the file.
         columns = {}
         for pair in (self.columns or "").split(","):
             name, _, column = pair.partition("=")
@@ -222,6 +228,7 @@ class TaskRows:
             if pair:
                 columns[name] = column
 
+        # Only the rows of a task may have to come from the hub.
         source = self.dataset or task
         if not is_user_data(source) and not self.data_files:
             is_hub_reachable()
@@ -235,6 +242,7 @@ class TaskRows:
                 columns=columns or None,
             )
         except RuntimeError as error:
+            # On one line, even if the message has several.
             raise ValueError(" ".join(str(error).split())) from error
 
 
@@ -251,6 +259,7 @@ class HeldOutRows:
 
         from ..data import is_user_data, load_task
 
+        # A task is named with its split (by default `test`), while a file has none.
         datasets = []
         for name in self.eval_task.split(",") if self.eval_task else ():
             task = name

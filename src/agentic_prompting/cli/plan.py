@@ -53,6 +53,7 @@ def plan(arguments: Sequence[str]) -> int:
     if the run does not fit.
     """
     (options,) = OptionParser("plan", SETTINGS, plan.__doc__).parse(arguments)
+    # Options and files are checked before the model is looked at.
     if options.gpus is not None and options.gpus < 1:
         raise ValueError(
             f"--gpus {options.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
@@ -74,6 +75,7 @@ def plan(arguments: Sequence[str]) -> int:
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
     if options.json:
+        # Where costs are not known there is the reason.
         costs_record = {"error": costs} if isinstance(costs, str) else costs.to_json()
         print(json.dumps({"memory": memory.to_json(), "cost": costs_record}))
     else:
@@ -93,6 +95,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     from ..llm.budget import find_price
     from ..planning import estimate_cost, plan as plan_memory
 
+    # The model may be a local folder or on the hub.
     _, args, model = options.parse()
     name = options.model_name or model.model_name_or_path
     if not name:
@@ -108,6 +111,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     # The run was parsed as if on a CPU, with bf16 off: it is planned with what the file says.
     is_fp16 = options.values.get("fp16", False)
     values: dict[str, Any] = {**vars(args), "bf16": options.values.get("bf16", not is_fp16)}
+    # Type and quantization of the weights, as the run would load them.
     loading: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if model.load_in_4bit or model.load_in_8bit:
         loading["quantization_config"] = "quantized"

@@ -24,6 +24,7 @@ from .terminal import print_text
 if TYPE_CHECKING:
     from ..local import TransformersChat
 
+# Styles by the mark that `describe_lines` gives to a line.
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 
@@ -48,6 +49,7 @@ class RefineModels(Spending, Recording):
         Raises:
             `ValueError`: If a model is missing or given twice.
         """
+        # One task model, at an endpoint or on this machine, and a feedback model.
         if (self.task_model is None) == (self.local_model is None):
             raise ValueError(
                 "name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)"
@@ -63,6 +65,7 @@ class RefineModels(Spending, Recording):
             roles["task"] = stack.enter_context(load_local_chat(self.local_model))
         else:
             roles["task"] = self.connect(stack, self.task_model, self.task_base_url)
+        # A role without a model of its own takes the feedback model.
         for role in ("feedback", "optimizer", "verifier"):
             model = getattr(self, f"{role}_model")
             base_url = getattr(self, f"{role}_base_url")
@@ -113,9 +116,11 @@ def refine(arguments: Sequence[str]) -> int:
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
     (options,) = OptionParser("refine", SETTINGS, refine.__doc__).parse(arguments)
+    # A wrong score is found before any model is asked.
     score = load_score(options.score)
     options.start_tracing()
     with ExitStack() as stack:
+        # Scripted models and a puzzle, or the named models and questions.
         if options.sandbox:
             from ..sandbox.puzzles import puzzle_models, score_puzzle
 
@@ -146,6 +151,7 @@ def refine(arguments: Sequence[str]) -> int:
             account = options.output.with_suffix(".spending.sqlite")
         budget = options.budget(account)
         refiner.charge_to(budget)
+        # Refine all questions; with a file of results a stopped run goes on.
         try:
             results = refiner.refine_all(
                 options.prompt, rows, options.max_in_flight, options.output
@@ -160,6 +166,7 @@ def refine(arguments: Sequence[str]) -> int:
     # Print the results, then the questions that failed.
     summary = summarize(results) | _accuracy(results, rows, score)
     if options.json:
+        # With `--output` the results are in the file already.
         record: dict[str, Any] = {"summary": summary}
         if options.output is not None:
             record["output"] = str(options.output)
@@ -187,7 +194,9 @@ def _read_rows(options: RefineOptions) -> list[Any]:
         )
     if options.input is None:
         return [options.query]
+    # Each line is a text or an object.
     rows = []
+    # Not `splitlines`, which also splits at characters that a JSON string may hold.
     lines = options.input.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -206,6 +215,7 @@ def _sandbox_rows(options: RefineOptions) -> list[Any]:
         return _read_rows(options)
     solver = PuzzleSolver()
     puzzles = make_puzzles(50, seed=4)
+    # A puzzle that is solved at once would show no refinement.
     for puzzle in puzzles:
         answer = solver.answer(options.prompt, puzzle["question"])
         if not score_puzzle(answer, puzzle["answers"]):
@@ -217,6 +227,7 @@ def _accuracy(
     results: Sequence[RefinementResult], rows: Sequence[Any], score: Any
 ) -> dict[str, float]:
     """The accuracy over the rows that have answers; failed questions are left out."""
+    # Only rows with accepted answers can be scored.
     scores = []
     for result, row in zip(results, rows, strict=True):
         if isinstance(row, dict) and row.get("answers") and result.error is None:
@@ -232,11 +243,13 @@ def _print_results(results: Sequence[RefinementResult], summary: Mapping[str, fl
     from ..llm.masking import escape_controls
 
     console = Console(soft_wrap=True)
+    # All steps of a single question, with the changes of its prompt in colour.
     if len(results) == 1:
         for mark, line in describe_lines(results[0]):
             # A Text, because brackets in a plain string would be read as markup.
             console.print(Text(escape_controls(line), style=_STYLES[mark]))
         console.print()
+    # Zeros are left out, but not an accuracy of 0.
     for name, value in summary.items():
         if value or name == "accuracy":
             console.print(Text(f"{name:28} {value:.4g}"))
@@ -252,6 +265,7 @@ def load_local_chat(folder: Path) -> TransformersChat:
         raise ValueError(
             f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
         )
+    # Large packages are imported only once the folder is known to hold a model.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -60,7 +60,9 @@ def refine_table(arguments: Sequence[str]) -> None:
         )
     results: dict[str, list[RefinementResult]] = {}
     with ExitStack() as stack:
+        # Only one run at a time may write to the folder.
         stack.enter_context(only_writer(folder / "refine"))
+        # Scripted models and puzzles, or real models and one of the paper's sets.
         if options.task is None:
             roles: dict[str, Any] = dict(puzzle_models())
             rows: list[Any] = make_puzzles(options.rows, kinds=(SORTING,))
@@ -80,6 +82,7 @@ def refine_table(arguments: Sequence[str]) -> None:
             file = folder / f"{setting.replace(' ', '_')}.jsonl"
             refiner = ProRefiner(**roles, verifier=verifier)
             results[setting] = refiner.refine_all(START_PROMPTS[task], rows, output=file)
+            # A fatal error ends the run, because it cannot be waited out.
             for result in results[setting]:
                 if result.error is not None and result.error.fatal:
                     raise SystemExit(

@@ -47,9 +47,11 @@ def show_runs(
     """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
     from ..report import watch_report, write_report
 
+    # Arguments and options name runs alike.
     runs = [*(runs or ()), *(run or ())]
     if not runs:
         raise ValueError("name the run to show: agentic-prompting report RUN")
+    # Follow a single run until Ctrl-C.
     if watch:
         if len(runs) > 1:
             raise ValueError("--watch follows one run; compare several when they have finished")

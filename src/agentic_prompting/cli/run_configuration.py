@@ -36,6 +36,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         """The configuration's values; empty if there is no file, or it holds no mapping."""
         if self.config is None:
             return {}
+        # What is wrong with the file is said by the check `config` of `doctor`.
         try:
             values = read_yaml(self.config)
         except (OSError, ValueError):
@@ -61,6 +62,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         for role in ("environment", "reference"):
             name = self.value(f"{role}_model")
             if name:
+                # Without retries, one call shows whether the endpoint works.
                 models[role] = OpenAIChat(
                     str(name),
                     base_url=self.value(f"{role}_base_url"),
@@ -78,6 +80,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         def unknown_options(method: str) -> int:
             return len(set(self.values) - set(option_defaults(method)) - {"env"})
 
+        # The method to which the fewest of the options are unknown.
         return min(METHODS, key=unknown_options)
 
     @property
@@ -89,6 +92,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         """The number of processes: accelerate's configuration, else one for each GPU."""
         if self.accelerate_config is not None:
             return int(read_yaml(self.accelerate_config)["num_processes"])
+        # One process for each GPU, or a single one on a CPU.
         import torch
 
         return max(1, torch.cuda.device_count())
@@ -99,7 +103,8 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
 
         arguments_class, config_class, model_class = METHODS[self.method]
 
-        # The run is parsed as if on a CPU, but with its number of processes, which the config asks the machine for.
+        # The run is parsed as if on a CPU, but with its number of processes, which the config asks
+        # the machine for.
         processes = self.processes
         sized_config_class = type(
             config_class.__name__,
@@ -109,6 +114,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         on_cpu = {"use_cpu": True, "bf16": False, "fp16": False, "report_to": "none"}
         values = {name: value for name, value in self.values.items() if name != "env"}
         method_options = option_defaults(self.method)
+        # Options of the command line take precedence over those of the file.
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in method_options and value is not None:
@@ -117,6 +123,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
             f"train {self.method}", (arguments_class, sized_config_class, model_class)
         )
         words = parser.set_config({**values, **on_cpu}, str(self.config))
+        # Nothing but the findings or the plan is to be printed.
         with contextlib.redirect_stderr(io.StringIO()):
             arguments, config, model = parser.parse(words)
         return arguments, config, model
@@ -128,6 +135,7 @@ def option_defaults(method: str) -> dict[str, Any]:
 
     defaults = {}
     for settings in METHODS[method]:
+        # Fields that are not arguments of the dataclass are no options.
         for field in fields(settings):
             if field.init:
                 defaults[field.name] = field.default

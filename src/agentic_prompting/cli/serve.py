@@ -39,6 +39,7 @@ def serve(arguments: Sequence[str]) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     parser = OptionParser("serve", SETTINGS, serve.__doc__, words="RUN")
     options, config, words = parser.parse_with_words(arguments)
+    # RUN may also be given as an option.
     if options.run is not None:
         words.insert(0, str(options.run))
     if len(words) != 1:
@@ -82,9 +83,11 @@ def free_for_cache_mb(run: Path) -> float:
     import psutil
     import torch
 
+    # Free bytes on the device that the model will be on.
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
     else:
         free = psutil.virtual_memory().available
     weights = sum(path.stat().st_size for path in run.glob("*.safetensors"))
+    # A quarter of them, in units of a million bytes.
     return max(free - weights, 0) / 4e6

@@ -34,6 +34,7 @@ def print_turn(turn: Turn) -> None:
     """Print the thought, then the request or the answer; a malformed turn is printed as it was written."""
     if turn.thought:
         print_styled(f"agent thinks   {turn.thought}", "dim")
+    # The words before the text say what kind of turn it is.
     if turn.kind == "act":
         text = f"agent asks     {turn.request or turn.text.strip()}"
     elif turn.kind == "answer":
@@ -61,8 +62,10 @@ def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
     from ..llm.masking import escape_controls
 
     console = Console(highlight=False)
+    # A pipe has no width at which rows would have to be wrapped.
     if not console.is_terminal:
         console = Console(highlight=False, width=1000)
+    # A column with nothing in it is left out, but that of failures is always shown.
     names = []
     for name in rows[0] if rows else ():
         cells = {row[name] for row in rows}

@@ -44,6 +44,7 @@ def train(arguments: Sequence[str]) -> int:
         help="As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU.",
     )
     options, program_words = parser.parse_known_args(words)
+    # The help of the launcher, then that of the program.
     if {"--help", "-h", "--help-all"} & set(program_words):
         from .train_program import method_help
 

@@ -55,6 +55,7 @@ class AgentArguments(DataAndEnvironment):
 
     def check(self, args: MultiTurnGRPOConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
+        # Either a known agent or your own.
         if (self.harness is None) == (self.program is None):
             raise MissingOption(
                 "name the agent to train", "--harness NAME, or --program module:name"
@@ -88,6 +89,7 @@ class AgentArguments(DataAndEnvironment):
             raise ValueError(
                 "a reward that reads the work folder has to be the only one: leave the others out"
             )
+        # The program calls such a reward itself, so that the trainer gets none.
         folder_reward = None
         if folder_rewards:
             folder_reward = folder_rewards[0]
@@ -101,6 +103,7 @@ class AgentArguments(DataAndEnvironment):
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:
         """The program that the options name."""
         if self.program is not None:
+            # Your own program as it is, or a function or a command made into one.
             program = load_object(self.program, "program")
             if isinstance(program, AgentProgram):
                 return program

@@ -47,6 +47,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         self.check_environment(self.is_in_sandbox)
         load_rewards(self.reward)
+        # Each LLM that takes part has to be named.
         asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
         if asks_large_llm and not self.environment_model:
             raise MissingOption(
@@ -75,6 +76,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         # Everything that can be wrong is found before data or weights are loaded.
         environment = self.build_environment(args.seed, stack)
         check_before_loading(args, model, environment.get("environment"), reference)
+        # The evolution begins with a population of your own, or with a root prompt.
         text = text_or_file(self.initial_prompt) or ""
         population = None
         if self.population:

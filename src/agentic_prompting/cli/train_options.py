@@ -27,6 +27,7 @@ from .loader import (
 )
 from .options import EnvironmentModel, HeldOutRows, MissingOption, TaskRows, option
 
+# The shipped environments; with `none` the agent asks nobody.
 ENVIRONMENTS = ("llm", "search", "none")
 
 
@@ -66,6 +67,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
     callbacks: list[str] | None = option("Callbacks of transformers' Trainer as module:name.")
 
     DEFAULT_ENVIRONMENT = "llm"
+    # Options of parts that the sandbox has of its own.
     NOT_IN_SANDBOX = (
         "dataset",
         "eval_task",
@@ -90,6 +92,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
 
     def check_environment(self, sandbox: bool) -> None:
         """Raise `ValueError` for options of the environment that are incompatible."""
+        # A name without a colon has to be a shipped one.
         name = self.environment
         if name and name not in ENVIRONMENTS and ":" not in name:
             nearest = get_close_matches(name, ENVIRONMENTS, n=1)
@@ -97,6 +100,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
             raise ValueError(
                 f"--environment must be one of {', '.join(ENVIRONMENTS)}, or module:name, got {name!r}{suggestion}"
             )
+        # There is only one environment, however it is given.
         if name and (self.tools or self.environment_factory):
             raise ValueError(
                 "--tools and --environment_factory take the place of --environment: leave it out"
@@ -105,6 +109,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
             raise ValueError(
                 "--environment_model is incompatible with an environment of your own: leave one of them out"
             )
+        # Options that would have no effect are refused.
         ignored = [option for option in self.NOT_IN_SANDBOX if getattr(self, option)]
         if sandbox and ignored:
             raise ValueError(f"the sandbox has its own: leave out --{', --'.join(ignored)}")
@@ -115,11 +120,13 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
         self, seed: int, stack: ExitStack, sandbox: bool = False
     ) -> dict[str, Any]:
         """The trainer's `environment`, or `tools` and `environment_factory`. A client is closed with the stack."""
+        # Functions, or a class made per rollout, take the place of an environment.
         if self.tools or self.environment_factory:
             factory = None
             if self.environment_factory:
                 factory = load_part(self.environment_factory, "environment")
             return {"tools": load_tools(self.tools or ()) or None, "environment_factory": factory}
+        # A shipped environment, your own, or none.
         if self.environment_name == "llm":
             return {"environment": self.connect_large_llm(seed, stack, sandbox)}
         if self.environment_name == "search":
@@ -133,7 +140,8 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
         model = self.environment_model
         base_url = self.environment_base_url
         if sandbox and not base_url:
-            # The oracle is asked through the real client, as an OpenAI-compatible server on loopback.
+            # The oracle is asked through the real client, as an OpenAI-compatible server on
+            # loopback.
             base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
             model = model or MODEL
         return self.as_environment(
@@ -149,6 +157,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
         train_dataset: Dataset | list[dict[str, Any]],
     ) -> dict[str, Any]:
         """The arguments of every trainer but the environment and the reward."""
+        # Parts that options name; for `None` the trainer has its own.
         tokenizer = None
         if self.tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
@@ -172,6 +181,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
 
 def check_before_loading(args: MultiTurnGRPOConfig, model: ModelConfig, *endpoints: Any) -> None:
     """Check endpoints and model, in the order of `doctor`, before data or weights are loaded."""
+    # One process asks the endpoints for all.
     if args.check_environment and args.process_index == 0:
         for endpoint in endpoints:
             if hasattr(endpoint, "check"):

@@ -94,6 +94,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
     if {"--help", "-h", "--help-all"} & set(arguments):
         print(method_help(method, everything="--help-all" in arguments))
         return
+    # Wrong options and missing extras are found before anything is loaded.
     script, args, model = parse_method_options(method, arguments)
     script.check(args)
     check_extras({**vars(args), **vars(script)})
@@ -104,6 +105,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
     with ExitStack() as stack:
         # The lock is held to the end, because files are written before and after training, too.
         stack.enter_context(lock_run_folder(folder, state))
+        # A new run in the folder of an earlier one is refused, or moves the earlier one aside.
         if not read_resume_option(args) and decide_on_main_process(
             state, lambda: contains_run(folder)
         ):
@@ -111,6 +113,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
                 raise ValueError(second_run_message(folder, as_options=True))
             decide_on_main_process(state, lambda: move_run_aside(folder, model.model_name_or_path))
         trainer, report = script.build_trainer(args, model, stack)
+        # The folder is locked already.
         trainer.locks_folder = False
         run_training(trainer)
         trainer.save_model(args.output_dir)
@@ -167,6 +170,7 @@ def method_help(method: str, everything: bool = False) -> str:
     parser = method_parser(method)
     if everything:
         return parser.format_help()
+    # Of the many options of TRL and transformers only the usual ones are shown.
     trl_options = {*GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
     parser.hide_options(trl_options - set(COMMON_OPTIONS))
     return (
@@ -178,6 +182,7 @@ def method_help(method: str, everything: bool = False) -> str:
 def loading_arguments(model: ModelConfig) -> dict[str, Any]:
     """The arguments of `from_pretrained` that options set."""
     arguments: dict[str, Any] = {}
+    # Options at their defaults are left to `from_pretrained`.
     if model.model_revision != ModelConfig.model_revision:
         arguments["revision"] = model.model_revision
     if model.dtype != ModelConfig.dtype:
@@ -205,6 +210,7 @@ def run_training(trainer: Trainer) -> None:
     except TrainingStopped as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except TrainingInterrupted:
+        # As at the end of a run: without it gloo may abort at exit.
         trainer.accelerator.end_training()
         raise
     trainer.save_state()

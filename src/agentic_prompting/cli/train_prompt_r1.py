@@ -46,6 +46,7 @@ class PromptR1Arguments(DataAndEnvironment):
                 "--real trains a real model and --sandbox a tiny one: leave one of them out"
             )
         self.check_environment(self.sandbox or self.real)
+        # The large LLM has to be named, unless the run in the sandbox or with --real brings it.
         asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
         has_large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
         if asks_large_llm and not has_large_llm and not self.real:
@@ -53,6 +54,7 @@ class PromptR1Arguments(DataAndEnvironment):
                 "name the large LLM that the agent talks to",
                 "--environment_model NAME; or your own environment: --environment module:name",
             )
+        # The gate is a setting of the default reward.
         replaces_reward = self.reward != ["prompt_r1"]
         has_gate = args.gate != PromptR1Config.gate
         if replaces_reward and (self.sandbox or self.real or has_gate):
@@ -64,6 +66,7 @@ class PromptR1Arguments(DataAndEnvironment):
         self, args: PromptR1Config, model: ModelConfig, stack: ExitStack
     ) -> tuple[Trainer, Report | None]:
         """The trainer, and a report of the finished run in the sandbox."""
+        # Two runs that bring their own data and environment.
         if self.real:
             return self._build_library_trainer(args, model)
         if self.sandbox:
@@ -72,6 +75,7 @@ class PromptR1Arguments(DataAndEnvironment):
         rewards = None  # the trainer's own, with its gate
         if self.reward != ["prompt_r1"]:
             rewards = load_rewards(self.reward)
+        # Endpoints and model are checked before the rows are loaded.
         check_before_loading(args, model, environment.get("environment"))
         rows = self.load(self.task, args.seed)
         trainer = PromptR1Trainer(
@@ -107,6 +111,7 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of a real small model that learns to look facts up."""
         if model.model_name_or_path:
             check_model(model.model_name_or_path)
+        # The small model comes out of a package, unless another one is named.
         try:
             run = prepare_library(model.model_name_or_path, args.seed, self.n_test)
         except (ImportError, SmallModelMissing) as error:

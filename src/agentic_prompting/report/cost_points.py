@@ -49,6 +49,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         runs (`Sequence[RunSummary]`): The runs.
         names (`Sequence[str]`): Their names on the page.
     """
+    # The answers of evaluations, or else of the last rollouts in training.
     answers: list[ScoredAnswer] = []
     for run, name in zip(runs, names, strict=True):
         if run.evaluation:
@@ -63,6 +64,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         if answer.score is not None:
             costs[answer.system].append(answer.usd)
             scores[answer.system][answer.question].append(answer.score)
+    # Scores are averaged over each question first, costs over all answers.
     points = []
     for system, dollars in costs.items():
         question_means = [fmean(values) for values in scores[system].values()]
@@ -77,12 +79,14 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
                 front=False,
             )
         )
+    # The cheapest point first, and of two with the same cost the better one.
     points.sort(key=lambda point: (point.usd, -point.mean))
     return [_with_front(point, points) for point in points]
 
 
 def _with_front(point: CostPoint, points: Iterable[CostPoint]) -> CostPoint:
     """The point, on the front unless another one is at least as good for no more dollars."""
+    # A point with the same cost and score does not beat another.
     is_beaten = any(
         other.usd <= point.usd
         and other.mean >= point.mean
@@ -103,6 +107,7 @@ def _evaluation_answers(evaluation: Evaluation, prefix: str) -> list[ScoredAnswe
 def _training_answers(rollouts: Sequence[Record], name: str) -> list[ScoredAnswer]:
     """The training rollouts of the last tenth of a run's steps."""
     training = [record for record in rollouts if record.get("mode", "train") == "train"]
+    # The last tenth of the steps, at least one; they are counted from 0.
     steps = max((record["step"] for record in training), default=0) + 1
     first_step = steps - max(1, steps // 10)
     answers = []

@@ -25,12 +25,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_evaluation(folder: Path) -> Evaluation | None:
     """The evaluation in a folder, by [`evaluate_agent`] or a table of the papers, in the metrics that need no model;
     `None` if there is none."""
+    # With a `run.json` the answers may also be in folders below.
     saved = read_json_object(folder / "run.json")
     records: list[Record] = []
     for path in sorted(folder.rglob("*.jsonl") if saved else folder.glob("*.jsonl")):
         records += read_sound_answers(path)
     if not records:
         return None
+    # The metrics of each task, and the calls with which each system was fitted.
     metrics_by_task = _object_in(saved, "metrics")
     fit_calls = _object_in(saved, "fit_calls")
 
@@ -40,6 +42,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         by_system_and_task[record["system"], record["task"]].append(record)
     results = []
     for (system, task), task_records in by_system_and_task.items():
+        # semantic_similarity would have to load a model.
         names = [
             name
             for name in metrics_by_task.get(task) or ()
@@ -66,6 +69,7 @@ def read_optimised_prompts(folder: Path) -> dict[str, str]:
     for path in sorted((folder / "prompts").glob("*.json")):
         prompt = read_json_object(path).get("prompt")
         if isinstance(prompt, str):
+            # The file's name ends in a digest.
             system, _, _ = path.stem.rpartition("-")
             prompts[system or path.stem] = prompt
     return prompts
@@ -75,11 +79,13 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
     """Each answer's score in the first metric of its task; `None` for an answer that failed."""
     scores: list[float | None] = [None] * len(evaluation.records)
     for result in evaluation.results:
+        # Where the answers of this system to this task are among all records.
         positions = [
             position
             for position, record in enumerate(evaluation.records)
             if record["system"] == result.system and record["task"] == result.task
         ]
+        # Score them in the first metric, and put the scores back in their places.
         metric = next(iter(result.values))
         records = [evaluation.records[position] for position in positions]
         metric_scores = score_records(records, find_metrics([metric]))[metric]

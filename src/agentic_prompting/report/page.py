@@ -75,11 +75,13 @@ def write_report(
     if output is not None:
         folder = Path(output)
     page = folder / "index.html"
+    # Several runs have one page of what they have in common, and no pictures.
     if is_comparison:
         title = f"{len(paths)} runs"
         atomic_write(page, render_page(title, comparison_blocks(summaries)))
         return page
 
+    # A single run has its page and, if wanted, a picture of each panel.
     (summary,) = summaries
     atomic_write(page, render_page(summary.name, run_blocks(summary, max_trajectories, watch)))
     if pictures:
@@ -94,19 +96,24 @@ def render_page(title: str, blocks: Iterable[Block]) -> str:
     """The whole page around its data."""
     from jinja2 import Environment, FileSystemLoader
 
+    # Style and script are parts of the page, which needs no other file.
     style = (_PAGE / "page.css").read_text(encoding="utf-8")
     scripts = [(_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '"use strict";\n' + "\n".join(scripts)
+    # Only this script and this style are allowed, by their hashes, and no network.
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
     )
+    # Only the title is escaped: style and script are ours, and packed data needs no escaping.
     template = Environment(loader=FileSystemLoader(_PAGE), autoescape=True)
     page = template.get_template("page.html")
+    # Blocks are packed one at a time, while the page is rendered.
     packed = ((name, pack(data)) for name, data in blocks)
     return page.render(title=title, policy=policy, style=style, script=script, blocks=packed)
 
 
 def _hash(text: str) -> str:
+    # In the form of a content security policy.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

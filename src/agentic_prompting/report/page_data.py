@@ -62,6 +62,7 @@ def run_blocks(run: RunSummary, max_trajectories: int, watch: bool = False) -> I
             "watch": watch,
         },
     )
+    # A section for whatever the run has left behind.
     if any(run.history.values()):
         yield "history", _history(run)
     if run.lineage:
@@ -93,6 +94,7 @@ def comparison_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
     for (first_name, first), (second_name, second) in combinations(evaluations, 2):
         comparisons = compare_runs(first, second, (first_name, second_name))
         differences += differences_table(comparisons)
+    # The head of the page, then everything that is compared.
     yield (
         "run",
         {
@@ -123,20 +125,25 @@ def _compared_curves(
     runs: Sequence[RunSummary], names: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
     """The panels, one for each curve that any of the runs has, and their values by step."""
+    # Evaluation has the same keys as training, and is told apart by a prefix.
     prefixes = {"train": "", "optimisation": "", "evolution": "", "eval": "evaluation: "}
     panels = []
     entries: dict[float, dict[str, float]] = defaultdict(dict)
     for mode, prefix in prefixes.items():
         for panel in PANELS:
             for key, label in panel.keys.items():
+                # A column for each run.
                 columns = {f"{prefix}{key} {number}": name for number, name in enumerate(names)}
                 has_values = False
                 for column, run in zip(columns, runs, strict=True):
+                    # A row for each step, with the values of all runs in it.
                     for entry in run.history.get(mode, ()):
                         if key in entry:
                             entries[entry["step"]][column] = entry[key]
                             has_values = has_values or bool(entry[key])
+                # A curve that is zero in all runs is left out.
                 if has_values:
+                    # A panel of several curves becomes several panels, each named after its curve.
                     title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
                     panels.append({"name": panel.name, "title": prefix + title, "keys": columns})
     return panels, [{"step": step, **entries[step]} for step in sorted(entries)]
@@ -145,6 +152,7 @@ def _compared_curves(
 def short_names(folders: Sequence[str]) -> list[str]:
     """What tells these folders apart: the paths without the folders that all of them are in."""
     paths = [Path(folder).parts for folder in folders]
+    # Drop the first folder as long as all paths share it.
     while min(len(path) for path in paths) > 1 and len({path[0] for path in paths}) == 1:
         paths = [path[1:] for path in paths]
     return ["/".join(path) for path in paths]
@@ -155,16 +163,19 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 def _history(run: RunSummary) -> dict[str, Any]:
     """The curves of a run and the panels that they are drawn in."""
+    # Every panel that any of the logs has something for.
     names: set[str] = set()
     for log in run.history.values():
         names |= {panel.name for panel in panels_in(log)}
     panels = [asdict(panel) for panel in PANELS if panel.name in names]
+    # Panels of environments and of pass@k follow the first one.
     panels[1:1] = _panels_of_run(run)
     return {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}
 
 
 def _panels_of_run(run: RunSummary) -> list[dict[str, Any]]:
     """Panels whose lines depend on the run: reward and exact match of several environments, and pass@k."""
+    # The keys of all logs.
     keys: dict[str, None] = {}
     for log in run.history.values():
         for entry in log:
@@ -174,6 +185,7 @@ def _panels_of_run(run: RunSummary) -> list[dict[str, Any]]:
         ("reward in ", "mean reward by environment"),
         ("exact_match in ", "exact match by environment"),
     ):
+        # A line for each environment.
         labels = {key: key.removeprefix(prefix) for key in sorted(keys) if key.startswith(prefix)}
         if labels:
             panels.append({"name": title.replace(" ", "_"), "title": title, "keys": labels})
@@ -230,6 +242,7 @@ def _evaluation_blocks(
             "columns": columns,
         },
     )
+    # Texts and costs of the answers, in chunks.
     names = (
         "question",
         "answers",
@@ -255,6 +268,7 @@ def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, 
     figures: dict[tuple[str, str], list[tuple[str, float, float, float]]] = defaultdict(list)
     for prefix, evaluation in evaluations:
         for result in evaluation.results:
+            # Only the first metric of a task, and only if its interval lies within 0 and 1.
             metric, estimate = next(iter(result.estimates.items()))
             if estimate and 0 <= estimate.low <= estimate.high <= 1:
                 figures[result.task, metric].append(
@@ -279,15 +293,18 @@ def sample_evenly(records: Sequence[T], max_records: int) -> list[T]:
     """At most `max_records` records, drawn over the whole run, in their order. The same ones each time."""
     if len(records) <= max_records:
         return list(records)
+    # A fixed seed, so that the same records are drawn each time.
     positions = random.Random(0).sample(range(len(records)), max_records)
     return [records[position] for position in sorted(positions)]
 
 
 def _trajectory_blocks(all_records: Sequence[Record], max_records: int) -> Iterator[Block]:
     """An index to filter by, and the texts in chunks."""
+    # Groups are those of all records, before some are drawn.
     groups, advantages = groups_of(all_records)
     positions = sample_evenly(range(len(all_records)), max_records)
     records = [all_records[position] for position in positions]
+    # What the list shows and filters by.
     columns: dict[str, Any] = {
         "number": positions,
         "group": [groups[position] for position in positions],
@@ -304,6 +321,7 @@ def _trajectory_blocks(all_records: Sequence[Record], max_records: int) -> Itera
     }
     index = {"total": len(all_records), "chunk": TRAJECTORIES_PER_CHUNK, "columns": columns}
     yield "trajectories", index
+    # What a trajectory shows once it is opened.
     trajectories = [_trajectory(record) for record in records]
     yield from _chunks("trajectories", trajectories, TRAJECTORIES_PER_CHUNK)
 
@@ -335,10 +353,12 @@ def _trajectory(record: Record) -> dict[str, Any]:
 def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
     """One entry per prompt, with the diff to each of its parents. What led to it is in chunks."""
     texts = [node.member.prompt.text for node in lineage.nodes]
+    # Attempts that were refused, as rows for the script of the page.
     refused = [
         [attempt["step"], attempt["operator"], attempt["reason"], attempt["parents"]]
         for attempt in lineage.refused
     ]
+    # `chunk` tells the script whether there are stories to unpack.
     has_stories = any(node.story for node in lineage.nodes) or bool(lineage.refused)
     yield (
         "lineage",
@@ -380,9 +400,11 @@ def _node(node: Node, texts: Sequence[str]) -> dict[str, Any]:
 
 def _refinement_blocks(results: Sequence[RefinementResult]) -> Iterator[Block]:
     """ProRefine's results: each query's steps, each step's change of the prompt as a diff."""
+    # How many steps of each query changed the prompt.
     changes = []
     for result in results:
         changes.append(sum(step.new_prompt != step.prompt for step in result.steps))
+    # What the list shows.
     columns: dict[str, Any] = {
         "title": [result.query[:TITLE_LENGTH] for result in results],
         "stop": [result.stop_reason for result in results],
@@ -399,6 +421,7 @@ def _refinement(result: RefinementResult) -> dict[str, Any]:
     """What one opened refinement shows."""
     steps = []
     for step in result.steps:
+        # A step that left the prompt as it was has no diff.
         is_changed = step.new_prompt != step.prompt
         steps.append(
             {
@@ -416,5 +439,6 @@ def _refinement(result: RefinementResult) -> dict[str, Any]:
         "answer": result.answer,
         "error": None if result.error is None else str(result.error),
         "steps": steps,
+        # From the first prompt to the final one.
         "diff": word_diff(result.initial_prompt, result.prompt),
     }

@@ -68,6 +68,7 @@ OPTIMISATION = tuple(key for panel in OPTIMISATION_PANELS for key in panel.keys)
 
 def panels_in(log: Log) -> list[Panel]:
     """The panels that this log has something for."""
+    # The keys that have a value in any entry.
     keys: set[str] = set()
     for entry in log:
         keys |= {key for key, value in entry.items() if value is not None}
@@ -94,6 +95,7 @@ def plot_reward(log_history: Log, path: str | Path, title: str = "") -> None:
 
 def plot_panels(history: Log, folder: str | Path) -> list[Path]:
     """Draw each panel into a PNG of its own, `<name>.png` in `folder`. Returns the files."""
+    # A panel without values gets no file.
     files = []
     for panel in panels_in(history):
         file = Path(folder) / f"{panel.name}.png"
@@ -104,6 +106,7 @@ def plot_panels(history: Log, folder: str | Path) -> list[Path]:
 
 def constant_limits(value: float) -> tuple[float, float]:
     """Limits of an axis for a curve that is always at one value: from 0, so that it is seen how large the value is."""
+    # A constant of 0 needs an axis with some height.
     if value == 0:
         return 0.0, 1.0
     return min(0.0, 2 * value), max(0.0, 2 * value)
@@ -111,10 +114,12 @@ def constant_limits(value: float) -> tuple[float, float]:
 
 def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> None:
     figure = figure_class()(figsize=(7, max(3.0, 2.1 * len(panels))), layout="constrained")
+    # One panel below the other, with the steps in common.
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         panel_values = []
         for (key, label), (colour, dashes) in zip(panel.keys.items(), LINES, strict=False):
+            # Entries without this key leave no gap in the line.
             entries = [entry for entry in log if entry.get(key) is not None]
             steps = [entry["step"] for entry in entries]
             values = [entry[key] for entry in entries]
@@ -124,11 +129,13 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
         # An automatic axis would magnify the noise of a constant.
         if min(panel_values) == max(panel_values):
             axis.set_ylim(constant_limits(panel_values[0]))
+        # Label the panel; a legend only where there are several curves.
         axis.set_ylabel(panel.title)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         if len(panel.keys) > 1:
             axis.legend(fontsize="small", ncols=3)
+    # The steps, as whole numbers, below the last panel.
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title)

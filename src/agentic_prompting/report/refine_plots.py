@@ -29,6 +29,7 @@ def accuracy_of(
     Raises:
         `ValueError`: If every query failed.
     """
+    # Score the queries that did not fail.
     scores = []
     for result, row in zip(results, rows, strict=True):
         if result.error is None:
@@ -48,9 +49,11 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]])
     for methods in accuracy.values():
         for row in methods.values():
             models |= dict.fromkeys(row)
+    # The head of the table, then a row for each data set and method.
     lines = [f"| data set | method | {' | '.join(models)} |", "|---" * (2 + len(models)) + "|"]
     for name, methods in accuracy.items():
         for method, row in methods.items():
+            # A dash where a method was not run with the model.
             cells = []
             for model in models:
                 estimate = row.get(model)
@@ -83,14 +86,18 @@ def plot_iterations(
     Raises:
         `ImportError`: If matplotlib is missing.
     """
+    # Every method that any data set has.
     methods: dict[str, None] = {}
     for method_results in results.values():
         methods |= dict.fromkeys(method_results)
     figure = figure_class()(figsize=(1.5 + 2.2 * len(results), 3.2), layout="constrained")
     axis = figure.subplots()
+    # The bars of a data set share 0.8 of the distance to the next one.
     width = 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
+        # Bars stand side by side, centred on their data set.
         offset = (number - (len(methods) - 1) / 2) * width
+        # A data set without results of the method has no bar.
         positions = []
         estimates = []
         for position, method_results in enumerate(results.values()):
@@ -112,6 +119,7 @@ def plot_iterations(
             error_kw={"linewidth": 1},
         )
         axis.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
+    # Labels, grid and legend.
     axis.set_xticks(range(len(results)), list(results))
     axis.set(ylabel="mean refinement iterations", axisbelow=True)
     axis.set_title(title, fontsize="medium")

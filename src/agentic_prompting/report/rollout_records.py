@@ -29,6 +29,7 @@ def current_records(records: Iterable[Record]) -> list[Record]:
     before the checkpoint was written.
     """
     all_records = list(records)
+    # Where each run began, and the last run that evaluated at each step.
     first_step: dict[int, int] = {}
     last_evaluating_run: dict[int, int] = {}  # by step
     for record in all_records:
@@ -45,6 +46,7 @@ def current_records(records: Iterable[Record]) -> list[Record]:
         end_step[run] = end
         end = min(end, first_step[run])
 
+    # Keep what came before the later run, and the evaluation at its first step.
     current = []
     for record in all_records:
         run = record.get("run", 0)
@@ -77,6 +79,7 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
     Returns:
         For each record the number of its group, and its advantage or `None` without a reward.
     """
+    # Number the groups in the order of their first records.
     numbers: dict[tuple[str, ...], int] = {}
     group_numbers = []
     for record in records:
@@ -95,6 +98,7 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
         if total is None:
             advantages.append(None)
             continue
+        # TRL adds 1e-4 to the deviation, too, which may be 0.
         deviation = stdev(rewards[group]) if len(rewards[group]) > 1 else 0.0
         advantages.append((total - fmean(rewards[group])) / (deviation + 1e-4))
     return group_numbers, advantages
@@ -120,6 +124,7 @@ def has_gradient(group: Sequence[Record]) -> bool | None:
 def gradient_share(records: Sequence[Record]) -> float | None:
     """The share of groups with a gradient; `None` if no group has two rewards."""
     decisions = [has_gradient(group) for group in group_records(records)]
+    # Groups with fewer than two rewards do not count.
     decided = [decision for decision in decisions if decision is not None]
     return sum(decided) / len(decided) if decided else None
 
@@ -130,6 +135,7 @@ def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
     Returns:
         `groups`, `with_gradient` and `reasons`, counts by reason; `None` if no group has two rewards.
     """
+    # Evaluation rollouts are not trained on.
     training = [record for record in records if record.get("mode", "train") == "train"]
     groups = 0
     with_gradient = 0
@@ -150,11 +156,13 @@ def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
 def _reason_without_gradient(group: Sequence[Record]) -> str:
     """What all rollouts of a group have in common, beside their reward."""
     statuses = {record["status"] for record in group}
+    # All rollouts answered: all of them right, all wrong, or neither.
     if statuses == {"answered"}:
         matches = {exact_match_of_record(record) for record in group}
         if matches == {1.0}:
             return "all right"
         return "all wrong" if matches == {0.0} else "all answered, with equal rewards"
+    # All rollouts ended in the same way without an answer.
     if len(statuses) == 1:
         return f"all {statuses.pop().replace('_', ' ')}"
     return "different endings, with equal rewards"
@@ -176,12 +184,15 @@ def reward_parts(record: Record) -> list[tuple[str, float | None]]:
     """
     rewards: Mapping[str, float | None] = record.get("rewards") or {}
     parts: list[tuple[str, float | None]] = []
+    # Each recorded reward, that of Prompt-R1 with its parts behind it.
     for name, value in rewards.items():
         parts.append((name, value))
         if name == "prompt_r1_reward" and value is not None:
             parts += _prompt_r1_parts(record, value)
+    # The total, unless it is the only reward itself.
     if "reward" in record and list(rewards.values()) != [record["reward"]]:
         parts.append(("total, as weighted in training", total_reward(record)))
+    # Scores of the answer, whatever the reward was.
     match = exact_match_of_record(record)
     if match is not None:
         parts.append(("exact match", match))
@@ -193,9 +204,11 @@ def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float |
     if not record.get("answers"):
         return []
     texts = [turn["text"] for turn in record["turns"]]
+    # The run's gate is not recorded: take the one that gives the recorded reward.
     for gate in ("paper", "strict"):
         score = PromptR1Reward(gate=gate).score_turns(texts, record["answers"])
         if abs(score.total - recorded) < _CLOSE:
+            # Below 0 the format is not whole, so that the answer does not count.
             answer_part = score.answer if score.total >= 0 else 0.0
             return [
                 ("· format (−1 + R_fmt)", score.total - answer_part),
@@ -218,6 +231,7 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
         rollouts a question `pass@k`, by the first reward function as training logs it. Keys without values are left
         out.
     """
+    # The records of this mode by step.
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         if record.get("mode", "train") == mode:
@@ -233,12 +247,15 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
         spent += sum(record.get("cost_usd") or 0.0 for record in step_records)
         if spent:
             entry["environment/cost_usd"] = spent
+        # Scores over all rollouts, then those of each environment if there are several.
         entry |= _mean_scores(step_records, "")
         for name, environment_records in _by_environment(step_records).items():
             entry |= _mean_scores(environment_records, f" in {name}")
+        # How the rollouts ended.
         statuses = [record["status"] for record in step_records]
         for status in STATUSES:
             entry[f"rollout/{status}"] = statuses.count(status) / len(step_records)
+        # Groups with a gradient matter in training, pass@k in evaluation.
         if mode == "train":
             share = gradient_share(step_records)
             if share is not None:

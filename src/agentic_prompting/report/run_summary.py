@@ -23,6 +23,7 @@ from .sound_records import (
     sound_objects,
 )
 
+# Files in a run's folder.
 POPULATION = "population.json"
 EVOLVE_STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
@@ -77,7 +78,9 @@ class RunSummary:
         run = Path(run)
         if not run.exists():
             raise FileNotFoundError(f"{run} does not exist")
+        # A single file holds refinement results or a population.
         summary = cls._read_file(run) if run.is_file() else cls._read_folder(run)
+        # Curves alone are no run that could be shown.
         if not (summary.rollouts or summary.lineage or summary.refinements or summary.evaluation):
             raise FileNotFoundError(
                 f"nothing to report in {run}: no rollouts/, no {POPULATION}, no refinement results or answers (*.jsonl)"
@@ -86,6 +89,7 @@ class RunSummary:
 
     @classmethod
     def _read_file(cls, file: Path) -> RunSummary:
+        # Populations are JSON files, refinement results JSON lines.
         is_population = file.suffix == ".json"
         return cls(
             name=file.resolve().stem,
@@ -112,16 +116,19 @@ class RunSummary:
             lineage = read_lineage(folder / POPULATION)
         elif "population" in read_json_object(folder / EVOLVE_STATE):
             lineage = read_lineage(folder / EVOLVE_STATE)
-        # ProRefine writes results into files of any name, an evaluation into the folder or one below it.
+        # ProRefine writes results into files of any name, an evaluation into the folder or one
+        # below it.
         refinements = []
         for path in sorted(folder.glob("*.jsonl")):
             if not path.name.endswith(JOURNAL_FILE):
                 refinements += read_sound_refinements(path)
+        # Optimised prompts are in the folder of the evaluation.
         evaluation_folder = folder
         evaluation = read_evaluation(folder)
         if evaluation is None:
             evaluation_folder = folder / "evaluation"
             evaluation = read_evaluation(evaluation_folder)
+        # Held-out scores, if the run has written a summary.
         result = read_json_object(folder / "summary.json")
         return cls(
             name=folder.resolve().name,
@@ -140,11 +147,14 @@ class RunSummary:
 def _optimisation_history(run: Path) -> list[dict[str, float]]:
     """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the longest log
     in the state of the trainer or of a checkpoint."""
+    # The log without the steps that a later run has replaced.
     log: Any = current_records(sound_objects(run / LOG, LOG_ENTRY))
     if not log:
+        # The state after the most steps has the longest log.
         paths = (run / TRAINER_STATE, *run.glob(f"checkpoint-*/{TRAINER_STATE}"))
         states = [read_json_object(path) for path in paths]
         log = max(states, key=_steps_of).get("log_history")
+    # Keep the entries that have at least one number to draw.
     history = []
     for logged in log if isinstance(log, list) else ():
         if not isinstance(logged, dict):
@@ -165,9 +175,11 @@ def _evolution_history(state_file: Path) -> list[dict[str, float]]:
     steps = read_json_object(state_file).get("steps")
     history = []
     for log in steps if isinstance(steps, list) else ():
+        # The file may have been edited or damaged.
         if not isinstance(log, dict) or not is_number(log.get("step")):
             continue
         entry = {"step": log["step"]}
+        # Not every step has a held-out score.
         for key, name in (("reward", "evolution/reward"), ("held_out", "evolution/held_out")):
             if is_number(log.get(key)):
                 entry[name] = log[key]
@@ -180,11 +192,13 @@ def _held_out_scores(summary: Mapping[str, Any]) -> list[HeldOut]:
     """Prompt-R1's sandbox writes `exact_match_before` and `_after`, E-SPL's a table of policies and prompts."""
     table = summary.get("exact_match")
     if not isinstance(table, dict):
+        # Bring the fields of Prompt-R1 into the form of E-SPL's table.
         table = {}
         for moment in ("before", "after"):
             if f"exact_match_{moment}" in summary:
                 interval = summary.get(f"interval_{moment}") or ()
                 table[moment] = [summary[f"exact_match_{moment}"], *interval]
+    # A row has the mean and both ends of its interval.
     scores = []
     for name, row in table.items():
         if len(row) == 3 and all(is_number(value) for value in row):

@@ -24,11 +24,13 @@ Check = Callable[[Any], bool]
 
 def is_number(value: Any) -> bool:
     """Whether JSON and a chart can hold it: finite, and neither text nor truth value."""
+    # A bool is an int to Python, and infinity is no JSON.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def is_step(value: Any) -> bool:
     """Whether it is a whole number from 0."""
+    # Numbers in a browser are exact below 2**53.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
@@ -38,6 +40,7 @@ def is_text(value: Any) -> bool:
 
 
 def _maybe(check: Check) -> Check:
+    # A field that is missing is `None`, too.
     return lambda value: value is None or check(value)
 
 
@@ -52,6 +55,7 @@ def _object(fields: Mapping[str, Check], needed: Iterable[str] = ()) -> Check:
 def _first_wrong(
     record: Mapping[str, Any], fields: Mapping[str, Check], needed: Iterable[str]
 ) -> str | None:
+    # Fields that are missing come first, then those with a wrong value.
     for name in needed:
         if name not in record:
             return name
@@ -61,6 +65,7 @@ def _first_wrong(
     return None
 
 
+# Parts of the records below.
 _TURN = _object({"text": is_text, "kind": _maybe(is_text), "problem": _maybe(is_text)}, ("text",))
 _OBSERVATION = _object(
     {"text": _maybe(is_text), "error": _maybe(is_text), "seconds": _maybe(is_number)}
@@ -144,6 +149,7 @@ _FIELDS_WITH_DEFAULTS = {
 
 def read_sound_answers(path: Path) -> list[Record]:
     """The answers of an evaluation in a file; none if it is a file of another kind."""
+    # These four fields tell an answer from every other.
     keys = ("system", "task", "run", "place")
     if not any(set(keys) <= set(record) for record in _read_objects(path)):
         return []
@@ -157,6 +163,7 @@ def read_sound_answers(path: Path) -> list[Record]:
 
 def read_sound_refinements(path: Path) -> list[RefinementResult]:
     """ProRefine's results in a file; none if it is a file of another kind."""
+    # A file without a single result is of another kind, and no reason for a warning.
     if not any({"query", "steps"} <= set(record) for record in _read_objects(path)):
         return []
     results = []
@@ -170,6 +177,7 @@ def _read_objects(path: Path) -> Iterator[Record]:
     """The objects in a file of JSON lines; other lines are passed over silently."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
+            # Deeply nested brackets make the JSON parser raise RecursionError.
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict):
@@ -199,6 +207,7 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
 
 def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) -> Iterator[Record]:
     """The records without those that cannot be shown, of which there is one warning for each file."""
+    # By file: what is wrong with its damaged lines.
     problems: dict[Path, list[str]] = {}
     for path, number, line in lines:
         try:
@@ -211,11 +220,13 @@ def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) 
         if problem is not None:
             problems.setdefault(path, []).append(f"line {number}: {problem}")
             continue
+        # `null` would take the place of a default, so it is left out.
         yield {
             name: value
             for name, value in record.items()
             if value is not None or name not in _FIELDS_WITH_DEFAULTS
         }
+    # One warning for each file, with the first problem as an example.
     for path, file_problems in problems.items():
         logger.warning(
             "%s: left out %d of its lines, which are no records; %s",
@@ -230,6 +241,7 @@ def _find_problem(record: Any, fields: Mapping[str, Check]) -> str | None:
     if not isinstance(record, dict):
         return "it is no object"
     try:
+        # A missing field is checked as `null`, which only an optional one may be.
         name = _first_wrong(record, fields, ())
         return None if name is None else f"{name!r} is {json.dumps(record.get(name))[:80]}"
     except RecursionError as error:

@@ -33,18 +33,22 @@ def watch_report(
         `Path`: The page.
     """
     folder = Path(run)
+    # The page is where `write_report` puts it.
     page_folder = Path(output) if output is not None else folder / "report"
     page = page_folder / "index.html"
+    # The page reloads itself, and has no pictures beside it.
     write = partial(write_report, folder, output, max_trajectories, pictures=False, watch=True)
     last_state: set[tuple[str, int, int]] = set()
     problem = ""
     with suppress(KeyboardInterrupt):
+        # Write the page whenever a file of the run has changed.
         while True:
             state = _state_of_files(folder, page)
             if state != last_state:
                 last_state = state
                 last_problem = problem
                 problem = _write(write, last_problem)
+                # Each problem is logged once, and not again while it lasts.
                 if problem not in ("", last_problem):
                     logger.warning("the page stays as it was: %s", problem)
             wait()
@@ -53,6 +57,7 @@ def watch_report(
 
 def _state_of_files(run: Path, page: Path) -> set[tuple[str, int, int]]:
     """Name, time and size of the run's files, without the page itself."""
+    # The folders that a run writes to.
     folders = [run, run / "rollouts", run / "evaluation", *run.glob("checkpoint-*")]
     state = set()
     for folder in folders:

@@ -8,8 +8,8 @@ from typing import Literal
 
 Change = Literal["=", "-", "+"]
 
-# Words with the blanks behind them, so that unchanged blanks part no changes. A line's end stands alone, because the
-# last line has none.
+# Words with the blanks behind them, so that unchanged blanks part no changes. A line's end stands
+# alone, because the last line has none.
 _WORDS = re.compile(r"\w+[^\S\n]*|[^\w\s][^\S\n]*|\s+")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -27,6 +27,7 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
         >>> word_diff("Check small cases.", "Check all cases.")
         [('=', 'Check '), ('-', 'small '), ('+', 'all '), ('=', 'cases.')]
     """
+    # Choose the finest pieces of which there are not too many.
     old_pieces = [old]
     new_pieces = [new]
     for pattern in (_WORDS, _LINES):
@@ -37,6 +38,7 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
             new_pieces = new_candidates
             break
 
+    # Put neighbouring pieces of the same kind together.
     changes: list[tuple[Change, str]] = []
     matcher = difflib.SequenceMatcher(None, old_pieces, new_pieces, autojunk=False)
     for opcode, old_start, old_end, new_start, new_end in matcher.get_opcodes():
@@ -45,6 +47,7 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
         if opcode == "equal":
             changes.append(("=", removed))
             continue
+        # A replacement is a removal followed by an addition.
         if removed:
             changes.append(("-", removed))
         if added:

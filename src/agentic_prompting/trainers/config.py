@@ -378,6 +378,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             raise ValueError(
                 f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}"
             )
+        # The settings of the evolution, then those of the trainer, which TRL completes.
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
 

@@ -169,6 +169,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         is_main_process = self.accelerator.is_main_process
         if self.args.reflector == "reference":
             return ReferenceReflector(self.reference, self.args, is_main_process)
+        # The policy reflects as it plays: with the same limits and chat template.
         return PolicyReflector(
             lambda: self.policy,
             self.player.backend.session,
@@ -805,6 +806,7 @@ def _share_outcomes(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome
 
 def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:
     """Raise `ValueError` if the reference LLM is missing, or would never be called."""
+    # Without an evolution there are no children to write.
     if not args.evolves:
         return
     if args.reflector == "reference" and reference is None:

@@ -160,7 +160,7 @@ def keep_unsharded(module: FSDPModule) -> Iterator[None]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch before 2.12 has one group, or none
         groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-    # What says how each unit is resharded is overwritten below, so keep it.
+    # `set_reshard_after_forward` overwrites how a unit is resharded, so note it before.
     meshes = [group.post_forward_mesh_info for group in groups]
     module.set_reshard_after_forward(False, recurse=False)
     module.unshard()

@@ -337,6 +337,7 @@ class RolloutPlayer:
                 if bar is not None:
                     bar.update()
 
+            # Look for failed processes all the while, so that none plays on alone.
             def play_rollouts(check_peers: Callable[[], None]) -> None:
                 play_all(
                     rollouts,

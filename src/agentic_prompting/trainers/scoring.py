@@ -182,6 +182,7 @@ def guard_reward_function(function: RewardFunction) -> RewardFunction:
         return function
 
     def return_no_rewards(error: Exception, **columns: Any) -> list[None]:
+        # An ordinary exception is a bug in the function, which the user must see.
         if not isinstance(error, Escaped):
             raise error
         logger.warning(
@@ -552,6 +553,7 @@ class BatchMonitor:
         for rollout, rollout_rewards, total, metadata in zip(
             batch.rollouts, rewards, totals, batch.metadata, strict=True
         ):
+            # Beside the total, a record has the reward of each function by its name.
             named_rewards = {}
             for name, reward in zip(self.reward_names, rollout_rewards, strict=True):
                 named_rewards[name] = round_reward(reward)

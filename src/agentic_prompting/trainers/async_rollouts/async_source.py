@@ -168,7 +168,8 @@ class AsyncSource:
         for group in groups:
             rollouts += group.rollouts
             metadata += group.metadata
-        # Groups were started separately, so the environment may have given their rows other columns.
+        # Groups were started separately, so the environment may have given their rows other
+        # columns.
         played_rows = same_columns([rollout.row for rollout in rollouts])
         metrics = self.metrics(groups)
         return Batch(position, played_rows, metadata, rollouts, off_policy=True, metrics=metrics)
@@ -259,8 +260,8 @@ class AsyncSource:
         rollouts_per_row = self.prompts.rollouts_per_row
         saved = self.file.groups.pop(number, None)
 
-        # Some episodes begin again: those of a program, and those whose environment was changed, which
-        # the log does not hold.
+        # Some episodes begin again: those of a program, and those whose environment was changed,
+        # which the log does not hold.
         environment = self.player.environment
         if saved is not None and environment is not None:
             is_lost = environment.has_reset and not environment.repeatable_reset
@@ -317,6 +318,7 @@ class AsyncSource:
         return group
 
     def _make_episode_log(self, number: int, index: int, saved: SavedEpisode) -> EpisodeLog:
+        # An entry says where it belongs, because one file has all groups of the process.
         def write_entry(entry: dict[str, Any]) -> None:
             self.file.write({"group": number, "rollout": index, **entry})
 
@@ -505,8 +507,8 @@ class AsyncSource:
         for group in self.groups:
             tasks += group.tasks
 
-        # Episodes that wait for the policy are cancelled: their turns cost nothing. The others end at
-        # their next request.
+        # Episodes that wait for the policy are cancelled: their turns cost nothing. The others end
+        # at their next request.
         for task in tasks:
             if not (awaits_replies and task in self._tasks_awaiting_replies):
                 task.cancel()

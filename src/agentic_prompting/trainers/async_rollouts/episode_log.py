@@ -138,7 +138,8 @@ def observation_to_json(observation: Observation | None) -> dict[str, Any]:
     """Return a reply of the environment as plain JSON, empty if the episode ended with it."""
     if observation is None:
         return {}
-    # Failed replies too: rewards and environments count them, and a resumed run must count the same.
+    # Failed replies too: rewards and environments count them, and a resumed run must count the
+    # same.
     replies = [reply_to_json(reply) for reply in observation.replies]
     entry: dict[str, Any] = {
         "text": observation.text,

@@ -117,8 +117,8 @@ class InFlightFile:
         Returns:
             `bool`: Whether the groups in flight of the checkpoint itself may be used.
         """
-        # Compare this run's settings with the checkpoint's and the file's, and the weights if there is no
-        # checkpoint that says which run it belongs to.
+        # Compare this run's settings with the checkpoint's and the file's, and the weights if there
+        # is no checkpoint that says which run it belongs to.
         changes: set[str] = set()
         if checkpoint_state is not None:
             changes |= self._changed_settings(checkpoint_state["identity"])

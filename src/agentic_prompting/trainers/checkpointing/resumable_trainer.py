@@ -251,8 +251,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self._push_from_checkpoint(str(run_folder / staged_checkpoint.name))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # transformers uploads the folder that it saved to, on another thread. So it is uploaded only
-        # after it was moved to its final place.
+        # transformers uploads the folder that it saved to, on another thread. So it is uploaded
+        # only after it was moved to its final place.
         if self.staging.folder is None:
             super()._push_from_checkpoint(checkpoint_folder)
 
@@ -302,7 +302,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
             resume_from_checkpoint = read_resume_option(self.args)
         folder = Path(self.args.output_dir)
 
-        # For as long as this runs, no other run trains in the folder, and Ctrl-C saves a checkpoint.
+        # For as long as this runs, no other run trains in the folder, and Ctrl-C saves a
+        # checkpoint.
         lock: AbstractContextManager[None] = nullcontext()
         if self.locks_folder:
             lock = lock_run_folder(folder, self.accelerator)

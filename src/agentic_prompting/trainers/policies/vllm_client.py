@@ -65,8 +65,8 @@ class VLLMServer:
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        # aiohttp needs half a millisecond of processor time for a turn, the client of `openai` needs
-        # four.
+        # aiohttp needs half a millisecond of processor time for a turn, the client of `openai`
+        # needs four.
         session = aiohttp.ClientSession(
             # Close idle connections before the server does (after 5 s), which would look like an
             # outage.

@@ -37,6 +37,7 @@ class AnswerMetric(evaluate.Metric):
             description=type(self).__doc__ or "",
             citation="",
             inputs_description="predictions: answers; references: the accepted answers of each, a list of texts.",
+            # A prediction is compared with a list of accepted answers.
             features=datasets.Features(
                 {
                     "predictions": datasets.Value("string"),

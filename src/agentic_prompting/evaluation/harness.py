@@ -359,11 +359,13 @@ def _load_saved_answers(
         return rows[key.row_index] if key.row_index < len(rows) else None
 
     def is_answered(record: Record) -> bool:
+        # Another system, or this one with another prompt, model or sampling.
         if record.get("settings") != settings_digest:
             raise ValueError(
                 f"{path} holds answers of another system, or of this one with other settings: use "
                 "another output folder, or the settings that this one was started with"
             )
+        # A record names its question by index, which in another sample is another question.
         key = key_of(record)
         row = find_row(key)
         if row is not None and record["question"] != row["question"]:

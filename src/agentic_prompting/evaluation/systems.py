@@ -357,6 +357,7 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
             "steps": len(result.steps),
         },
     )
+    # The best answer so far, unless a failure left none.
     if has_failed:
         return replace(answer, error=str(result.error))
     return replace(answer, text=read_answer(result.answer), whole=result.answer)

@@ -266,6 +266,7 @@ class Planner:
         results = processes.measure(
             {"configured": job, "other batch": other_batch, "half context": half_context}
         )
+        # Without the step as configured there is no plan.
         step = None
         cause = f"there was no result in {processes.max_wait:.0f} s"
         if "configured" in results:
@@ -301,6 +302,7 @@ class Planner:
             size = self.largest_size(plan.moments, moments, job.context, half_context.context)
             size = min(size, max_positions_of(job.model) or 2**20)
             plan.largest_context = size // CONTEXT_STEP * CONTEXT_STEP
+        # One of the other measurements is missing, usually because its time ran out.
         if plan.largest_batch is None or plan.largest_context is None:
             plan.notes.append("no time to find the largest batch or context: increase `seconds`")
 

@@ -118,8 +118,10 @@ class PromptPart:
             self.reference, self.texts[0], examples, self.prompts_to_write
         )
         self.caller.count([answer_of_replies([reply], reply.seconds)])
+        # The reply may repeat prompts that are compared already, or contain too many.
         new_texts = [text for text in read_prompts(reply.text) if text not in self.texts]
         self.texts += new_texts[: self.prompts_to_write]
+        # The empty prompt alone leaves nothing to compare.
         if len(self.texts) < 2:
             raise MeasurementStopped(
                 f"the reference LLM wrote no prompt: {reply.error or reply.text[:200]!r}"

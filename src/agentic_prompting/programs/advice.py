@@ -72,6 +72,7 @@ class Advice:
             sampled_tokens=sum(len(call.sample.ids) for call in calls),
             has_raised=has_raised,
         )
+        # Compare it with the latest rollouts, each time for another problem.
         self._rollouts.append(facts)
         self._warn_of_ignored_settings(ignored_settings)
         self._warn_of_single_calls()
@@ -103,6 +104,7 @@ class Advice:
         )
 
     def _warn_of_single_calls(self) -> None:
+        # A rollout with a single call can be right. Most of them are suspicious.
         count = len(self._rollouts)
         single_calls = sum(rollout.agent_calls == 1 for rollout in self._rollouts)
         if count >= _MIN_ROLLOUTS and 2 * single_calls > count:
@@ -113,6 +115,7 @@ class Advice:
             )
 
     def _warn_of_cut_replies(self) -> None:
+        # The limit is too low if it ends most of the replies.
         calls = sum(rollout.calls for rollout in self._rollouts)
         cut_replies = sum(rollout.cut_replies for rollout in self._rollouts)
         if len(self._rollouts) >= _MIN_ROLLOUTS and 2 * cut_replies > calls:
@@ -123,6 +126,7 @@ class Advice:
             )
 
     def _warn_of_short_failures(self) -> None:
+        # Tokens of the rollouts in which the program raised, and of the others.
         failed_lengths = [
             rollout.sampled_tokens for rollout in self._rollouts if rollout.has_raised
         ]
@@ -149,15 +153,20 @@ def find_changed_message(calls: Sequence[Call]) -> str:
     Looks for a conversation that repeats most of an earlier one with its reply. A sub-agent repeats
     nothing, and a summary is shorter than what it summarises: neither is reported.
     """
+    # Replies that another branch of the conversation may have instead.
     reply_texts = {normalize_text(call.reply.text) for call in calls if not call.reply.tool_calls}
     histories: list[list[bytes]] = []  # for each call the keys of its messages and its reply
     for index, call in enumerate(calls):
         histories.append([conversation_key(b"", message) for message in _history(call)])
+        # The reply that it continues was found in its history, which is therefore unchanged.
         if call.is_continuation:
             continue
+
+        # Look for an earlier conversation that it repeats, from the latest one back.
         for earlier_index in reversed(range(index)):
             earlier_call = calls[earlier_index]
             expected_keys = histories[earlier_index]
+            # A conversation that repeats the earlier one with its reply is longer.
             if len(call.request.messages) <= len(expected_keys):
                 continue
 
@@ -169,9 +178,11 @@ def find_changed_message(calls: Sequence[Call]) -> str:
                 if expected_key != key:
                     changed_positions.append(position)
             if not changed_positions:
+                # The fingerprint of a conversation includes its tools.
                 if tools_key(earlier_call.request.tools) != tools_key(call.request.tools):
                     return "the tools are not those of the previous call"
                 continue
+            # If most messages differ, it is another conversation.
             if 2 * len(changed_positions) > len(expected_keys):
                 continue
 

@@ -144,6 +144,7 @@ class AgentProgram(Environment, ABC):
             raise ValueError(
                 "max_calls, max_sequences, timeout and max_body_bytes must be positive"
             )
+        # At the address a name decides which model answers.
         if self.model in (llms or {}):
             raise ValueError(
                 f"{self.model!r} is the policy's own name: give the large LLM another one"
@@ -183,12 +184,14 @@ class AgentProgram(Environment, ABC):
         """
         start(self._gateway.listen()).result()
         for chat in self.models.values():
+            # A large LLM can be a plain function, which has nothing to check.
             check = getattr(chat, "check", None)
             if check is not None:
                 check()
 
     def close(self) -> None:
         """Stop the gateway."""
+        # The background thread runs the gateway, so it cannot wait for the gateway's end.
         if not on_background_thread():
             start(self._gateway.stop()).result(_STOP_SECONDS)
 
@@ -205,6 +208,7 @@ class AgentProgram(Environment, ABC):
         rewards: list[float | None] = []
         for episode in rollout:
             returned = episode.returned or {}
+            # An answer needs a reward, though it may be None.
             is_answered = episode.status == "answered"
             if is_answered and "reward" not in returned:
                 raise ValueError(
@@ -212,6 +216,7 @@ class AgentProgram(Environment, ABC):
                     "trainer a reward function"
                 )
             reward = returned.get("reward")
+            # Rollouts without an answer get 0, and learn from it. Failed ones are not scored.
             is_unscored = episode.status == "failed" or (is_answered and reward is None)
             rewards.append(None if is_unscored else float(reward or 0.0))
         return rewards
@@ -273,14 +278,19 @@ class AgentProgram(Environment, ABC):
         try:
             returned = await self._wait_for(task, session)
         except LLMError as failure:
+            # A mistake of the policy is an outcome that it learns from, and no error.
             if not self._is_policy_to_blame(failure, session, run):
                 error = failure
         finally:
+            # From here on no call is answered, so that the call tree stays as it is.
             session.close("it has failed" if error else "the program has ended")
             self._gateway.close_key(api_key)
             task.cancel()
+            # The processes of the run end when its task does.
             if run.has_processes:
                 await asyncio.wait({task})
+
+        # Without any call there is nothing to train on.
         if error is None and not session.tree.calls:
             error = ServerFailed(
                 "the program made no call that was answered: does it use the base_url that it got?"
@@ -288,10 +298,13 @@ class AgentProgram(Environment, ABC):
 
         # Write the rollout. In a thread, because a program can send many megabytes.
         await asyncio.to_thread(self._write_rollout, rollout, session, returned, error)
+
+        # Warn about common problems, and let the run add what it alone knows, such as a reward.
         await self._look_at_calls(session, error)
         await run.finish(rollout, session)
 
     def _find_renderer(self, chat_format: ChatFormat) -> Renderer:
+        # A renderer tries out its template only once, so it serves all rollouts.
         renderer = self._renderers.get(id(chat_format))
         if renderer is None:
             renderer = Renderer(chat_format)
@@ -320,22 +333,27 @@ class AgentProgram(Environment, ABC):
         done, _ = await asyncio.wait(
             pending, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED
         )
+        # The end of the session counts before anything that the program made of it.
         if session.end in done:
             session.end.result()  # raises the error with which the session has ended, if any
         if not done:
             raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
         if task in done:
             return task.result()
+        # The session has ended without an error, and the program has not returned yet.
         return None
 
     def _is_policy_to_blame(self, failure: LLMError, session: Session, run: AgentRun) -> bool:
         """Whether a failure is the policy's mistake, or follows from a limit that the program has reached."""
+        # The run has used more resources than it may.
         if isinstance(failure, LimitExceeded):
             session.limit_reached = session.limit_reached or "malformed"
             logger.info("a rollout was ended: %s", failure)
             return True
         if isinstance(failure, self.mistakes) or run.is_policy_to_blame(failure, session):
             return True
+        # A program that fails after a limit was reached has failed because of it. Other failures,
+        # such as outages, are not the policy's.
         if not isinstance(failure, ProgramFailed):
             return False
         return failure.is_mistake or session.limit_reached is not None
@@ -375,6 +393,7 @@ class AgentProgram(Environment, ABC):
             for call in calls[1:]
         ]
 
+        # Counts for the trainer's metrics.
         rollout.counts = {
             "program/calls": len(calls),
             "program/sequences": len(sequences),
@@ -395,6 +414,7 @@ class AgentProgram(Environment, ABC):
             return
         if other_replies:
             rollout.observations.append(Observation(replies=other_replies))
+        # The outcome: an answer, else the limit that the program reached, else neither.
         rollout.returned = returned or {}
         if returned is not None:
             rollout.finish("answered")
@@ -404,6 +424,7 @@ class AgentProgram(Environment, ABC):
     async def _look_at_calls(self, session: Session, error: LLMError | None) -> None:
         """Warn about common problems of programs."""
         calls = session.tree.calls
+        # The comparison of histories takes time: it is left out once it has found something.
         changed_message = ""
         if self._advice.wants_changed_message:
             changed_message = await asyncio.to_thread(find_changed_message, calls)
@@ -434,6 +455,7 @@ def read_reward(reward: Any, source: str) -> float:
     Raises:
         [`ServerFailed`]: It is no finite number.
     """
+    # Whatever is no number becomes NaN, which is refused with the infinite ones.
     try:
         number = float(reward)
     except (TypeError, ValueError, OverflowError):

@@ -25,8 +25,8 @@ from ..rollout import Sample, TokenSequence, remove_closed_thoughts
 from .fields import is_json
 from .protocol import ChatMessage, CompletionRequest, ToolCall
 
-# The search for words in a text gives up after this many places where they are parts of longer words. Each place takes
-# time, and an agent can write a text with many.
+# The search for words in a text gives up after this many places where they are parts of longer
+# words. Each place takes time, and an agent can write a text with many.
 _MAX_PARTIAL_MATCHES = 100
 
 
@@ -91,12 +91,14 @@ class Call:
     in_loss: bool = True
 
     def __post_init__(self) -> None:
+        # The parent's reply is complete, so that this length never changes.
         self.context_length = len(self.new_ids)
         if self.parent is not None:
             self.context_length += self.parent.context_length + len(self.parent.sample.ids)
 
     @property
     def context(self) -> list[int]:
+        # From the root down: the ids that a call has added, then those of its reply.
         ids: list[int] = []
         for call in reversed(self._ancestors()):
             ids += call.new_ids
@@ -119,6 +121,7 @@ class Call:
         """Whether it begins a token sequence, as any call but the first continuation of a reply."""
         if self.parent is None:
             return True
+        # A call that is not added yet would be the first child only if there are none.
         siblings = self.parent.children
         return bool(siblings) and siblings[0] is not self
 
@@ -181,6 +184,7 @@ class CallTree:
         """
         # The last message is the one to reply to. It cannot be the reply itself.
         for position in reversed(range(len(messages) - 1)):
+            # Several calls can have given the same reply to the same conversation.
             candidates = self._calls_by_reply_key.get(keys[position])
             if candidates:
                 return _best_match(candidates, messages[position]), messages[position + 1 :]
@@ -197,15 +201,19 @@ class CallTree:
         """Add a call below its parent, before its reply is sampled."""
         self.sequence_count += call.starts_sequence
         self.calls.append(call)
+
+        # The hash of the context is what the seed of the reply is computed from.
         if call.parent is None:
             call.context_hash = _hash_ids(call.new_ids, 0)
         else:
             call.parent.children.append(call)
-            # Hash only the ids after the parent's context. Hashing whole contexts would be quadratic.
+            # Hash only the ids after the parent's context. Hashing whole contexts would be
+            # quadratic.
             added_ids = [*call.parent.sample.ids, *call.new_ids]
             call.context_hash = _hash_ids(added_ids, call.parent.context_hash)
 
-        # Take a number that no other call with this context has. One in the middle is free after a removal.
+        # Take a number that no other call with this context has. One in the middle is free after a
+        # removal.
         repeats = self._repeats.setdefault(call.context_hash, set())
         call.repeat = len(repeats)
         if call.repeat in repeats:
@@ -224,6 +232,8 @@ class CallTree:
             return False
         self.calls.remove(call)
         self.undelivered_tokens += len(call.sample.ids)
+
+        # A retry gets the number, and with it the seed, of the removed call.
         self._repeats[call.context_hash].discard(call.repeat)
         if call.has_reply:
             self._calls_by_reply_key[call.reply_key].remove(call)
@@ -249,8 +259,11 @@ class CallTree:
             is_trained (`Callable[[Call], bool]`, *optional*): Whether a call is in the loss. By
                 default the agent's calls are.
         """
+        # Both signs tell calls apart only if some calls have them and others do not.
         some_name_policy = any(call.request.model == policy_name for call in self.calls)
         some_have_tools = any(call.request.tools for call in self.calls)
+
+        # Normalize each text once: every reply is searched in the texts of all later calls.
         new_texts = []
         if some_have_tools:
             new_texts = [_normalize_new_texts(call) for call in self.calls]
@@ -263,6 +276,7 @@ class CallTree:
             is_aside = lacks_tools and not is_last and not _is_used(call, new_texts[index + 1 :])
 
             call.role = "auxiliary" if names_other_model or is_aside else "agent"
+            # `trains=` of the program can overrule the role.
             if is_trained is None:
                 call.in_loss = call.role == "agent"
             else:
@@ -342,6 +356,7 @@ def conversation_keys(
 
 def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
     """The fingerprint of a conversation, from its last message and the fingerprint before that."""
+    # The program's own messages come back as they were, but for space around them.
     if message.role != "assistant":
         content = f"{message.role}\0{message.text.strip()}"
     elif message.tool_calls:
@@ -351,6 +366,7 @@ def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
         ]
         content = json.dumps(tool_calls)
     else:
+        # Without thoughts and spacing, which clients do not keep.
         content = normalize_text(message.text)
     return _digest(previous_key + message.role.encode() + content.encode("utf-8", "replace"))
 
@@ -398,6 +414,7 @@ def share_messages(request: CompletionRequest, earlier: CompletionRequest) -> Co
     Each request of a conversation repeats all messages. Without sharing, a rollout would hold each
     message once per call.
     """
+    # The conversations may have different lengths, and differ in any message.
     shared = []
     for old, new in zip(earlier.messages, request.messages, strict=False):
         shared.append(old if old == new else new)
@@ -415,6 +432,7 @@ def _best_match(candidates: Sequence[Call], message: ChatMessage) -> Call:
 
     def rank(candidate: Call) -> tuple[bool, bool]:
         reply_ids = {candidate.reply.handle, *(call.id for call in candidate.reply.tool_calls)}
+        # `False` sorts first: an id in common, then a reply that no call continues.
         return message_ids.isdisjoint(reply_ids), bool(candidate.children)
 
     return min(candidates, key=rank)
@@ -436,11 +454,13 @@ def _contain_words(texts: Sequence[str], words: str) -> bool:
 
 def contains_words(text: str, words: str) -> bool:
     """Whether a text contains other words, not just as a part of longer words. An empty text has none."""
+    # Go from one occurrence to the next, until one stands between word boundaries.
     position = text.find(words) if words else -1
     for _ in range(_MAX_PARTIAL_MATCHES):
         if position < 0:
             return False
         end = position + len(words)
+        # At a boundary no letter or digit touches another one. No space is needed.
         is_word_start = position == 0 or not (text[position - 1].isalnum() and words[0].isalnum())
         is_word_end = end == len(text) or not (text[end].isalnum() and words[-1].isalnum())
         if is_word_start and is_word_end:
@@ -457,9 +477,12 @@ def _build_sequence(path: Sequence[Call]) -> TokenSequence:
     start, *continuations = path
     sequence = TokenSequence(start.context)
     sequence.add_sampled(start.sample, in_loss=start.in_loss)
+    # Messages between two replies are in the context, and not in the loss.
     for call in continuations:
         sequence.add_observed(call.new_ids)
         sequence.add_sampled(call.sample, in_loss=call.in_loss)
+
+    # A single call of the agent makes the whole sequence the agent's.
     sequence.role = "agent" if any(call.role == "agent" for call in path) else "auxiliary"
     return sequence
 

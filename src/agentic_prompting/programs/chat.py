@@ -18,12 +18,14 @@ class ChatCompletions(Dialect):
 
     def read_request(self, body: Any, path: str = "") -> CompletionRequest:
         messages = fields.read_messages(body, "messages")
+        # Refuse constrained decoding, other media, and what is not offered.
         fields.check_reply_format(body.get("response_format"), "response_format")
         fields.check_supported(not body.get("top_logprobs"), "top_logprobs")
         fields.check_supported(not body.get("functions"), "functions")
         modalities = body.get("modalities") or ["text"]
         fields.check_supported(set(modalities) <= {"text"}, "modalities")
 
+        # Functions are offered to the policy; tools that a vendor runs are dropped.
         tools: list[dict[str, Any]] = []
         dropped_tools: list[str] = []
         for tool in map(as_dict, body.get("tools") or ()):
@@ -48,9 +50,11 @@ class ChatCompletions(Dialect):
             "content": completion.text,
             "refusal": completion.refusal,
         }
+        # vLLM and others have this field for thoughts; OpenAI sends none.
         if completion.thought:
             message["reasoning_content"] = completion.thought
         if completion.tool_calls:
+            # In a message with calls an empty text is null.
             message["content"] = completion.text or None
             message["tool_calls"] = [_write_tool_call(call) for call in completion.tool_calls]
         choice = {
@@ -82,6 +86,7 @@ class ChatCompletions(Dialect):
             }
             return format_event({**head, "choices": [choice]})
 
+        # The role comes first, then the parts of the message that there are.
         yield chunk({"role": "assistant", "content": ""})
         if completion.thought:
             yield chunk({"reasoning_content": completion.thought})
@@ -97,6 +102,7 @@ class ChatCompletions(Dialect):
                 {"tool_calls": [{"index": index, **call} for index, call in enumerate(tool_calls)]}
             )
 
+        # The reason of the end comes last.
         last_choice = {
             "index": 0,
             "delta": {},
@@ -104,6 +110,7 @@ class ChatCompletions(Dialect):
             "finish_reason": completion.finish_reason,
         }
         yield format_event({**head, "choices": [last_choice], **completion.extra_fields})
+        # A chunk without choices has the token counts, if the client asks for them.
         if request.stream_usage:
             yield format_event({**head, "choices": [], "usage": _write_usage(completion)})
         yield b"data: [DONE]\n\n"
@@ -115,6 +122,7 @@ def _read_message(message: Mapping[str, Any]) -> ChatMessage:
         function = as_dict(call.get("function"))
         arguments = fields.arguments_text(function.get("arguments"))
         tool_calls.append(ToolCall(str(call.get("id") or ""), str(function.get("name")), arguments))
+    # Servers name the field of a thought differently, and clients send back either.
     return ChatMessage(
         role=fields.read_role(message.get("role")),
         text=read_text(message.get("content") or message.get("refusal")),

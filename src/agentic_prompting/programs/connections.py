@@ -41,6 +41,7 @@ class RolloutNetwork:
 
     async def listen(self, listener: socket.socket) -> None:
         """Accept connections on a socket."""
+        # Not the HTTP protocol itself: each connection has to count towards the limit first.
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: BoundedConnection(self), sock=listener)
 
@@ -48,6 +49,7 @@ class RolloutNetwork:
         """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
+        # Open connections outlive their server.
         for transport in list(self.transports.values()):
             transport.abort()
 
@@ -101,6 +103,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
+        # The HTTP server never hears of a refused connection.
         if not self._limit.has_room():
             transport.abort()
             return

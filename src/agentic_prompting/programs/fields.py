@@ -21,6 +21,7 @@ from .protocol import (
     ToolCall,
 )
 
+# The names of roles in OpenAI's formats, former ones included.
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -29,6 +30,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
+# Types of the parts of a message that hold text.
 _TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 # How the types of tools begin that the vendors themselves run.
 _HOSTED_TOOLS = (
@@ -41,6 +43,7 @@ _HOSTED_TOOLS = (
     "mcp",
     "tool_search",
 )
+# By OpenAI's names, into which other dialects translate their own.
 _SAMPLING_SETTINGS = (
     "temperature",
     "top_p",
@@ -58,6 +61,7 @@ def parse_json(body: bytes) -> Any:
     Raises:
         [`Refusal`]: It is not JSON, or has too many objects and lists: a million take a second.
     """
+    # Counting brackets is faster than parsing. Those inside of texts count as well.
     if body.count(b"[") + body.count(b"{") > MAX_JSON_VALUES:
         raise Refusal(
             400, f"The body may have at most {MAX_JSON_VALUES} objects and lists.", "too_many_items"
@@ -123,6 +127,7 @@ def build_request(
 
 def _read_stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     stops = body.get("stop") or []
+    # A single text need not be in a list.
     if isinstance(stops, str):
         stops = [stops]
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
@@ -131,6 +136,7 @@ def _read_stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         message = f"A text in `stop` may have at most {MAX_STOP_LENGTH} characters."
         raise Refusal(400, message, "invalid_value", "stop")
+    # An empty text would end every reply at its beginning.
     return tuple(stop for stop in stops if stop)
 
 
@@ -165,6 +171,7 @@ def read_messages(body: Any, name: str) -> list[dict[str, Any]]:
 
 def read_token_limit(body: Mapping[str, Any], *names: str) -> int | None:
     """The smallest of several limits for the number of sampled tokens; `None` if there is none."""
+    # The same limit can have several names, such as `max_completion_tokens`.
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):
         raise Refusal(400, f"`{names[0]}` must be a positive integer.", "invalid_value", names[0])
@@ -185,6 +192,7 @@ def read_text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    # A single part need not be in a list.
     if isinstance(content, dict):
         content = [content]
     if not isinstance(content, list):
@@ -193,6 +201,8 @@ def read_text(content: Any) -> str:
             f"`content` must be a text or a list of parts, not {quote(content)}.",
             "invalid_value",
         )
+
+    # Only text can be shown to the policy: without its image a question would be another one.
     texts = []
     for part in content:
         if not isinstance(part, dict):
@@ -212,6 +222,7 @@ def build_tool(function: Mapping[str, Any]) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise Refusal(400, "A tool has no name.", "invalid_value", "tools")
+    # Only what chat templates show: fields such as `strict` have no effect.
     shown_function = {
         "name": name,
         "description": function.get("description") or "",

@@ -91,6 +91,7 @@ class Gateway:
             [`Misconfigured`]: It cannot listen on this host and port.
         """
         address = await self.listen()
+        # 256 random bits: no program can guess the key of another rollout.
         key = secrets.token_urlsafe(32)
         self._sessions[key] = session
         return f"{address}/{key}/v1", key
@@ -99,6 +100,7 @@ class Gateway:
         """Serve the network of one rollout: only with its key, and a limited number of connections."""
         assert self._runner is not None and self._runner.server is not None
         network = RolloutNetwork(key, self._runner.server, self._connection_keys)
+        # From here on the key is refused on all other connections.
         self._networks[key] = network
         await network.listen(listener)
         return network
@@ -106,7 +108,9 @@ class Gateway:
     def close_key(self, key: str) -> None:
         """Answer no call with this key any more."""
         self._networks.pop(key, None)
+        # A program that still calls learns why its rollout is over.
         self._end_reasons[key] = self._sessions.pop(key).end_reason
+        # Forget the oldest keys, which a long run would collect.
         while len(self._end_reasons) > _EXPIRED_KEYS:
             oldest_key = next(iter(self._end_reasons))
             del self._end_reasons[oldest_key]
@@ -122,9 +126,11 @@ class Gateway:
         if self._start_task is None or self._start_pid != os.getpid():  # a fork has no server yet
             self._start_task = asyncio.create_task(self._start())
             self._start_pid = os.getpid()
+        # All callers wait for one start. `shield` keeps it going if one of them is cancelled.
         try:
             return await asyncio.shield(self._start_task)
         except (OSError, OverflowError) as error:
+            # The next caller tries again.
             self._start_task = None
             raise Misconfigured(
                 f"the address of programs cannot be opened on host={self.host!r}, port={self.port}: {error}"
@@ -132,6 +138,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Stop listening."""
+        # Until it listens itself, a fork has only the runner of its parent.
         has_started = self._start_task is not None and self._start_pid == os.getpid()
         self._start_task = None
         if has_started and self._runner is not None:
@@ -150,8 +157,10 @@ class Gateway:
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
+        # Each connection of a program is an open file.
         _raise_open_files_limit()
 
+        # The address for programs: with the actual port, and an IPv6 host in brackets.
         if self.public_url:
             return self.public_url.rstrip("/")
         port = self._runner.addresses[0][1]
@@ -161,6 +170,7 @@ class Gateway:
     def _build_app(self) -> web.Application:
         app = web.Application(client_max_size=self.max_body_bytes)
         app.on_response_prepare.append(add_request_id)
+        # Google's clients write `v1beta`, all others `v1`.
         version = "/{version:v1(?:beta)?}"
         for prefix in ("/{key}" + version, version):  # the key in the address, or only in a header
             for dialect in DIALECTS:
@@ -171,6 +181,7 @@ class Gateway:
                     )
             app.router.add_get(f"{prefix}/models", self._show_models)
             app.router.add_get(f"{prefix}/models/{{model}}", self._show_models)
+        # Any other path gets an error that lists the served ones.
         app.router.add_route("*", "/{unknown:.*}", self._refuse_path)
         return app
 
@@ -183,6 +194,7 @@ class Gateway:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
+                # Check the key before the body is read.
                 session = self._find_session(request)
                 with under(request.headers, session.rollout.traceparent):
                     return await answer(request, dialect, session)
@@ -197,6 +209,7 @@ class Gateway:
         try:
             yield
         except SHAPE_ERRORS as error:
+            # A client that sends such bodies will send more of them.
             log = logger.debug if self._has_logged_malformed else logger.warning
             self._has_logged_malformed = True
             log("a request of a program cannot be read", exc_info=True)
@@ -210,6 +223,7 @@ class Gateway:
             [`Refusal`]: There is no such session, it has ended, or has sent too many requests.
         """
         key = _find_key(request)
+        # A program that goes on after its end is not told that its key is wrong.
         if key in self._end_reasons:
             message = (
                 f"This rollout is over ({self._end_reasons[key]}): no call is answered any more."
@@ -239,6 +253,7 @@ class Gateway:
                 raise Refusal(404, message, "model_not_found", "model")
         except Refusal as refusal:
             return web.json_response(refusal.body, status=refusal.status)
+        # One object with the fields that OpenAI, Anthropic and Google have for a model.
         models = describe_models([name])
         return web.json_response({**models["data"][0], **models["models"][0]})
 
@@ -281,7 +296,9 @@ class Gateway:
         async with _wait_if_large(request, session):
             with self._refuse_malformed():
                 completion_request = await self._read_request(request, dialect, session)
+                # Any name but those of the large LLMs stands for the policy.
                 if completion_request.model not in session.llms:
+                    # OpenAI's and Anthropic's clients count their retries in this header.
                     is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
                     call = await session.accept(completion_request, is_retry)
 
@@ -289,6 +306,7 @@ class Gateway:
         try:
             return await _send_reply(request, dialect, session, completion_request, call)
         except Refusal:
+            # The session has taken the call back already.
             raise
         except BaseException as error:
             if call is not None:
@@ -305,10 +323,12 @@ class Gateway:
         Raises:
             [`Refusal`]: It is malformed, too large, or asks for something that is not supported.
         """
+        # A client that repeats an unreadable request comes to an end, because it counts as a call.
         try:
             self._check_body(request)
             body = await request.read()
             parse = partial(_parse_request, body, dialect, request.path_qs)
+            # Parsing a large body here would hold up all other rollouts.
             if is_large_body(request):
                 return await run_in_request_thread(parse)
             return parse()
@@ -340,6 +360,7 @@ class Gateway:
 
 def describe_models(names: Iterable[str], created: int = 0) -> dict[str, Any]:
     """A list of models in the forms of all dialects at once."""
+    # Each client reads the fields of its own dialect and ignores the others.
     models = []
     google_models = []
     for name in names:
@@ -352,6 +373,7 @@ def describe_models(names: Iterable[str], created: int = 0) -> dict[str, Any]:
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Name a response: by the id that its request has, or a new one."""
     request_id = request.headers.get("x-request-id", "")
+    # Only a short id of harmless characters is repeated.
     if not re.fullmatch(r"[\w.-]{1,128}", request_id, re.ASCII):
         request_id = f"req_{secrets.token_hex(12)}"
     response.headers["x-request-id"] = request_id
@@ -361,6 +383,7 @@ def _find_key(request: web.Request) -> str:
     """The key of a request: in its path, in one of the vendors' headers, or in its query."""
     if "key" in request.match_info:
         return request.match_info["key"]
+    # Clients send an API key in one of these ways.
     authorization = request.headers.get("Authorization", "")
     candidates = (
         authorization.removeprefix("Bearer "),
@@ -388,8 +411,10 @@ def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionReques
 
 def _replace_surrogates(value: Any, body: bytes) -> Any:
     """Replace halves of surrogate pairs, which JSON can contain and no tokenizer takes."""
+    # Few bodies have any: the others need no second pass.
     if b"\\ud" not in body and b"\\uD" not in body:
         return value
+    # UTF-16 holds halves as they are. Reading it replaces those without their other half.
     text = json.dumps(value, ensure_ascii=False)
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
@@ -415,6 +440,7 @@ async def _send_reply(
         stream = web.StreamResponse(headers=headers)
         await stream.prepare(request)
 
+    # Get the reply. In a stream that has begun, a refusal becomes an event.
     try:
         if call is None:
             completion = await session.call_llm(completion_request)
@@ -427,6 +453,7 @@ async def _send_reply(
         await stream.write_eof()
         return stream
 
+    # Send it, as one body or as the events of the stream.
     response: web.StreamResponse
     if stream is None:
         body = json.dumps(dialect.write_body(completion)).encode()
@@ -436,6 +463,7 @@ async def _send_reply(
         response = stream
         await response.write(b"".join(dialect.write_events(completion, completion_request)))
     await response.write_eof()
+    # Writing does not always fail if the client has gone.
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client has hung up")
     return response
@@ -444,6 +472,7 @@ async def _send_reply(
 def _raise_open_files_limit() -> None:
     """Allow as many open files as 64 rollouts with many connections each need."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As far as the system allows, and never below the present limit.
     limit = max(soft_limit, min(hard_limit, _OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
 

@@ -20,14 +20,18 @@ from .protocol import (
     format_event,
 )
 
+# How the names of the tools begin that Google itself runs.
 _HOSTED_TOOLS = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
+# The names of HTTP statuses in Google's errors.
 _ERROR_STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     404: "NOT_FOUND",
     429: "RESOURCE_EXHAUSTED",
 }
+# Results of tools come with the user's role too: their parts tell them apart.
 _ROLES: dict[str, Role] = {"user": "user", "model": "assistant", "function": "user"}
+# Google's names, and OpenAI's.
 _SAMPLING_SETTINGS = {
     "temperature": "temperature",
     "topP": "top_p",
@@ -49,12 +53,15 @@ class Google(Dialect):
         body = _camel_case(as_dict(body).get("generateContentRequest", body))
         contents = fields.read_messages(body, "contents")
         config = _camel_case(body.get("generationConfig"))
+
+        # The path says whether to stream. Google's other form of a stream is not offered.
         is_stream = ":streamGenerateContent" in path
         if is_stream and "alt=sse" not in path:
             message = "A stream is sent as events only: add `?alt=sse`."
             raise Refusal(400, message, "unsupported_value", "alt")
         _check_config(body, config)
 
+        # The conversation, with the system instruction as its first message.
         messages: list[ChatMessage] = []
         system_text = _read_system_text(body.get("systemInstruction"))
         if system_text:
@@ -62,6 +69,7 @@ class Google(Dialect):
         for content in contents:
             messages += _read_content(content)
 
+        # A tool holds declarations of functions, and the names of tools that Google runs.
         tools: list[dict[str, Any]] = []
         dropped_tools: list[str] = []
         for tool in map(_camel_case, body.get("tools") or ()):
@@ -89,6 +97,7 @@ class Google(Dialect):
         )
 
     def write_body(self, completion: Completion) -> dict[str, Any]:
+        # Thought, text and calls are parts. Without text and calls there is an empty text.
         parts: list[dict[str, Any]] = []
         if completion.thought:
             parts.append({"text": completion.thought, "thought": True})
@@ -106,6 +115,7 @@ class Google(Dialect):
             "finishReason": "MAX_TOKENS" if completion.finish_reason == "length" else "STOP",
             "index": 0,
         }
+        # A reply without an answer states the reason instead of parts.
         if completion.refusal is not None:
             candidate["content"]["parts"] = []
             candidate["finishReason"] = "OTHER"
@@ -157,6 +167,7 @@ def _camel_case(value: Any) -> dict[str, Any]:
 
 
 def _read_model(path: str) -> str:
+    # As in `/v1beta/models/NAME:generateContent?alt=sse`.
     _, _, model = path.partition("/models/")
     return re.split("[:?]", model, maxsplit=1)[0]
 
@@ -168,6 +179,8 @@ def _check_config(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     modalities = config.get("responseModalities") or ["TEXT"]
     fields.check_supported(set(modalities) <= {"TEXT"}, "responseModalities")
     fields.check_supported(not config.get("responseLogprobs"), "responseLogprobs")
+
+    # JSON and enumerations need constrained decoding.
     reply_type = config.get("responseMimeType")
     if reply_type not in (None, "text/plain"):
         fields.check_reply_format({"type": reply_type}, "responseMimeType")
@@ -181,6 +194,7 @@ def _read_system_text(instruction: Any) -> str:
 
 def _read_tool_choice(body: Mapping[str, Any]) -> str:
     calling_config = _camel_case(_camel_case(body.get("toolConfig")).get("functionCallingConfig"))
+    # In lower case Google's AUTO and NONE are OpenAI's choices.
     mode = str(calling_config.get("mode") or "MODE_UNSPECIFIED").lower()
     return mode.replace("mode_unspecified", "auto")
 
@@ -197,6 +211,7 @@ def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
     for part in _read_parts(content):
         signature = str(part.get("thoughtSignature") or "")
         if "functionCall" in part:
+            # A call. Its signature is the handle, unless an earlier part has given one.
             call = part["functionCall"]
             arguments = fields.arguments_text(call.get("args"))
             builder.tool_calls.append(
@@ -204,21 +219,26 @@ def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
             )
             builder.handle = builder.handle or signature
         elif "functionResponse" in part:
+            # A result is a message of its own, and ends the one in front of it.
             if builder.has_text:
                 yield builder.build()
             yield ChatMessage("tool", _read_result(part["functionResponse"]))
             builder = MessageBuilder("user")
             has_results = True
         else:
+            # Text, or a part of the thought.
             texts = builder.thoughts if part.get("thought") else builder.texts
             texts.append(_read_text_parts([part]))
             builder.handle = signature or builder.handle
+
+    # What follows the last result. A content that consists of results has nothing more.
     if builder.has_text or not has_results:
         yield builder.build()
 
 
 def _read_parts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts = content.get("parts") or []
+    # A single part need not be in a list.
     if not isinstance(parts, list):
         parts = [parts]
     return [_camel_case(part) for part in parts]
@@ -226,6 +246,7 @@ def _read_parts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
     for part in parts:
+        # Other fields hold images, files or code.
         other_fields = part.keys() - {"text", "thought", "thoughtSignature"}
         if other_fields:
             message = (
@@ -254,6 +275,7 @@ def _read_result(result: Mapping[str, Any]) -> str:
 
 
 def _build_tool(declaration: Mapping[str, Any]) -> dict[str, Any]:
+    # Declarations have a JSON Schema, or Google's form of one with types in capitals.
     schema = declaration.get("parametersJsonSchema") or _lower_case_types(
         declaration.get("parameters")
     )
@@ -268,6 +290,7 @@ def _lower_case_types(schema: Any) -> Any:
         return schema
     lowered: dict[str, Any] = {}
     for name, value in schema.items():
+        # A property that is called `type` holds a schema, not the name of a type.
         is_type = name == "type" and isinstance(value, str)
         lowered[name] = value.lower() if is_type else _lower_case_types(value)
     return lowered

@@ -17,6 +17,7 @@ from .protocol import (
     format_event,
 )
 
+# Anthropic's names for OpenAI's finish reasons.
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -28,6 +29,7 @@ class Messages(Dialect):
 
     def read_request(self, body: Any, path: str = "") -> CompletionRequest:
         message_bodies = fields.read_messages(body, "messages")
+        # Refuse what needs Anthropic's servers, or constrained decoding.
         for name in ("container", "mcp_servers", "context_management"):
             fields.check_supported(not body.get(name), name)
         fields.check_reply_format(body.get("output_format"), "output_format")
@@ -35,17 +37,20 @@ class Messages(Dialect):
             as_dict(body.get("output_config")).get("format"), "output_config.format"
         )
 
+        # The conversation, with the system prompt as its first message.
         messages: list[ChatMessage] = []
         if body.get("system"):
             messages.append(ChatMessage("system", read_text(body["system"])))
         for message_body in message_bodies:
             messages += _read_message(message_body)
+        # A last message of the assistant would be the beginning of the reply.
         if messages[-1].role == "assistant":
             message = (
                 "The last message is the assistant's: continuing a given text is not supported."
             )
             raise Refusal(400, message, "unsupported_value", "messages")
 
+        # Tools with a schema are offered. Those that Anthropic runs are dropped, others refused.
         tools: list[dict[str, Any]] = []
         dropped_tools: list[str] = []
         for tool in map(as_dict, body.get("tools") or ()):
@@ -71,10 +76,12 @@ class Messages(Dialect):
 
     def write_body(self, completion: Completion) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
+        # Clients send the signature back unchanged, so it holds the handle of the reply.
         if completion.thought:
             blocks.append(
                 {"type": "thinking", "thinking": completion.thought, "signature": completion.id}
             )
+        # A text and calls of tools can follow.
         if completion.text:
             blocks.append({"type": "text", "text": completion.text})
         for call in completion.tool_calls:
@@ -99,6 +106,7 @@ class Messages(Dialect):
         }
 
     def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
+        # The stream begins with the message, still empty.
         message = self.write_body(completion)
         usage = message["usage"]
         started_usage = {**usage, "output_tokens": 0}
@@ -112,6 +120,7 @@ class Messages(Dialect):
         yield _format_named_event("message_start", message=started_message)
         yield _format_named_event("ping")
 
+        # Each block begins empty, gets its content, and stops.
         tool_calls = iter(completion.tool_calls)
         for index, block in enumerate(message["content"]):
             empty_block: dict[str, Any]
@@ -134,6 +143,7 @@ class Messages(Dialect):
                 yield _format_named_event("content_block_delta", index=index, delta=delta)
             yield _format_named_event("content_block_stop", index=index)
 
+        # The reason of the end and the token counts come last.
         message_delta = {
             "stop_reason": message["stop_reason"],
             "stop_sequence": message["stop_sequence"],
@@ -147,6 +157,7 @@ class Messages(Dialect):
 
     def write_error(self, refusal: Refusal) -> dict[str, Any]:
         error_type = refusal.body["error"]["type"]
+        # Anthropic has another name for failures of the server.
         if error_type == "server_error":
             error_type = "api_error"
         error = {"type": error_type, "message": refusal.message, "code": refusal.code}
@@ -176,12 +187,14 @@ def _read_message(message: Mapping[str, Any]) -> Iterator[ChatMessage]:
     for block in _read_blocks(message.get("content")):
         block_type = block.get("type")
         if block_type == "tool_result":
+            # A result is a message of its own, and ends the one in front of it.
             if builder.has_text:
                 yield builder.build()
             yield ChatMessage("tool", _read_result(block))
             builder = MessageBuilder(role)
             has_results = True
         elif block_type == "thinking":
+            # The signature is the handle of the reply.
             builder.thoughts.append(str(block.get("thinking") or ""))
             builder.handle = str(block.get("signature") or "") or builder.handle
         elif block_type == "tool_use":
@@ -190,11 +203,14 @@ def _read_message(message: Mapping[str, Any]) -> Iterator[ChatMessage]:
             builder.tool_calls.append(call)
         else:
             builder.texts.append(read_text([block]))
+
+    # What follows the last result. A message that consists of results has nothing more.
     if builder.has_text or not has_results:
         yield builder.build()
 
 
 def _read_blocks(content: Any) -> Sequence[dict[str, Any]]:
+    # A text stands for a single block.
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content or ""}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -205,6 +221,7 @@ def _read_blocks(content: Any) -> Sequence[dict[str, Any]]:
 
 
 def _read_result(block: Mapping[str, Any]) -> str:
+    # A tool that failed may have said nothing.
     if block.get("is_error") and not block.get("content"):
         return "Error"
     return read_text(block.get("content"))

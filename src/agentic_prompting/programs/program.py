@@ -138,13 +138,18 @@ class FunctionRun(AgentRun):
 
     async def play(self, request: RunRequest) -> dict[str, Any] | None:
         """Call the function, and read what it returns."""
+        # Not every function has a parameter for the system prompt.
         options = {}
         if self.takes_system_prompt:
             options["system_prompt"] = request.system_prompt
+
+        # In a worker process, which unpickles a row of its own.
         if self.workers is not None:
             row = dict(request.row)
             returned = await self.workers.run(row, request.base_url, request.api_key, options)
             return _read_returned(returned)
+
+        # In this process: a plain function in a thread, an `async` one on the loop of programs.
         call = call_guarded_on(
             _program_threads(os.getpid()),
             self.agent,
@@ -177,6 +182,8 @@ def _check_signature(agent: Callable[..., Any]) -> None:
             f"the agent must be a function of (row, base_url, api_key), not a {type(agent).__name__}: for a command "
             "use harnesses.CommandProgram"
         )
+
+    # Bind the arguments as a run does. What the first three are called does not matter.
     options = {}
     if _takes_system_prompt(agent):
         options["system_prompt"] = ""
@@ -210,13 +217,16 @@ def _read_returned(value: Any) -> dict[str, Any] | None:
     """
     if value is None:
         return None
+    # An empty text is no answer.
     if isinstance(value, str):
         return {"answer": value} if value.strip() else None
+    # A dict is one if it has a reward, or an answer that is not empty.
     if isinstance(value, Mapping):
         if "reward" in value:
             return {**value, "reward": read_reward(value["reward"], "the program")}
         has_answer = value.get("answer") not in (None, "")
         return dict(value) if has_answer else None
+    # A number is the reward, and its text the answer.
     if isinstance(value, int | float):
         return {"answer": str(value), "reward": read_reward(value, "the program")}
     raise ServerFailed(

@@ -51,6 +51,7 @@ def error_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
     """An error in OpenAI's format."""
+    # OpenAI's type of an error follows from its status.
     if status == 401:
         error_type = "authentication_error"
     elif status == 429:
@@ -97,6 +98,7 @@ class ChatMessage:
     text: str = ""
     thought: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    # Equal messages stay equal when a client drops the handle of one.
     handle: str = field(default="", compare=False)
 
 
@@ -206,6 +208,7 @@ class Dialect(ABC):
 
     def write_failure(self, refusal: Refusal, request: CompletionRequest) -> Iterator[bytes]:
         """The events of a stream that has started and gets no reply."""
+        # The status has been sent: the error can only be an event.
         yield format_event(self.write_error(refusal))
 
     def write_error(self, refusal: Refusal) -> dict[str, Any]:

@@ -46,7 +46,8 @@ _PROBE_TOOL = {
     },
 }
 
-# How a message follows a reply: the number of its calls, the roles of the new messages, whether there are tools.
+# How a message follows a reply: the number of its calls, the roles of the new messages, whether
+# there are tools.
 _SeamType = tuple[int, tuple[str, ...], bool]
 
 
@@ -77,12 +78,17 @@ class Renderer:
         self.chat_format = chat_format
         self._tokenizer = chat_format.tokenizer
         self._text = PlainText(self._tokenizer, keep_ordinary=True)
+        # The texts of the tokens that end a turn, to find where a rendered turn ends.
         end_ids = sorted(chat_format.end_of_turn_ids)
         self._turn_ends = [self._tokenizer.decode([token]) for token in end_ids]
+
+        # What is known of the template. Problems are by whether there are tools and a system
+        # message.
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
         self._warned: set[str] = set()
 
-        # By type of seam: whether the template writes it as in the whole conversation, and whether tools change it.
+        # By type of seam: whether the template writes it as in the whole conversation, and whether
+        # tools change it.
         self._is_seam_faithful: dict[_SeamType, bool] = {}
         self._seam_needs_tools: dict[_SeamType, bool] = {}
 
@@ -143,6 +149,7 @@ class Renderer:
         seam_type: _SeamType = (len(reply.tool_calls), roles, bool(tools))
         if self._is_seam_faithful.get(seam_type) is False:
             return None
+        # Tools that are known to change nothing in the seam need not be rendered.
         seam_tools = tools if self._seam_needs_tools.get(seam_type, True) else ()
         try:
             seam = self._render_seam(reply, new_messages, seam_tools)
@@ -158,6 +165,7 @@ class Renderer:
             whole = whole.replace(self._text.mark, "")
             continuation = seam.continuation.replace(self._text.mark, "")
             self._is_seam_faithful[seam_type] = whole.endswith(continuation)
+            # For later seams: whether the tools make a difference.
             without_tools = self._render_seam_without_tools(reply, new_messages)
             self._seam_needs_tools[seam_type] = bool(tools) and without_tools != seam
             if not self._is_seam_faithful[seam_type]:
@@ -190,6 +198,7 @@ class Renderer:
             ChatMessage("user", _USER),
             ChatMessage("assistant", _AGENT, tool_calls=reply.tool_calls),
         ]
+        # Without calls and tools the beginning is always the same, so it is rendered once.
         if reply.tool_calls or tools:
             before = self._render(placeholder, tools, generation_prompt=False)
         else:
@@ -199,12 +208,14 @@ class Renderer:
         new_parts = _fold_system_messages(new_messages, leads=False)
         after = self._render([*placeholder, *new_parts], tools)
 
-        # Compare what follows the reply: thoughts in front of the last turn alone make no difference.
+        # Compare what follows the reply: thoughts in front of the last turn alone make no
+        # difference.
         if _AGENT in before and _AGENT in after:
             before = before.rpartition(_AGENT)[2]
             after = after.partition(_AGENT)[2]
         if not after.startswith(before):
             return None
+        # What stands in front of the end of the turn are the reply's calls, which were sampled.
         end = max((before.rfind(turn_end) for turn_end in self._turn_ends), default=-1)
         closing = before[end:] if end >= 0 else ""
         return Seam(closing, after[len(before) :])
@@ -223,6 +234,7 @@ class Renderer:
         tools: Sequence[Any],
         generation_prompt: bool = True,
     ) -> str:
+        # Marks keep a text from forging special tokens.
         marked_messages = self._text.marked(self._to_messages(messages))
         options = dict(self.chat_format.chat_template_kwargs)
         if tools:
@@ -285,8 +297,10 @@ class Renderer:
         number = 0
         for message in messages:
             converted: dict[str, Any] = {"role": message.role, "content": message.text}
+            # Templates of thinking models take a thought in this field.
             if message.thought:
                 converted["reasoning_content"] = message.thought
+            # Number the calls, and remember which results to expect.
             if message.tool_calls:
                 awaited_results = []
                 converted["tool_calls"] = []
@@ -298,6 +312,7 @@ class Renderer:
                     converted["tool_calls"].append(
                         {"id": call_id, "type": "function", "function": function}
                     )
+            # Results come in the order of the calls.
             if message.role == "tool" and awaited_results:
                 call_id, name = awaited_results.pop(0)
                 converted["tool_call_id"] = call_id
@@ -313,6 +328,7 @@ class Renderer:
             arguments = None
         if isinstance(arguments, dict):
             return arguments
+        # Wrap the text for templates that can only render objects.
         if self._takes_text is None:
             self._takes_text = self._find_takes_text()
         return text if self._takes_text else {"arguments": text}
@@ -346,9 +362,11 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
     turn = split_turn(text, ("tool_call",) if tools else ())
     thought = turn.thought or ""
     calls = [read_call(call.body, tools) for call in turn.calls]
+    # Without calls, or if a call has no name, the turn is text.
     if not calls or not all(call.name for call in calls):
         text = turn.visible if turn.thought is None else turn.visible.strip()
         return ChatMessage("assistant", text, thought)
+    # The text of a turn with calls is what stands in front of the first one.
     text_before_calls = turn.visible[: turn.calls[0].start].strip()
     tool_calls = tuple(_to_tool_call(call, call.name in custom) for call in calls)
     return ChatMessage("assistant", text_before_calls, thought, tool_calls)
@@ -373,6 +391,7 @@ def _fold_system_messages(messages: Sequence[ChatMessage], leads: bool = True) -
         if message.role != "system":
             other_messages.append(message)
         elif leads and not other_messages:
+            # At the head of the conversation, before any other message.
             system_texts.append(message.text)
         else:
             other_messages.append(ChatMessage("user", message.text))

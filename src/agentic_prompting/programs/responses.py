@@ -21,6 +21,7 @@ from .protocol import (
     format_event,
 )
 
+# Fields for which the server would have to keep state.
 _STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")
 
 
@@ -35,16 +36,20 @@ class Responses(Dialect):
             raise Refusal(
                 400, "`input` must be a text or a list of items.", "invalid_value", "input"
             )
+
+        # Refuse what needs state, constrained decoding, or log-probabilities of other tokens.
         for name in _STATEFUL_FIELDS:
             fields.check_supported(not body.get(name), name)
         fields.check_reply_format(as_dict(body.get("text")).get("format"), "text.format")
         fields.check_supported(not body.get("top_logprobs"), "top_logprobs")
 
+        # The conversation, with the instructions as its system message.
         messages = [ChatMessage("user", items)] if isinstance(items, str) else _read_messages(items)
         instructions = read_text(body.get("instructions"))
         if instructions:
             messages.insert(0, ChatMessage("system", instructions))
 
+        # The tools. Log-probabilities are not a field of their own, but an item of `include`.
         tools = _Tools()
         tools.add(body.get("tools") or ())
         includes_logprobs = "message.output_text.logprobs" in (body.get("include") or ())
@@ -61,6 +66,7 @@ class Responses(Dialect):
         return _write_response(completion, _write_items(completion))
 
     def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
+        # The stream begins with an empty response, and ends with the whole one.
         items = _write_items(completion)
         started_response = {
             **_write_response(completion, []),
@@ -73,11 +79,14 @@ class Responses(Dialect):
             ("response.created", {"response": started_response}),
             ("response.in_progress", {"response": started_response}),
         ]
+
+        # In between come the events of each item, with its index in the output.
         for index, item in enumerate(items):
             for event_type, data in _item_events(item):
                 events.append((event_type, {"output_index": index, **data}))
         events.append((f"response.{finished_response['status']}", {"response": finished_response}))
 
+        # Number the events.
         for number, (event_type, data) in enumerate(events):
             yield _format_named_event(event_type, number, data)
 
@@ -109,6 +118,7 @@ class _Tools:
             if tool_type == "function":
                 self.functions.append(fields.build_tool(tool))
             elif tool_type == "custom":
+                # The policy sees a function with a single argument, which is the free text.
                 schema = {
                     "type": "object",
                     "properties": {"input": {"type": "string"}},
@@ -117,9 +127,11 @@ class _Tools:
                 self.functions.append(fields.build_tool({**tool, "parameters": schema}))
                 self.custom_names.add(tool["name"])
             elif tool_type == "namespace":
+                # Its tools are offered by their names alone.
                 self.dropped.append(f"namespace {tool.get('name')}, without its name")
                 self.add(tool.get("tools") or ())
             else:
+                # One that the vendor runs is dropped, any other is refused.
                 self.dropped.append(fields.read_hosted_tool(tool_type))
 
 
@@ -134,6 +146,7 @@ def _read_messages(items: Sequence[Any]) -> list[ChatMessage]:
         if not isinstance(item, dict):
             raise Refusal(400, "An item of `input` is not an object.", "invalid_value", "input")
         part = _read_item(item)
+        # An item that is no part of the message before it begins a new one.
         if not builders or not _belongs_to(builders[-1], item, part):
             builders.append(MessageBuilder(part.role, part.thought, part.handle))
         builders[-1].texts.append(part.text)
@@ -154,13 +167,18 @@ def _read_item(item: dict[str, Any]) -> ChatMessage:
     if item_type == "message":
         return ChatMessage(fields.read_role(item.get("role")), read_text(item.get("content")))
     if item_type == "reasoning":
+        # `encrypted_content` holds the handle, because clients send it back unchanged.
         thought = read_text(item.get("content")) or read_text(item.get("summary"))
         handle = str(item.get("encrypted_content") or "")
         return ChatMessage("assistant", thought=thought, handle=handle)
+
+    # The result of a tool: a text, or JSON of any other value.
     if item_type in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
         text = read_text(output) if isinstance(output, str | list) else json.dumps(output)
         return ChatMessage("tool", text)
+
+    # A call of a tool. The text of a custom tool is the argument `input` of its function.
     if item_type == "function_call":
         arguments = fields.arguments_text(item.get("arguments"))
     elif item_type == "custom_tool_call":
@@ -191,6 +209,7 @@ def _write_response(completion: Completion, items: Sequence[dict[str, Any]]) -> 
         "output": list(items),
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        # OpenAI's client expects these fields; what the request set is not repeated in them.
         "instructions": None,
         "metadata": {},
         "parallel_tool_calls": True,
@@ -218,6 +237,7 @@ def _write_items(completion: Completion) -> list[dict[str, Any]]:
             "encrypted_content": completion.id,
         }
         items.append(reasoning)
+    # A reply without text and calls is an empty message.
     if completion.text or not completion.tool_calls:
         items.append(_write_message(completion))
     items += [_write_tool_call(call) for call in completion.tool_calls]
@@ -232,6 +252,7 @@ def _write_message(completion: Completion) -> dict[str, Any]:
         "annotations": [],
         "logprobs": logprobs,
     }
+    # A reply without an answer has the refusal in place of its text.
     if completion.refusal is not None:
         part = {"type": "refusal", "refusal": completion.refusal}
     return {
@@ -246,6 +267,7 @@ def _write_message(completion: Completion) -> dict[str, Any]:
 def _write_tool_call(call: ToolCall) -> dict[str, Any]:
     item = {"call_id": call.id, "name": call.name, "status": "completed"}
     if call.is_custom:
+        # Unwrap the text. If the policy wrote no such object, send what it wrote.
         text = fields.arguments_object(call.arguments).get("input", call.arguments)
         return {"type": "custom_tool_call", "id": f"ctc_{call.id}", **item, "input": text}
     return {"type": "function_call", "id": f"fc_{call.id}", **item, "arguments": call.arguments}
@@ -262,6 +284,7 @@ def _format_named_event(event_type: str, number: int, data: dict[str, Any]) -> b
 def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events of one output item: it is added, its text follows, it is done."""
     item_id = {"item_id": item["id"]}
+    # Each item is announced empty, and its whole text follows as a single delta.
     if item["type"] == "message":
         part = item["content"][0]
         location = {**item_id, "content_index": 0}
@@ -285,6 +308,7 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "response.output_text.done", {**location, "text": text, "logprobs": logprobs}
         yield "response.content_part.done", {**location, "part": part}
     elif item["type"] == "reasoning":
+        # Clients show a thought from its summary.
         part = item["summary"][0]
         location = {**item_id, "summary_index": 0}
         yield "response.output_item.added", {"item": {**item, "summary": []}}
@@ -293,6 +317,7 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "response.reasoning_summary_text.done", {**location, "text": part["text"]}
         yield "response.reasoning_summary_part.done", {**location, "part": part}
     else:
+        # A call: the JSON of a function's arguments, or the text of a custom tool.
         is_custom = item["type"] == "custom_tool_call"
         field_name = "input" if is_custom else "arguments"
         event_type = "custom_tool_call_input" if is_custom else "function_call_arguments"

@@ -106,6 +106,9 @@ class Session:
         self.renderer = renderer
         self.limits = limits
         self.llms = dict(llms or {})
+
+        # The limits of the rollout. Without `llms` there are no calls of them, so that
+        # `check_calls_left` refuses as soon as the policy's calls are used up.
         self.max_calls = max_calls
         self.max_llm_calls = max_llm_calls if self.llms else 0
         self.max_sequences = max_sequences
@@ -126,6 +129,7 @@ class Session:
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.large_requests = asyncio.Semaphore(MAX_PARALLEL_LARGE_REQUESTS)
 
+        # By default far from the numbers that `rollout.play` gives to its conversations.
         self._conversation_ids = conversation_ids or iter(range(2**40, 2**62))
         self._malformed_arguments = MalformedArguments()
         self._running: set[asyncio.Future[Any]] = set()  # calls in progress, for `close` to cancel
@@ -155,6 +159,7 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has made all its calls.
         """
+        # Which model a request is for is unknown before its body is read.
         if self._call_count >= self.max_calls and self.llm_call_count >= self.max_llm_calls:
             raise self._limit_exceeded(f"{self.max_calls} calls")
 
@@ -180,6 +185,7 @@ class Session:
                 the conversation.
         """
         self._refuse_if_ended()
+        # Count the call, also if it is refused later: a client that repeats it must come to an end.
         if self._call_count >= self.max_calls:
             raise self._limit_exceeded(f"{self.max_calls} calls")
         self._call_count += 1
@@ -218,12 +224,15 @@ class Session:
             [`Refusal`]: The session has ended.
         """
         self._refuse_if_ended()  # it may have ended while the client was told that a stream begins
+
+        # The seed depends on the context, and on how many calls have had it before.
         sample_request = SampleRequest(
             context=call.context,
             max_new_tokens=call.max_tokens,
             seed=self.compute_seed(call, call.repeat),
             conversation=call.conversation_id,
         )
+        # Turns are numbered from 0, calls from 1.
         turn_number = call.number - 1
         turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.chat_format)
         try:
@@ -232,6 +241,7 @@ class Session:
         except BaseException as error:
             # The policy failed, the client hung up, or the session ended.
             self.mark_undelivered(call)
+            # An error fails the rollout, and its client gets a refusal. A cancellation is none.
             if isinstance(error, Exception):
                 self.fail(error)
             self._refuse_if_ended()
@@ -248,6 +258,7 @@ class Session:
     def mark_undelivered(self, call: Call) -> None:
         """Take back a reply that its client did not get, unless another call continues it."""
         if not call.is_continued and self.tree.remove(call):
+            # A retry of the client then takes back no other reply.
             self._undelivered_attempts[call.key] += 1
 
     # ---- calls of large LLMs ----
@@ -259,6 +270,7 @@ class Session:
             [`Refusal`]: The session has ended, the limit is reached, or the request has tools.
         """
         self._refuse_if_ended()
+        # Count the call, also if it is refused for its tools.
         if self.llm_call_count >= self.max_llm_calls:
             raise self._limit_exceeded(f"{self.max_llm_calls} calls of large LLMs")
         self.llm_call_count += 1
@@ -272,12 +284,15 @@ class Session:
             role = "user" if chat_message.role == "tool" else chat_message.role
             messages.append({"role": role, "content": chat_message.text})
 
+        # All calls of a rollout are one session, which a router sends to one model.
         pending_reply = as_chat(self.llms[request.model])(
             messages,
             repeat=self._count_llm_request(request.model, messages),
             session=str(self.rollout.seed),
             **self._llm_sampling(request),
         )
+
+        # Ask the model. Its time counts also if the call is cancelled.
         start = time.monotonic()
         try:
             reply = await self._run_cancellable(pending_reply)
@@ -287,6 +302,8 @@ class Session:
             raise
         finally:
             self.llm_seconds += time.monotonic() - start
+
+        # Keep the reply for the next call of the policy. A failed one ends the session.
         self.llm_replies.append(reply)
         if reply.error is not None:
             self.fail(reply.error)
@@ -302,6 +319,7 @@ class Session:
     def _llm_sampling(self, request: CompletionRequest) -> dict[str, Any]:
         """The sampling parameters of a request: the policy ignores most of them, a large LLM does not."""
         sampling: dict[str, Any] = {}
+        # `build_request` lists them as ignored, because they have no effect on the policy.
         for name in ("temperature", "top_p"):
             if name in request.ignored_settings:
                 sampling[name] = request.ignored_settings[name]
@@ -360,6 +378,7 @@ class Session:
 
     async def _run_cancellable(self, call: Awaitable[T]) -> T:
         """Await a call in such a way that `close` can cancel it."""
+        # In a task of its own: if `close` cancels it, the handler can still send a refusal.
         task = asyncio.ensure_future(call)
         self._running.add(task)
         try:
@@ -379,6 +398,7 @@ class Session:
 
     def _refuse_for_good(self, message: str) -> Refusal:
         """A refusal after which the program should end: close the session after a grace period."""
+        # The first such refusal starts the clock.
         if self.grace_period is not None and self._grace_timer is None:
             loop = asyncio.get_running_loop()
             reason = "the program has ended"
@@ -392,12 +412,14 @@ class Session:
 
         If it drops a part of every conversation of this run, the rollout fails.
         """
+        # What every conversation has: user messages, replies, and any system prompt of the run.
         has_system_prompt = bool(self.system_prompt)
         problem = self.renderer.problem(with_tools=False, with_system=has_system_prompt)
         if problem is not None:
             self.fail(problem)
             self._refuse_if_ended()
 
+        # What this request has as well: system messages, tools, their results.
         has_system = has_system_prompt or any(
             message.role == "system" for message in request.messages
         )
@@ -430,11 +452,14 @@ class Session:
         # write summaries that fit, and exceed the context after each of them, for ever.
         if call.is_continuation:
             self._context_errors = 0
+
+        # The reply ends at the tightest limit: of the sequence, of a turn, or of the request.
         max_turn_tokens = self.limits.max_turn_tokens
         requested = call.request.max_tokens or max_turn_tokens
         call.max_tokens = min(remaining, max_turn_tokens, requested)
 
     def _limit_exceeded(self, limit: str) -> Refusal:
+        # The first limit counts: a program that returns nothing has it as its rollout's status.
         if self.limit_reached is None:
             logger.info("a rollout has reached its limit of %s", limit)
             self.limit_reached = "out_of_turns"
@@ -444,6 +469,7 @@ class Session:
     def _context_exceeded(self, length: int, max_length: int) -> Refusal:
         self.limit_reached = self.limit_reached or "truncated"
         self._context_errors += 1
+        # Most clients shorten their conversation now. One that does not would go on for ever.
         if self._context_errors >= MAX_CONTEXT_ERRORS:
             return self._refuse_for_good("This rollout is over: it has no room left.")
         message = context_exceeded_message(length, max_length)
@@ -466,8 +492,8 @@ class Session:
         if is_retry:
             self._take_back_first_attempt(keys[-1])
 
-        # Continue the latest reply in the conversation, if the template can append to it. The client
-        # has received it, so it must not be taken back during rendering.
+        # Continue the latest reply in the conversation, if the template can append to it. The
+        # client has received it, so it must not be taken back during rendering.
         parent, new_messages = self.tree.find_parent(messages, keys)
         if parent is not None:
             with parent.keep():
@@ -532,9 +558,12 @@ class Session:
         request = call.request
         cut_reply = cut_at_stop(sample, request.stops, self.renderer.chat_format)
         call.sample = cut_reply.sample
+        # The template has written the prefix, so that the policy has not sampled it.
         call.text = self.renderer.turn_prefix + cut_reply.text
+        # With `tool_choice: none` the whole turn is text.
         callable_tools = request.tools if request.allows_tool_calls else ()
         turn = read_turn(call.text, callable_tools, request.custom_tools)
+        # Clients of some dialects send the handle back, which tells equal replies apart.
         reply = replace(turn, handle=secrets.token_hex(12))
 
         # Later requests are compared with the reply, and get its malformed arguments back.
@@ -617,6 +646,8 @@ def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -
         length += 1
     decode = chat_format.tokenizer.decode
     text = decode(sample.ids[:length], skip_special_tokens=False)
+
+    # Find the stop texts. If two begin at the same place, the first in the request wins.
     stop_positions = {text.find(stop): stop for stop in reversed(stops) if stop in text}
     if not stop_positions:
         return CutReply(sample, text)
@@ -627,6 +658,7 @@ def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -
 
     # Bisect the number of tokens to keep: decoding the text once per token would be quadratic.
     cut_length = bisect_left(range(length + 1), True, lo=1, key=contains_stop)
+    # A reply that ends at a stop text is finished, as if the policy had ended its turn.
     cut_sample = replace(
         sample,
         ids=sample.ids[:cut_length],
@@ -634,5 +666,6 @@ def cut_at_stop(sample: Sample, stops: Sequence[str], chat_format: ChatFormat) -
         finished=True,
         updates=sample.updates[:cut_length],
     )
+    # The text ends in front of the stop text, though the sample contains its tokens.
     position = min(stop_positions)
     return CutReply(cut_sample, text[:position], stop_positions[position])

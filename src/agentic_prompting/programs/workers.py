@@ -67,12 +67,14 @@ class WorkerProcesses:
     def __init__(
         self, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...], count: int
     ):
+        # A function is pickled by its module and name. Lambdas and inner functions cannot be.
         try:
             self._pickled_agent = pickle.dumps((agent, mistakes))
         except Exception as error:
             raise TypeError(
                 f"an agent for workers must be a function at the top of a module: {error}"
             ) from None
+        # In a worker `__main__` is another module.
         if b"__main__" in self._pickled_agent:
             raise TypeError(
                 "workers import the agent: put it into a module of its own, beside the script"
@@ -88,6 +90,7 @@ class WorkerProcesses:
         Raises:
             [`ProgramFailed`]: It raised, or its worker has ended.
         """
+        # Replace workers that have ended. A new one starts with an episode, until there are enough.
         self._workers = [worker for worker in self._workers if worker.is_alive]
         if len(self._workers) < self._count:
             self._workers.append(_WorkerProcess(self._pickled_agent))
@@ -116,6 +119,8 @@ class _WorkerProcess:
         self._numbers = itertools.count()
         self._pid = os.getpid()
         self._end_reason = ""
+
+        # Start the process. Only it keeps the worker's end of the pipe, which then ends with it.
         self._pipe, worker_pipe = Pipe()
         with worker_pipe:
             descriptor = worker_pipe.fileno()
@@ -123,6 +128,8 @@ class _WorkerProcess:
             self.process = subprocess.Popen(
                 command, pass_fds=[descriptor], stdin=subprocess.DEVNULL
             )
+
+        # The agent is the first message. Outcomes are received in a thread, because that blocks.
         self._pipe.send_bytes(pickled_agent)
         threading.Thread(target=self._listen, name="agentic-prompting-worker", daemon=True).start()
 
@@ -133,6 +140,7 @@ class _WorkerProcess:
 
     async def play(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         """Play one episode in the worker. If it is cancelled here, it is cancelled there."""
+        # The number tells the outcomes of parallel episodes apart.
         number = next(self._numbers)
         outcome: asyncio.Future[bytes] = self._loop.create_future()
         self.pending[number] = outcome
@@ -142,6 +150,7 @@ class _WorkerProcess:
         except OSError:
             raise ProgramFailed(f"the worker of the program has ended{self._end_reason}") from None
         except asyncio.CancelledError:
+            # `None` in place of the arguments cancels the episode.
             with contextlib.suppress(OSError):
                 self._pipe.send((number, None))
             raise
@@ -155,12 +164,14 @@ class _WorkerProcess:
                 number, outcome = self._pipe.recv()
                 self._loop.call_soon_threadsafe(self._receive, number, outcome)
         except (EOFError, OSError):
+            # The worker has ended, and its episodes with it.
             self._loop.call_soon_threadsafe(self._fail_all, self.process.wait())
 
     def _receive(self, number: int | None, outcome: bytes | WorkerFailure) -> None:
         if number is None and isinstance(outcome, WorkerFailure):  # it could not import the agent
             self._end_reason = f": {outcome.message}"
             return
+        # The episode may have been cancelled in the meantime.
         pending = self.pending.get(number) if number is not None else None
         if pending is None or pending.done():
             return
@@ -179,6 +190,7 @@ class _WorkerProcess:
 
 # ---- in the worker ----
 
+# A worker finds the agent's module where this process would.
 _COMMAND = f"""import json, sys
 sys.path[:] = json.loads(sys.argv[2])
 from {__name__} import main
@@ -192,6 +204,7 @@ def main(descriptor: int) -> None:
     try:
         agent, mistakes = pickle.loads(pipe.recv_bytes())
     except Exception as error:
+        # Without a number: no episode can be played.
         pipe.send((None, _to_failure(error, ())))
         raise
     asyncio.run(_serve(pipe, agent, mistakes))
@@ -200,6 +213,7 @@ def main(descriptor: int) -> None:
 async def _serve(
     pipe: Connection, agent: Callable[..., Any], mistakes: tuple[type[BaseException], ...]
 ) -> None:
+    # Plain functions run in threads, `async` ones as tasks of this loop.
     loop = asyncio.get_running_loop()
     threads = ThreadPoolExecutor(THREADS)
     episodes: dict[int, asyncio.Task[None]] = {}
@@ -215,6 +229,7 @@ async def _serve(
             del episodes[number]
 
     def receive(number: int, pickled_arguments: bytes | None) -> None:
+        # A message without arguments cancels its episode.
         if pickled_arguments is not None:
             episodes[number] = loop.create_task(play(number, pickled_arguments))
         elif number in episodes:
@@ -228,6 +243,7 @@ async def _serve(
         finally:
             os._exit(0)  # the trainer has ended, or has no more use for this process
 
+    # The pipe is read in a thread, because that blocks. The thread also ends the process.
     threading.Thread(target=listen, daemon=True).start()
     await asyncio.Event().wait()
 

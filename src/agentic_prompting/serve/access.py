@@ -31,11 +31,14 @@ def check_access(request: web.Request, key: str | None, host: str) -> None:
     """
     if request.path in OPEN_PATHS:
         return
+    # With a key, compare it in constant time: the time must not tell how much of it is right.
     if key is not None:
         sent_key = find_key(request).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(sent_key, key.encode()):
             raise Refusal(401, "Incorrect API key provided.", "invalid_api_key")
         return
+
+    # Without a key, look at the names. Without an `Origin`, only that in `Host` counts.
     host_url = "//" + request.headers.get("Host", "")
     for url in (host_url, request.headers.get("Origin", host_url)):
         name = _host_name(url)
@@ -46,6 +49,7 @@ def check_access(request: web.Request, key: str | None, host: str) -> None:
 
 def find_key(request: web.Request) -> str:
     """The key of a request, in the header that its vendor's clients use; empty if there is none."""
+    # OpenAI's clients send a bearer token, Anthropic's and Google's a header of their own.
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme == "Bearer" and token:
         return token

@@ -35,6 +35,7 @@ from ..rollout import (
 if TYPE_CHECKING:
     from ..agent import PromptAgent
 
+# OpenAI's finish reason for each status of a rollout that has not failed.
 _FINISH_REASONS = {
     "answered": "stop",
     "malformed": "stop",
@@ -98,6 +99,7 @@ class AgentAnswers:
 
     def __post_init__(self):
         environment = self.agent.environment
+        # A program makes its calls itself, and nothing here could stop it at the limit.
         if (
             self.max_cost_usd is not None
             and environment is not None
@@ -135,6 +137,7 @@ class AgentAnswers:
                 f"{len(prompt_ids)} tokens."
             )
             return ServedAnswer(error=PromptTooLong(message))
+        # A request can lower the agent's limit, and not raise it.
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
@@ -145,6 +148,7 @@ class AgentAnswers:
             conversations.add(request.conversation)
             return await agent.policy(replace(request, greedy=greedy))
 
+        # Between two turns, end an episode that has cost too much.
         environment = agent.environment
         if environment is not None and environment.play_episode is None:
             environment = _MeteredEnvironment(environment, self.max_cost_usd, limits)
@@ -157,9 +161,12 @@ class AgentAnswers:
                 for number in conversations:
                     end_conversation(number)
 
+        # Count what it took. The mask of a sequence is 1 for sampled tokens.
         sampled_tokens = sum(sum(sequence.mask) for sequence in rollout.sequences)
         usage = Usage(len(prompt_ids), sampled_tokens, _cost(rollout))
         trajectory = rollout_record(rollout)
+
+        # A failure behind the agent is an error. That the agent gives no answer is none.
         if rollout.error is not None:
             return ServedAnswer(error=rollout.error, usage=usage, trajectory=trajectory)
         why_none = None
@@ -191,6 +198,7 @@ class ChatAnswers:
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> ServedAnswer:
+        # What the request sets. Everything else is up to the model.
         sampling: dict[str, Any] = {}
         if max_tokens is not None:
             sampling["max_tokens"] = max_tokens
@@ -202,15 +210,15 @@ class ChatAnswers:
         account = _RequestAccount(self.max_cost_usd)
         if isinstance(chat, RefinedChat):
             models = chat.refiner.models
-            if not isinstance(
-                chat.refiner.verifier, ChatModel
-            ):  # a function, which costs nothing, or none
+            # A verifier that is a function costs nothing, and there may be none.
+            if not isinstance(chat.refiner.verifier, ChatModel):
                 del models["verifier"]
             metered: dict[str, Any] = {
                 role: _MeteredChat(model, account) for role, model in models.items()
             }
             chat = RefinedChat(replace(chat.refiner, **metered), chat.prompt)
 
+        # Ask it. After the limit was reached, the refiner's own error would hide the reason.
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:
             return ServedAnswer(error=account.limit_error or reply.error, usage=reply.usage)
@@ -251,6 +259,7 @@ class _MeteredChat:
     account: _RequestAccount
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
+        # Look before a call, because its cost is known only after it.
         self.account.limit_error = over_limit(self.account.usd, self.account.limit)
         if self.account.limit_error is not None:
             return Reply(error=self.account.limit_error, attempts=0)
@@ -288,6 +297,7 @@ def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
         elif f"\n\n{message['content'].strip()}\n\n" not in agent_prompts:
             system_texts.append(message["content"])
 
+    # The client's system messages become one, behind the agent's own system prompt.
     system_messages: list[Message] = []
     if system_texts:
         system_messages.append({"role": "system", "content": "\n\n".join(system_texts)})
@@ -301,6 +311,7 @@ def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
 
 
 def _in_template(template: str, question: str) -> str:
+    # A client may have filled in the template itself.
     before, _, after = template.partition("{question}")
     is_there = before.strip() and question.startswith(before) and question.endswith(after)
     return question if is_there else fill_template(template, question)

@@ -73,14 +73,19 @@ class _App:
             client_max_size=self.config.max_body_bytes, middlewares=[self._middleware()]
         )
         app.on_response_prepare.append(add_request_id)
+
+        # One path for each format. The matched path later tells how to write an error.
         for dialect in DIALECTS:
             path = "/{version:v1(?:beta)?}" + dialect.path
             route = app.router.add_post(path, partial(self._complete, dialect))
             self._dialects[route.resource] = dialect
+
+        # The models, for the clients of all vendors, and the pages for whoever runs the service.
         app.router.add_get("/{version:v1(?:beta)?}/models", self._list_models, allow_head=False)
         app.router.add_get(
             "/{version:v1(?:beta)?}/models/{model}", self._show_model, allow_head=False
         )
+        # Without a version, because they belong to no vendor's format.
         app.router.add_get("/health", self._show_health, allow_head=False)
         app.router.add_get("/metrics", self._show_metrics, allow_head=False)
         app.router.add_get("/openapi.json", self._show_description, allow_head=False)
@@ -93,6 +98,7 @@ class _App:
         async def respond(request: web.Request, handler: _Handler) -> web.StreamResponse:
             """Check access, send refusals in the format of the request, and write a line into the log."""
             start = time.perf_counter()
+            # A request whose client hangs up gets no response, and keeps this status in the log.
             status = CLOSED_REQUEST
             dialect = self._dialects.get(request.match_info.route.resource)
             try:
@@ -100,6 +106,7 @@ class _App:
                     check_access(request, self.key, self.config.host)
                     response = await handler(request)
                 except Refusal as refusal:
+                    # On a page without a format of its own, errors look like OpenAI's.
                     response = _write_refusal(dialect or _CHAT, refusal)
                 except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
                     response = self._refuse_path(request, error)
@@ -115,10 +122,12 @@ class _App:
     ) -> None:
         """Write a line without questions, keys and checks of health, and count a request that was refused early."""
         summary = _summary.get()
+        # The service counts the requests that reach a model.
         if dialect is not None and not summary:
             self.service.metrics.requests.labels("", str(status)).inc()
         if status == 200 and request.path in _QUIET_PATHS:
             return
+        # A path cannot forge lines of the log: it is shortened, and its control characters escaped.
         line = f"{request.method} {request.path[:80]} {status} {seconds:.2f} s{summary}"
         requests_log.info("%s", " ".join(escape_controls(line).split()))
 
@@ -128,6 +137,7 @@ class _App:
             f"{request.method} {request.path[:80]} is not served here. POST {served_paths} and Google's "
             "models/...:generateContent are, and GET /v1/models, /health, /metrics and /openapi.json."
         )
+        # HTTP demands that a 405 names the allowed methods.
         headers = {}
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = error.headers["Allow"]
@@ -182,11 +192,15 @@ class _App:
             f"The request is larger than {self.config.max_body_bytes} bytes.",
             "request_too_large",
         )
+
+        # Refuse by the headers, before anything is read.
         if (request.content_length or 0) > self.config.max_body_bytes:
             raise too_large
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             message = "Compressed bodies are not supported: send the body uncompressed."
             raise Refusal(415, message, "unsupported_encoding")
+
+        # Read the body. Its size may not have been announced, and it may never end.
         try:
             async with asyncio.timeout(min(self.config.timeout, _BODY_SECONDS)):
                 body = await request.read()
@@ -214,6 +228,7 @@ class _App:
     async def _show_model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         self._check_model(name)
+        # One object with the fields that OpenAI, Anthropic and Google have for a model.
         models = describe_models([name], self.service.started)
         return web.json_response({**models["data"][0], **models["models"][0]})
 
@@ -244,6 +259,7 @@ def _write_refusal(dialect: Dialect, refusal: Refusal) -> web.Response:
 def _write_events(
     dialect: Dialect, completion: Completion, request: CompletionRequest
 ) -> Iterator[bytes]:
+    # Clients of chat completions show a text while it arrives.
     if isinstance(dialect, ChatCompletions):
         return dialect.write_events(completion, request, by_word=True)
     return dialect.write_events(completion, request)
@@ -251,6 +267,7 @@ def _write_events(
 
 def _to_completion(answer: ServedAnswer, request: AnswerRequest) -> Completion:
     """An answer as the reply to a request. An agent without an answer has a `refusal` and no text."""
+    # Fields that OpenAI's format does not have.
     extra_fields: dict[str, Any] = {}
     if answer.workers:
         extra_fields["workers"] = answer.workers

@@ -49,6 +49,7 @@ class ServeConfig:
     greedy: bool = _option(False, "Take the likeliest token instead of sampling, always.")
 
     def __post_init__(self):
+        # A limit of 0 would refuse every request.
         limits = (self.max_concurrency, self.max_body_bytes, self.timeout)
         if min(limits) <= 0 or (self.max_cost_usd is not None and self.max_cost_usd <= 0):
             raise ValueError(f"every limit of the service must be positive, got {self}")
@@ -61,6 +62,7 @@ class ServeConfig:
         Raises:
             `ValueError`: If other machines could ask and there is none.
         """
+        # On loopback a key is optional. Without one, `check_access` keeps other sites' pages out.
         key = os.environ.get(self.key_variable, "").strip()
         if not key and not is_loopback(self.host):
             raise ValueError(
@@ -85,10 +87,12 @@ class ServeConfig:
 
     def bind(self) -> socket.socket:
         """A socket that is bound to the address. Raises `OSError` if there can be none."""
+        # The host's first address decides between IPv4 and IPv6.
         addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]
         listener = socket.socket(family)
         try:
+            # After a restart the port can be taken again at once.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except BaseException:

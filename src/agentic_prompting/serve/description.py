@@ -8,6 +8,7 @@ from typing import Any
 
 from ..programs.protocol import MAX_MESSAGES
 
+# What each status means.
 _ERRORS = {
     400: "The request cannot be read",
     401: "The key is missing or wrong",
@@ -23,6 +24,7 @@ _ERRORS = {
     504: "The request took longer than one may",
 }
 
+# Schemas of parts of the bodies.
 _TEXT = {"type": "string"}
 _MESSAGE = {
     "type": "object",
@@ -79,6 +81,7 @@ def describe(models: Sequence[str]) -> dict[str, Any]:
     Args:
         models (`Sequence[str]`): The names of the models.
     """
+    # The paths with their errors. `/health` needs no key.
     access_errors = _describe_errors(401, 403)
     paths: dict[str, Any] = {
         "/v1/chat/completions": {
@@ -123,6 +126,8 @@ def describe(models: Sequence[str]) -> dict[str, Any]:
             }
         },
     }
+
+    # Only the format of chat completions is described in full.
     for path, summary in _OTHER_FORMATS.items():
         operation: dict[str, Any] = {
             "summary": summary,
@@ -145,6 +150,7 @@ def describe(models: Sequence[str]) -> dict[str, Any]:
     }
 
 
+# The request says whether the answer is streamed.
 _ANSWER = {
     "description": "The answer, whole or as a stream of events",
     "content": {
@@ -155,6 +161,7 @@ _ANSWER = {
 
 
 def _describe_chat_request(models: Sequence[str]) -> dict[str, Any]:
+    # Null means the same as leaving a field out.
     token_limit = {"type": ["integer", "null"], "minimum": 1}
     boolean = {"type": ["boolean", "null"]}
     return {

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from ..llm import Budget
 from .answering import ServedAnswer
 
+# Buckets in seconds, up to more than the default limit of 120 for a request.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 
 
@@ -18,6 +19,7 @@ class Metrics:
     """The counters of one service. They hold no text, no key and no question."""
 
     def __init__(self) -> None:
+        # A registry of its own, so that two services in one process do not collide.
         self.registry = CollectorRegistry()
         common: Any = {"namespace": "agentic_prompting", "registry": self.registry}
         self.requests = Counter(
@@ -41,6 +43,7 @@ class Metrics:
     def answered(self, model: str, answer: ServedAnswer) -> None:
         """Count what an answer came to."""
         self.cost.labels(model).inc(answer.usage.cost_usd)
+        # Turns are counted for complete episodes of an agent.
         if answer.error is not None:
             self.errors.labels(model, answer.error.kind).inc()
         elif answer.trajectory is not None:

@@ -91,6 +91,7 @@ _USED_FIELDS: dict[type[Dialect], set[str]] = {
         "responseMimeType",
     },
 }
+# Google's clients put their settings into an object with one of these names.
 _GOOGLE_CONFIG = ("generationConfig", "generation_config")
 
 # JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
@@ -134,6 +135,7 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
     Raises:
         [`Refusal`]: It is malformed, or asks for something that is not offered.
     """
+    # Read it in its format. A body of an unknown shape can raise any of `SHAPE_ERRORS`.
     content = parse_json(body)
     try:
         request = dialect.read_request(content, path)
@@ -147,10 +149,12 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
     check_supported(not request.logprobs, "logprobs")
 
     # The settings that have an effect here and none on a policy in training.
+    # At temperature 0 the likeliest tokens are taken. Others are ignored, and listed as such.
     temperature = request.ignored_settings.get("temperature")
     is_greedy = temperature == 0
     if is_greedy and "temperature" in ignored:
         ignored.remove("temperature")
+    # The type is compared, because a bool is an int too.
     seed = request.ignored_settings.get("seed")
     if seed is not None and not (type(seed) is int and -(2**63) <= seed < 2**63):
         raise Refusal(400, "`seed` must be an integer of 64 bits.", "invalid_value", "seed")
@@ -175,6 +179,8 @@ def _read_conversation(request: CompletionRequest) -> list[Message]:
             text = "`messages` must be Unicode: there is half of a surrogate pair in it."
             raise Refusal(400, text, "invalid_value", "messages")
         messages.append({"role": message.role, "content": message.text})
+
+    # The last message is the question.
     if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
         text = "`messages` must end with a user message that is not empty."
         raise Refusal(400, text, "invalid_value", "messages")
@@ -184,11 +190,13 @@ def _read_conversation(request: CompletionRequest) -> list[Message]:
 def _find_ignored(content: Mapping[str, Any], dialect: Dialect) -> list[str]:
     """The fields without an effect, those with a name that a header can hold."""
     fields = dict(content)
+    # Look at Google's settings one by one, and not at the object that holds them.
     for name in _GOOGLE_CONFIG:
         if isinstance(dialect, Google):
             fields |= as_dict(fields.pop(name, None))
     names = []
     for name, value in fields.items():
+        # A null asks for nothing. Odd names are left out, because they could forge a header.
         is_used = value is None or name in _USED_FIELDS[type(dialect)]
         if not is_used and re.fullmatch(r"\w{1,40}", name, re.ASCII):
             names.append(name)

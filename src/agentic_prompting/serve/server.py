@@ -76,6 +76,7 @@ class ConnectionLimits:
                 return response
             finally:
                 self._busy.discard(protocol)
+                # The connection may have been lost while its request was answered.
                 if protocol in self._transports:
                     self._active.add(protocol)
 
@@ -89,6 +90,7 @@ class ConnectionLimits:
         is_quiet = protocol not in self._busy and protocol not in self._active
         self._active.discard(protocol)
         self._look_later(protocol)
+        # Its client is idle, or does not finish the head of a request.
         if is_quiet:
             self._transports[protocol].close()
 
@@ -134,6 +136,8 @@ class Server:
             auto_decompress=False,
             logger=http_logger,
         )
+
+        # Limit the connections. This middleware comes first, so that it sees refused requests too.
         max_connections = self.service.config.max_concurrency + _SPARE_CONNECTIONS
         limits = ConnectionLimits(max_connections)
         self.app.middlewares.insert(0, limits.middleware())
@@ -143,6 +147,7 @@ class Server:
         server = await self._loop.create_server(
             lambda: BoundedConnection(limits), sock=listener, backlog=_BACKLOG
         )
+        # Only the main thread can handle signals. Elsewhere `stop` is called.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._interrupt)
@@ -175,11 +180,14 @@ def run_service(service: Service) -> None:
         `SystemExit`: If the address cannot be listened on, with the reason on standard error.
         `KeyboardInterrupt`: When a signal has stopped it, after the last request.
     """
+    # Log the requests, unless the caller has set up this log.
     if not requests_log.handlers:
         lines = logging.StreamHandler()
         lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         requests_log.addHandler(lines)
         requests_log.setLevel(logging.INFO)
+
+    # Listen, and print the address with its actual port.
     server = Server(service)
     try:
         listener = service.config.bind()
@@ -188,6 +196,8 @@ def run_service(service: Service) -> None:
     listener.listen(_BACKLOG)
     address = f"{service.config.host}:{listener.getsockname()[1]}"
     print(f"http://{address}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
+
+    # Serve until it is stopped. After a signal, end as Ctrl-C ends any program.
     server.run(listener)
     if server.is_interrupted:
         raise KeyboardInterrupt

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
+# After these errors the model behind cannot be asked at present: 503 instead of 502.
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 
 
@@ -77,9 +78,11 @@ class Service:
         model = request.model
         outcome = "error"
         try:
+            # Refuse a request if there are too many.
             if self.in_flight >= self.config.max_concurrency:
                 message = "Too many requests at once; try again soon."
                 raise Refusal(429, message, "rate_limit_exceeded")
+            # Answer it. From here on it counts as one of those in flight.
             self._count(+1)
             try:
                 with self.metrics.seconds.labels(model).time():
@@ -89,6 +92,8 @@ class Service:
                 raise Refusal(503, message, "service_failed") from error
             finally:
                 self._count(-1)
+
+            # Count what it cost, also if it has failed.
             self.metrics.answered(model, answer)
             if answer.error is not None:
                 raise _to_refusal(answer.error)
@@ -107,6 +112,7 @@ class Service:
         self, request: AnswerRequest, deadline: float, headers: Mapping[str, str]
     ) -> ServedAnswer:
         """Play the episode of a request, but no longer than its client waits and than a request may take."""
+        # Start the episode on the background loop. Without a seed each answer is another sample.
         seed = secrets.randbits(63) if request.seed is None else request.seed
         answering = self.models[request.model](
             request.messages,
@@ -117,6 +123,7 @@ class Service:
         with under(headers):
             episode = asyncio.wrap_future(start(answering))  # it is cancelled with this one
 
+        # Wait until it ends, the service stops, or its time is over.
         shutdown = asyncio.create_task(self.shutdown.wait())
         try:
             remaining = max(deadline - asyncio.get_running_loop().time(), 0)
@@ -130,6 +137,7 @@ class Service:
         except Refusal:
             raise
         except Exception as error:
+            # Whatever else is raised fails only this request.
             logger.exception("a request failed")
             if isinstance(error, LLMError):
                 return ServedAnswer(error=error)
@@ -145,10 +153,12 @@ class Service:
 
 def _to_refusal(error: LLMError) -> Refusal:
     """A failure behind the model as the client reads it: what happened, but not where."""
+    # Limits of the request itself, which its client can do something about.
     if isinstance(error, CostLimit):
         return Refusal(402, error.message, "cost_limit")
     if isinstance(error, PromptTooLong):
         return Refusal(400, error.message, "context_length_exceeded", "messages")
+    # Anything else is a failure behind the model. Only the log says where.
     logger.warning("%s: %s", error.kind, error)
     status = 503 if isinstance(error, _UNAVAILABLE) else 502
     return Refusal(status, error.message, error.kind)
@@ -171,11 +181,16 @@ def agent_service(
         budget ([`Budget`], *optional*): What all of them may spend, each in its role: `environment`, and those of the
             refiner (`task`, `feedback`, `optimizer`, `verifier`). Models that are one object have one account.
     """
+    # The policy itself knows how many turns are being written.
     metrics = Metrics()
     metrics.sampling.set_function(lambda: agent.policy.at_work)
+
+    # The models by their names.
     models: dict[str, Answers] = {name: AgentAnswers(agent, config.max_cost_usd)}
     if refined is not None:
         models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)
+
+    # One budget for all models behind them, by their roles.
     if budget is not None:
         roles = (
             refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}

@@ -220,6 +220,7 @@ class CommandRun(AgentRun):
         # The reward is None until the reward function has seen the folder.
         if isinstance(output, str):
             output = {"answer": output}
+        # An empty answer is none.
         if not output or not output["answer"]:
             return None
         return {**output, "reward": None}

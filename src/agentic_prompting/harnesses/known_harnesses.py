@@ -35,6 +35,8 @@ def get_harness(name: str, dialect: str = "", task: str = "{question}", **change
     return replace(settings, dialect=dialect or settings.dialect, task=task, **changes)
 
 
+# Files of settings. They name the gateway as the provider, where a harness wants that in a file,
+# and turn off updates and reports of use, where it has such settings.
 _CODEX = """\
 model = "{model}"
 model_provider = "local"
@@ -97,6 +99,7 @@ _KNOWN = (
             "MSWEA_CONFIGURED": "true",
             "MSWEA_SILENT_STARTUP": "1",
             "MSWEA_COST_TRACKING": "ignore_errors",
+            # The table of prices that is installed, in place of a download.
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
             "TYPER_STANDARD_TRACEBACK": "1",  # a traceback drawn by rich takes up to 14 s
@@ -112,6 +115,7 @@ _KNOWN = (
             "codex",
             "exec",
             "--skip-git-repo-check",
+            # The workspace confines the command, and nobody is there to approve anything.
             "--dangerously-bypass-approvals-and-sandbox",
             "{task}",
         ),
@@ -134,6 +138,7 @@ _KNOWN = (
         },
         {
             "OPENCODE_CONFIG_CONTENT": _OPENCODE,
+            # No downloads: a network of the rollout's own has the gateway alone.
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",

@@ -29,6 +29,7 @@ def redact_url(url: str) -> str:
         parts = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
         return "an address that cannot be read"
+    # The host without user and password.
     host = parts.netloc.rpartition("@")[2]
     scheme = f"{parts.scheme}://" if parts.scheme else ""
 
@@ -63,6 +64,7 @@ def find_url_secrets(url: str) -> list[str]:
         *query_fields,
         *query_values,
     ]
+    # Common parts are no secrets: masking them would garble every message.
     secrets = []
     for part in hidden_parts:
         if part and part not in _COMMON_PATH_PARTS:

@@ -66,6 +66,7 @@ def read_completion(
         data = json.loads(body)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         not_json = BadReply(f"the endpoint's answer is not JSON: {_quote(body)}")
+        # A body that begins like an object is a completion that was cut off: it may be billed.
         is_cut_completion = body.lstrip().startswith(b"{")
         return ParsedCompletion.of_error(not_json, is_billed=is_cut_completion)
     if not isinstance(data, dict):
@@ -73,6 +74,7 @@ def read_completion(
             BadReply(f"the endpoint's answer is not a chat completion: {_quote(body)}")
         )
 
+    # An unusable answer is paid for, too, so that its tokens are read first.
     counts = read_token_counts(data, estimate_prompt)
     error = error_from_body(data, model)
     if error is not None:
@@ -126,6 +128,7 @@ def _read_content(content: object) -> str:
 
     Some servers send a list of parts, which may include thoughts.
     """
+    # Join the parts that are text, and leave out thoughts and images.
     if isinstance(content, list):
         texts = []
         for part in content:

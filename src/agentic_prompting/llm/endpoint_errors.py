@@ -150,6 +150,8 @@ def error_from_status(status: int, body: object, model: str) -> LLMError:
             f"({message})",
             status=status,
         )
+
+    # Errors that may pass by waiting.
     if status == 408:
         return TimedOut(f"the endpoint gave up waiting: {message}", status=status)
     if status == 429:
@@ -193,6 +195,7 @@ def error_from_choice(choice: Mapping[str, Any], finish_reason: str, model: str)
     # An error that another attempt may not meet is passed on as it is.
     if error is not None and not error.fatal:
         return error
+    # A fatal error is one of the server behind the router: the caller's settings may be right.
     if choice.get("error"):
         return BadReply(f"the reply broke off: {error_message(choice)}")
     return BadReply(f"the reply broke off: finish_reason {finish_reason!r}")
@@ -241,6 +244,7 @@ def _status_of_number(error: Mapping[str, Any]) -> int | None:
     """Return the HTTP status that an error has as its code: `502` or `"502"`."""
     for name in ("code", "status", "status_code"):
         code = error.get(name)
+        # A status has three digits; other numbers are codes of the endpoint's own.
         if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
             code = int(code)
         if isinstance(code, int) and 400 <= code < 600:

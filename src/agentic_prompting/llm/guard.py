@@ -112,7 +112,7 @@ def failure_of(error_class: Callable[[str], E], name: str, error: BaseException)
         name (`str`): A name for the user's code, such as `the environment`.
         error (`BaseException`): The exception.
     """
-    # The message has the place in the user's code, where the search for the bug begins.
+    # The message names the place in the user's code that raised the exception.
     original = error.original if isinstance(error, Escaped) else error
     failure = error_class(f"{name} raised {describe(error)}{raised_in(original)}")
 

@@ -30,7 +30,9 @@ class LLMError(Exception):
     fatal = False
 
     def __init__(self, message: str, where: str = "", attempts: int = 1, status: int | None = None):
+        # An error may be logged or recorded anywhere: no secret may be in it.
         message = mask_secrets(message)
+        # All arguments, because a pickled exception is created again from them.
         super().__init__(message, where, attempts, status)
         self.message = message
         self.where = where

@@ -79,6 +79,7 @@ def contamination_report(
         row_id = str(row.get("id", number))
         if tuple(words) in exact_questions:
             exact.append(row_id)
+        # Else by any run of words that it shares with a training question.
         elif not training_runs.isdisjoint(_word_runs(words, run_length)):
             near.append(row_id)
     return Contamination(

@@ -33,6 +33,7 @@ _DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")
 _COMPETITION = Reader(question="problem", answers="answer")
 _AIMO = "AI-MO/aimo-validation-"
 _HMMT = "MathArena/hmmt_"
+# Some repositories have their only split under the name `train`.
 _TEST_IS_TRAIN = {"test": "train"}
 
 # The test file of the search set consists of seven sets, one after the other: (start, stop).
@@ -76,6 +77,7 @@ def _competition(
 ESPL_TASKS: dict[str, Task] = {
     "dapo_math": Task(
         sources=(Source("open-r1/DAPO-Math-17k-Processed", "all"), _DAPO_REPOSITORY),
+        # The processed rows hold the problem alone, the others with the instructions around it.
         readers=(Reader(question="prompt", answers="solution"), _DAPO),
         expected_rows={"train": 17_398},
         licence="Apache-2.0",
@@ -100,6 +102,7 @@ ESPL_TASKS: dict[str, Task] = {
         Source("MathArena/aime_2025", splits=_TEST_IS_TRAIN),
         Source("math-ai/aime25"),
     ),
+    # Three years put together, then shuffled.
     "hmmt_feb": _competition(
         "train",
         90,
@@ -112,6 +115,7 @@ ESPL_TASKS: dict[str, Task] = {
     ),
     "aimo_aime": _competition("train", 90, "Apache-2.0", Source(f"{_AIMO}aime")),
     "aimo_amc": _competition("train", 83, "Apache-2.0", Source(f"{_AIMO}amc")),
+    # Both of the sets above put together, then shuffled.
     "aime_and_amc": _competition(
         "train", 173, "Apache-2.0", Source(f"{_AIMO}aime", also=(f"{_AIMO}amc",)), seed=42
     ),

@@ -30,6 +30,7 @@ def _big_bench_hard(
         train_question (`str`), validation_question (`str`), test_question (`str`): A part of the
             first question of each split.
     """
+    # The repositories have a single split, from which all three are cut.
     source_splits = {"train": "test", "validation": "test", "test": "test"}
     url = f"https://raw.githubusercontent.com/suzgunmirac/BIG-Bench-Hard/main/bbh/{name}.json"
     return Task(
@@ -41,6 +42,7 @@ def _big_bench_hard(
         readers=(Reader(question="input", answers="target"),),
         expected_rows={"train": 50, "validation": 100, "test": 100},
         licence="MIT",
+        # TextGrad's cut, checked by a part of the first question of each split.
         subsets={
             "train": Subset(0, 50, total_rows=250, first_question=train_question),
             "validation": Subset(50, 150, total_rows=250, first_question=validation_question),
@@ -51,18 +53,21 @@ def _big_bench_hard(
     )
 
 
+# With the word in front of the question, as in TextGrad.
 _GSM8K_DSPY = Reader(
     question=lambda row: "Question: " + row["question"],
     answers=lambda row: [extract_last_integer(row["answer"])],
     function_columns=("question", "answer"),
     meta_columns={"solution": "answer"},
 )
+# The story and the question about it are separate columns.
 _SVAMP = Reader(
     question=lambda row: f"{row['Body']} {row['Question']}",
     answers=lambda row: [strip_decimals(answer) for answer in list_answers(row["Answer"])],
     function_columns=("Body", "Question", "Answer"),
     meta_columns={"type": "Type"},
 )
+# The options follow the question, one in each line; the answer is a letter.
 _AQUA = Reader(
     question=lambda row: "\n".join([row["question"], *row["options"]]),
     answers="correct",

@@ -94,6 +94,7 @@ def _user_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
 
 def _read_memory(data: Any, columns: Collection[str]) -> Table:
     """Read data in memory, as [`read_file`] reads a file."""
+    # Recognized by their methods, so that neither pandas nor datasets has to be imported.
     if hasattr(data, "iterrows"):
         return _read_data_frame(data, columns)
     if hasattr(data, "select_columns") and hasattr(data, "__len__"):

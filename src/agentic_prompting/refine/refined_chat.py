@@ -73,6 +73,7 @@ class RefinedChat:
         self.refiner.charge_to(budget, account)
 
     def _read_prompt(self, messages: Sequence[Message]) -> str:
+        # Several system messages are one prompt.
         system_texts = [message["content"] for message in messages if message["role"] == "system"]
         prompt = "\n\n".join(system_texts)
         return prompt if prompt.strip() else self.prompt

@@ -132,6 +132,7 @@ class Failure:
         error_class = getattr(llm_errors, self.kind, None)
         if not isinstance(error_class, type) or not issubclass(error_class, LLMError):
             error_class = llm_errors.ServerFailed
+        # The error has the address in a field of its own.
         message = str(replace(self, where=""))
         return error_class(message, self.where)
 

@@ -43,6 +43,7 @@ COMMANDS = {
 # The words behind a sub-command's name are left to its own parser, `--help` too.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
+# Exceptions are left to `run_script`, and help is plain text.
 app = typer.Typer(
     pretty_exceptions_enable=False, rich_markup_mode=None, invoke_without_command=True
 )
@@ -61,6 +62,7 @@ def _add_command(name: str) -> None:
     app.command(name, help=COMMANDS[name], context_settings=_PASS_ON)(call)
 
 
+# A command's module is imported only when the command is called.
 for _name in COMMANDS:
     _add_command(_name)
 
@@ -82,6 +84,7 @@ def _agentic_prompting(
     ] = False,
 ) -> None:
     """Language models that learn to prompt other language models."""
+    # Without a sub-command, show the help.
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -97,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [_with_dashes(word) for word in (sys.argv[1:] if arguments is None else arguments)]
 
     def run_command() -> int | None:
+        # Every command treats SIGTERM and warnings in the same way.
         with _sigterm_as_ctrl_c(), _warnings_as_lines():
             try:
                 return app(args=words, prog_name="agentic-prompting", standalone_mode=False)

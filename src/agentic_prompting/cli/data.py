@@ -58,6 +58,7 @@ def show_sets(
         print(
             check_table(listed_checks) if listed_checks else f"{len(checks)} records are consistent"
         )
+    # The exit status says whether any check has found a problem.
     return 1 if problems else 0
 
 

@@ -70,6 +70,7 @@ def find_missing_extras(options: Mapping[str, Any]) -> list[MissingExtra]:
     }
     extras = []
     for name, (distributions, purpose) in EXTRAS.items():
+        # An extra is missing if any of its packages is.
         missing = [
             distribution for distribution in distributions if version_of(distribution) is None
         ]

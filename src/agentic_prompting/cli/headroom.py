@@ -110,6 +110,7 @@ def headroom(arguments: Sequence[str]) -> int:
     else:
         print_text(measured.report())
         print(f"written to {path}")
+        # What was measured before the stop is kept.
         if measured.stopped:
             print(f"agentic-prompting: stopped early: {measured.stopped}", file=sys.stderr)
     return 1 if measured.stopped else 0
@@ -146,6 +147,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     if options.policy_model:
         parts["policy"] = options.connect(stack, options.policy_model, options.policy_base_url)
         charge(budget, policy=parts["policy"])
+    # The reference writes the prompts that are compared.
     if options.policy_model and options.reference_model:
         parts["reference"] = options.connect_reference(stack)
         charge(budget, reference=parts["reference"])
@@ -154,6 +156,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
             stack, options.environment_model, options.environment_base_url
         )
         charge(budget, requests=parts["llm"])
+    # The untrained agent needs somebody to ask.
     if options.untrained:
         environment = options.open_environment(stack, budget)
         parts["agent"] = _load_untrained(options.untrained, environment)
@@ -162,6 +165,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
 
 def _load_untrained(model: str, environment: Environment) -> PromptAgent:
     """The untrained agent: as it was saved by a trainer, else under the template of its environment."""
+    # A wrong name is found before large packages are imported.
     check_agent(model)
     check_model(model)
     from ..agent import PromptAgent

@@ -112,6 +112,7 @@ class Tracing:
             try:
                 start_traces(self.trace_content)
             except ImportError as error:
+                # The user can install the extra, so that one line suffices.
                 raise ValueError(str(error)) from error
 
 
@@ -186,6 +187,7 @@ class LargeLLM(EnvironmentModel, Spending):
 
         # A budget that cannot be kept is found before anything is spent.
         charge(budget, environment=environment)
+        # Closed even if the check fails.
         stack.callback(environment.close)
         environment.check()
         return environment

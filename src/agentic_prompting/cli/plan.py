@@ -62,6 +62,7 @@ def plan(arguments: Sequence[str]) -> int:
         raise ValueError(
             "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml"
         )
+    # Outside of a clone, `examples/...` means the files that came with the package.
     options.config = find_example(options.config)
     options.accelerate_config = find_example(options.accelerate_config)
     for file in (options.config, options.accelerate_config):
@@ -102,8 +103,10 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         raise ValueError(
             "name the model: model_name_or_path in the configuration, or --model-name NAME"
         )
+    # If the hub is out of reach, its libraries turn to their caches at once.
     if not Path(name).exists():
         is_hub_reachable()
+    # How the run is launched, if a file says so.
     accelerate = {}
     if options.accelerate_config is not None:
         accelerate = read_yaml(options.accelerate_config)
@@ -116,6 +119,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     if model.load_in_4bit or model.load_in_8bit:
         loading["quantization_config"] = "quantized"
     values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
+    # Memory comes first, because costs depend on the layout and the parameters.
     memory = plan_memory(
         values,
         name,

@@ -51,6 +51,7 @@ def refine_table(arguments: Sequence[str]) -> None:
     from ..sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 
     (options,) = OptionParser("demo --method prorefine", SETTINGS).parse(arguments)
+    # By default the puzzles of the sandbox, whose models are scripted.
     task = options.task or SORTING
     folder = options.output_dir
     score = REASONING_SCORERS.get(task)
@@ -69,6 +70,7 @@ def refine_table(arguments: Sequence[str]) -> None:
         else:
             roles = dict(_connect_roles(options, stack))
             rows = _load_rows(options)
+        # One budget for all models and settings.
         budget = options.budget(folder / "spending.sqlite")
         charge(budget, **roles)
 
@@ -78,6 +80,7 @@ def refine_table(arguments: Sequence[str]) -> None:
             "verifier": roles.pop("verifier"),
             "optimal verifier": LabelVerifier(score),
         }
+        # Each setting has a file of results, from which a stopped run goes on.
         for setting, verifier in verifiers.items():
             file = folder / f"{setting.replace(' ', '_')}.jsonl"
             refiner = ProRefiner(**roles, verifier=verifier)

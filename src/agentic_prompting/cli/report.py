@@ -67,8 +67,10 @@ def show_runs(
             file=sys.stderr,
         )
         pictures = False
+    # A single run has a page of its own, several are compared on one.
     page = write_report(runs if len(runs) > 1 else runs[0], output_dir, max_trajectories, pictures)
     if as_json:
+        # Pictures are written beside the page.
         files = sorted(str(path) for path in page.parent.glob("*.png")) if pictures else []
         print(json.dumps({"page": str(page), "pictures": files}))
     else:

@@ -74,6 +74,7 @@ def print_table(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
     table = Table(
         *names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
+    # A Text, because brackets in a plain string would be read as markup.
     for row in rows:
         table.add_row(*(Text(escape_controls(row[name])) for name in names))
     console.print(table)
@@ -84,6 +85,7 @@ def show_progress(activity: str) -> Iterator[None]:
     """Show on a terminal's error stream what is going on; print nothing elsewhere."""
     from rich.console import Console
 
+    # On standard error, apart from results.
     console = Console(stderr=True)
     with console.status(activity) if console.is_terminal else nullcontext():
         yield

@@ -58,6 +58,7 @@ def train(arguments: Sequence[str]) -> int:
         raise ValueError(
             f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml"
         )
+    # Without a file or an option there is nothing to train.
     if config is None and not program_words:
         raise ValueError(
             f"say what to train: agentic-prompting train {method} --config FILE; --help shows every option"

@@ -60,6 +60,7 @@ class AgentArguments(DataAndEnvironment):
             raise MissingOption(
                 "name the agent to train", "--harness NAME, or --program module:name"
             )
+        # Options that have no effect on a program are refused.
         ignored = [option for option in self.NOT_FOR_PROGRAMS if getattr(self, option)]
         if ignored:
             raise ValueError(f"an agent program has its own: leave out --{', --'.join(ignored)}")
@@ -95,7 +96,9 @@ class AgentArguments(DataAndEnvironment):
             folder_reward = folder_rewards[0]
             rewards = None
         program = self.build_program(folder_reward)
+        # The file of the tasks may hold answers, which the agent must not read.
         program.keep_private([self.dataset] if self.dataset else [])
+        # The program and the model are checked before the rows are loaded.
         check_before_loading(args, model, program)
         arguments = self.trainer_arguments(args, model, self.load_rows(args.seed))
         return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None

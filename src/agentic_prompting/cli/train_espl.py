@@ -46,6 +46,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     def check(self, args: ESPLConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         self.check_environment(self.is_in_sandbox)
+        # A wrong reward is found here; the trainer's is loaded later.
         load_rewards(self.reward)
         # Each LLM that takes part has to be named.
         asks_large_llm = self.environment_name == "llm" and not self.has_own_environment
@@ -53,6 +54,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             raise MissingOption(
                 "name the large LLM that the policy may ask", "--environment_model NAME"
             )
+        # The policy may reflect itself, and the sandbox has a scripted reflector.
         needs_reference = args.evolves and args.reflector == "reference"
         if needs_reference and not self.is_in_sandbox and not self.reference_model:
             raise MissingOption(
@@ -81,6 +83,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         population = None
         if self.population:
             population = load_object(self.population, "population")
+        # The reward, then the rows.
         rewards = load_rewards(self.reward)
         rows = self.load(self.task, args.seed)
         trainer = ESPLTrainer(
@@ -99,6 +102,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         """The trainer of the sandbox's tiny policy."""
         sandbox = prepare_guarded(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
 
+        # Called after training, with the seconds since the program started.
         def report(trainer: Trainer, seconds: float) -> None:
             report_guarded_run(sandbox, ROOT, trainer, seconds)
 

@@ -144,6 +144,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
             # loopback.
             base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
             model = model or MODEL
+        # The client is closed with the stack, and options that are not set are not sent.
         return self.as_environment(
             self.connect(stack, model, base_url),
             temperature=self.environment_temperature,
@@ -186,6 +187,7 @@ def check_before_loading(args: MultiTurnGRPOConfig, model: ModelConfig, *endpoin
         for endpoint in endpoints:
             if hasattr(endpoint, "check"):
                 endpoint.check()
+    # Endpoints come first, then the model, as in `doctor`.
     if not model.model_name_or_path:
         raise MissingOption(
             "name the model to train", "--model_name_or_path FOLDER or a name on the hub"

@@ -90,6 +90,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
         method (`str`): `prompt-r1`, `espl` or `agent`.
         arguments (`Sequence[str]`): The command line.
     """
+    # The seconds in the report include what loading took.
     started = time.perf_counter()
     if {"--help", "-h", "--help-all"} & set(arguments):
         print(method_help(method, everything="--help-all" in arguments))
@@ -117,6 +118,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
         trainer.locks_folder = False
         run_training(trainer)
         trainer.save_model(args.output_dir)
+        # One process prints the results of the sandbox for all.
         if report is not None and trainer.accelerator.is_main_process:
             report(trainer, time.perf_counter() - started)
         trainer.accelerator.end_training()  # without it gloo may abort at exit

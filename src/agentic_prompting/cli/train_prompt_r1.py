@@ -71,6 +71,7 @@ class PromptR1Arguments(DataAndEnvironment):
             return self._build_library_trainer(args, model)
         if self.sandbox:
             return self._build_sandbox_trainer(args, model, stack)
+        # A run on your own data: its environment, its reward, its rows.
         environment = self.build_environment(args.seed, stack)
         rewards = None  # the trainer's own, with its gate
         if self.reward != ["prompt_r1"]:
@@ -91,6 +92,7 @@ class PromptR1Arguments(DataAndEnvironment):
         environment.check()  # a wrong address or key is found before the warm start, not after it
         sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
 
+        # Called after training, with the seconds since the program started.
         def report(trainer: Trainer, seconds: float) -> None:
             _plot_reward(trainer, args.output_dir, "Prompt-R1 in the sandbox")
             report_sandbox_run(sandbox, environment, trainer, seconds)

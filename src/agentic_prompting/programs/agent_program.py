@@ -216,7 +216,7 @@ class AgentProgram(Environment, ABC):
                     "trainer a reward function"
                 )
             reward = returned.get("reward")
-            # Rollouts without an answer get 0, and learn from it. Failed ones are not scored.
+            # Without an answer the reward is 0, and the policy learns from it. A failure has none.
             is_unscored = episode.status == "failed" or (is_answered and reward is None)
             rewards.append(None if is_unscored else float(reward or 0.0))
         return rewards

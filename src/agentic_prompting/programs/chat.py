@@ -50,7 +50,7 @@ class ChatCompletions(Dialect):
             "content": completion.text,
             "refusal": completion.refusal,
         }
-        # vLLM and others have this field for thoughts; OpenAI sends none.
+        # OpenAI's format has no thoughts. vLLM and others send them in this field.
         if completion.thought:
             message["reasoning_content"] = completion.thought
         if completion.tool_calls:
@@ -93,10 +93,12 @@ class ChatCompletions(Dialect):
         if completion.refusal is not None:
             yield chunk({"refusal": completion.refusal})
         if completion.text:
+            # Only the service sends single words, and it offers no log-probabilities.
             pieces = _split_words(completion.text) if by_word else [completion.text]
             for piece in pieces:
                 yield chunk({"content": piece}, logprobs=_write_logprobs(completion))
         if completion.tool_calls:
+            # All calls in one chunk: clients tell them apart by their indices.
             tool_calls = [_write_tool_call(call) for call in completion.tool_calls]
             yield chunk(
                 {"tool_calls": [{"index": index, **call} for index, call in enumerate(tool_calls)]}
@@ -120,6 +122,7 @@ def _read_message(message: Mapping[str, Any]) -> ChatMessage:
     tool_calls = []
     for call in map(as_dict, message.get("tool_calls") or ()):
         function = as_dict(call.get("function"))
+        # Some clients send the arguments as an object instead of its JSON.
         arguments = fields.arguments_text(function.get("arguments"))
         tool_calls.append(ToolCall(str(call.get("id") or ""), str(function.get("name")), arguments))
     # Servers name the field of a thought differently, and clients send back either.
@@ -164,4 +167,5 @@ def _split_words(text: str) -> list[str]:
     """The words of a text, each but the first with the space in front of it."""
     first_word, *other_words = text.split(" ")
     words = [first_word, *(f" {word}" for word in other_words)]
+    # A text that begins with a space has an empty first word.
     return [word for word in words if word]

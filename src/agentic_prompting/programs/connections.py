@@ -57,6 +57,7 @@ class RolloutNetwork:
         """Whether one more connection is allowed. The first refusal is logged."""
         if len(self.transports) < MAX_CONNECTIONS:
             return True
+        # A program that leaks connections would fill the log.
         if not self._has_warned:
             logger.warning(
                 "a rollout has %d open connections: further ones are refused", MAX_CONNECTIONS
@@ -66,6 +67,7 @@ class RolloutNetwork:
 
     def add(self, protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
         """Register an open connection."""
+        # The gateway finds the key by the protocol, which each of its requests has.
         self.transports[protocol] = transport
         self.connection_keys[protocol] = self.key
 
@@ -112,6 +114,7 @@ class BoundedConnection(asyncio.Protocol):
         self._http.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # A refused connection was never counted.
         if self._http is not None:
             self._limit.remove(self._http)
             self._http.connection_lost(exc)

@@ -97,6 +97,7 @@ def build_request(
     Raises:
         [`Refusal`]: A field is malformed, or there are too many messages, tools or stop texts.
     """
+    # Refuse several choices, and more parts than can be read in good time.
     check_supported(body.get("n") in (None, 1), "n")
     check_count(messages, MAX_MESSAGES, "messages")
     check_count(tools, MAX_TOOLS, "tools")
@@ -143,6 +144,7 @@ def _read_stops(body: Mapping[str, Any]) -> tuple[str, ...]:
 def _read_sampling_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings: numbers as they are, anything else as a short text."""
     settings: dict[str, Any] = {}
+    # What is no number is only reported, so a short text of it is enough.
     for name in _SAMPLING_SETTINGS:
         value = body.get(name)
         if value is not None:
@@ -238,6 +240,7 @@ def read_hosted_tool(tool_type: Any) -> str:
         [`Refusal`]: The client itself runs tools of this type, and only the vendor's models know how
             to call them.
     """
+    # Versions of a tool differ in how its type ends, such as `web_search_20250305`.
     if not str(tool_type).startswith(_HOSTED_TOOLS):
         message = f"Tools of type {quote(tool_type)} are not supported: give the agent a function instead."
         raise Refusal(400, message, "unsupported_value", "tools")
@@ -327,6 +330,7 @@ def arguments_text(arguments: Any) -> str:
     """The arguments of a tool call as text: unchanged if they are text, else as JSON."""
     if isinstance(arguments, str):
         return arguments
+    # A tool without parameters may be called without arguments.
     if arguments is None:
         return "{}"
     return json.dumps(arguments, ensure_ascii=False)

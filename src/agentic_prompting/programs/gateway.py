@@ -383,7 +383,6 @@ def _find_key(request: web.Request) -> str:
     """The key of a request: in its path, in one of the vendors' headers, or in its query."""
     if "key" in request.match_info:
         return request.match_info["key"]
-    # Clients send an API key in one of these ways.
     authorization = request.headers.get("Authorization", "")
     candidates = (
         authorization.removeprefix("Bearer "),

@@ -81,7 +81,6 @@ class Messages(Dialect):
             blocks.append(
                 {"type": "thinking", "thinking": completion.thought, "signature": completion.id}
             )
-        # A text and calls of tools can follow.
         if completion.text:
             blocks.append({"type": "text", "text": completion.text})
         for call in completion.tool_calls:

@@ -100,6 +100,7 @@ class Program(AgentProgram):
             max_body_bytes=max_body_bytes,
         )
         self.agent = agent
+        # The processes start with their first episodes.
         self._workers = WorkerProcesses(agent, self.mistakes, workers) if workers else None
 
     @property
@@ -247,6 +248,7 @@ def _program_threads(pid: int) -> ThreadPoolExecutor:
 def _program_loop(pid: int) -> asyncio.AbstractEventLoop:
     """The loop of `async` programs. A program that blocks it holds up other programs, but not the gateway."""
     loop = asyncio.new_event_loop()
+    # A daemon thread does not keep the process from ending.
     threading.Thread(
         target=loop.run_forever, name="agentic-prompting-programs", daemon=True
     ).start()

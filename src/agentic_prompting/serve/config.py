@@ -77,6 +77,7 @@ class ServeConfig:
         Raises:
             `ValueError`: If it cannot: the port is taken, or the host is not this machine.
         """
+        # Close the socket again: the server opens its own once the model is loaded.
         try:
             self.bind().close()
         except OSError as error:

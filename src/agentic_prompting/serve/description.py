@@ -8,7 +8,7 @@ from typing import Any
 
 from ..programs.protocol import MAX_MESSAGES
 
-# What each status means.
+# The errors of the service, by HTTP status.
 _ERRORS = {
     400: "The request cannot be read",
     401: "The key is missing or wrong",

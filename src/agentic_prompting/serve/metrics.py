@@ -63,6 +63,7 @@ class _Spending:
         self.budget = budget
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        # Read from the budget each time that Prometheus asks, so it is never out of date.
         spent = GaugeMetricFamily(
             "agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"]
         )

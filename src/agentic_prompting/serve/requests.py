@@ -200,4 +200,5 @@ def _find_ignored(content: Mapping[str, Any], dialect: Dialect) -> list[str]:
         is_used = value is None or name in _USED_FIELDS[type(dialect)]
         if not is_used and re.fullmatch(r"\w{1,40}", name, re.ASCII):
             names.append(name)
+    # Sorted, so that the header does not depend on the order of the fields.
     return sorted(names)

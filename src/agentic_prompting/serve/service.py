@@ -78,7 +78,7 @@ class Service:
         model = request.model
         outcome = "error"
         try:
-            # Refuse a request if there are too many.
+            # At the limit, refuse at once rather than queue.
             if self.in_flight >= self.config.max_concurrency:
                 message = "Too many requests at once; try again soon."
                 raise Refusal(429, message, "rate_limit_exceeded")
@@ -185,7 +185,7 @@ def agent_service(
     metrics = Metrics()
     metrics.sampling.set_function(lambda: agent.policy.at_work)
 
-    # The models by their names.
+    # The agent, and ProRefine as a second model beside it.
     models: dict[str, Answers] = {name: AgentAnswers(agent, config.max_cost_usd)}
     if refined is not None:
         models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)

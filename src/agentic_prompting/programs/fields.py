@@ -260,7 +260,7 @@ def check_supported(is_supported: bool, name: str) -> None:
         raise Refusal(400, f"`{name}` is not supported: leave it out.", "unsupported_value", name)
 
 
-def check_reply_format(reply_format: Any, name: str) -> None:
+def check_reply_format(reply_format: object, name: str) -> None:
     """Refuse a reply format that only constrained decoding could guarantee.
 
     The policy's gradient is that of its own distribution. Tokens sampled under a grammar have another
@@ -312,7 +312,7 @@ def quote(value: object) -> str:
     return text_of(value, 80, repr)
 
 
-def as_dict(value: Any) -> dict[str, Any]:
+def as_dict(value: object) -> dict[str, Any]:
     """The value if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
@@ -326,7 +326,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def arguments_text(arguments: Any) -> str:
+def arguments_text(arguments: object) -> str:
     """The arguments of a tool call as text: unchanged if they are text, else as JSON."""
     if isinstance(arguments, str):
         return arguments

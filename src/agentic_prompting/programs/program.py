@@ -169,7 +169,7 @@ class FunctionRun(AgentRun):
 # ---- arguments of a program ----
 
 
-def is_agent(value: Any) -> bool:
+def is_agent(value: object) -> bool:
     """Whether it is a function of `(row, base_url, api_key)`."""
     return (
         inspect.isfunction(value)

@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 Check = Callable[[Any], bool]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether JSON and a chart can hold it: finite, and neither text nor truth value."""
     # A bool is an int to Python, and infinity is no JSON.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def is_step(value: Any) -> bool:
+def is_step(value: object) -> bool:
     """Whether it is a whole number from 0."""
     # Numbers in a browser are exact below 2**53.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Whether it is a text."""
     return isinstance(value, str)
 

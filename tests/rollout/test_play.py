@@ -239,16 +239,18 @@ def test_environments_that_do_not_answer(environment, status):
 
 
 def test_nobody_waits_for_the_slowest():
-    """One reply takes 0.5 s, the others none: the fast ones finish all their turns meanwhile."""
+    """One reply takes 2 s, the others none: the fast ones finish all their turns meanwhile."""
     chat_format = ChatFormat(tokenizer_for("chatml"))
-    slow = iter([0.5])
+    slow = iter([2.0])
     chat = ScriptedChat(["It is Kenya."], latency=lambda: next(slow, 0.0))
     rollouts = fresh(chat_format, 8)
     order = []
     sampler = ScriptedSampler(chat_format, [ASK, ASK, ASK, END])
     play_all(rollouts, sampler, LLMEnvironment(chat), chat_format, Limits(), on_done=order.append)
     assert order[-1] is rollouts[0] and len(order) == 8
-    assert [len(batch) for batch in sampler.batches] == [8, 7, 7, 7, 1, 1, 1]
+    sizes = [len(batch) for batch in sampler.batches]
+    # How the fast ones meet in batches is a matter of time; the slow one's last three turns are alone.
+    assert sizes[0] == 8 and sizes[-3:] == [1, 1, 1] and sum(sizes) == 32
 
 
 def test_calls_of_a_turn_are_concurrent():

@@ -439,7 +439,7 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
 SAID = {
     "unknown_task": r"unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
     "missing_file": r"hotpotqa: no such file: .*nowhere\.jsonl",
-    "no_model": r"say which large LLM the agent talks to: --environment_model NAME",
+    "no_model": r"--environment_model NAME",
     "wrong_key": r"the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",
     "unreachable": r"no connection .*is the server running, and is base_url right\? .*http://127",
     "unknown_model": r"unknown model 'gpt-5o' or wrong path: .*HTTP 404",

@@ -160,10 +160,14 @@ def test_prompt_r1_with_all_weights_in_float32(folder, tmp_path):
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
-    whole = train(prompt_r1(folder, tmp_path / "whole", save_strategy="steps", save_steps=1))
+    # In float32: in bfloat16 the tokens depend on which rows are sampled together, and so on time.
+    exact = {"bf16": False}
+    whole = train(
+        prompt_r1(folder, tmp_path / "whole", save_strategy="steps", save_steps=1, **exact)
+    )
     (tmp_path / "again").mkdir()
     (tmp_path / "whole" / "checkpoint-1").rename(tmp_path / "again" / "checkpoint-1")
-    again = prompt_r1(folder, tmp_path / "again")
+    again = prompt_r1(folder, tmp_path / "again", **exact)
     again.train(resume_from_checkpoint=True)
     expected = trained_weights(whole.model)
     assert all(

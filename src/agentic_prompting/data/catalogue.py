@@ -28,7 +28,7 @@ def describe_task(name: str) -> str:
     """Return a description of a data set: splits, columns, and all sources in their order.
 
     Args:
-        name (`str`): A key of [`TASKS`] or [`PAIRS`].
+        name (`str`): A key of `TASKS` or `PAIRS`.
 
     Raises:
         `ValueError`: There is no such data set.

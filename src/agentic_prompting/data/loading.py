@@ -41,7 +41,7 @@ def load_task(
     """Load a data set as `id`, `question`, `answers`, `task`, `meta`.
 
     Args:
-        name (`str`, or your own data): The name of a data set in [`TASKS`] (`agentic-prompting data
+        name (`str`, or your own data): The name of a data set in `TASKS` (`agentic-prompting data
             list` shows them): `prompt_r1`, `hotpotqa`, `gsm8k`, ... Or one of E-SPL's pairs, whose
             splits are two data sets: `dapo_aime25`, `hmmt`, `aimo_beyondaime`,
             `aime_and_amc_to_beyondaime`. Your own data: a file or a list of files (`.jsonl`,

@@ -1,6 +1,6 @@
 """All data sets by name, and how a name is looked up.
 
-To add a data set, add a [`Task`] to [`TASKS`]. The repository ids, splits, sizes and licences are
+To add a data set, add a [`Task`] to `TASKS`. The repository ids, splits, sizes and licences are
 facts about other people's repositories, collected in August 2026. `agentic-prompting data check
 --online` compares them with what is there now.
 """
@@ -21,8 +21,8 @@ TASKS: dict[str, Task] = {**PROMPT_R1_TASKS, **PROREFINE_TASKS, **ESPL_TASKS}
 class TaskSplit(NamedTuple):
     """A split of a data set.
 
-    Args:
-        name (`str`): The name of the data set, a key of [`TASKS`].
+    Attributes:
+        name (`str`): The name of the data set, a key of `TASKS`.
         split (`str`): The split. Whether it exists is not checked.
         task (`Task`): The data set.
     """
@@ -36,7 +36,7 @@ def find_task(name: str, split: str = "test") -> TaskSplit:
     """Look up a data set by its name. The name of a pair leads to the set behind its split.
 
     Args:
-        name (`str`): A key of [`TASKS`] or [`PAIRS`].
+        name (`str`): A key of `TASKS` or `PAIRS`.
         split (`str`, *optional*, defaults to `"test"`): The split.
 
     Raises:

@@ -46,8 +46,8 @@ class CommandProgram(AgentProgram):
         hidden (`Sequence[str]`, *optional*): Columns of the row that the command does not see.
         mistakes (`tuple`, *optional*): Exit codes, and exceptions, for which the policy is to blame: the rollout is
             `malformed` and learns. Every other one fails the rollout.
-        llms, trains, max_calls, max_llm_calls, max_sequences, timeout, host, port, public_url, max_body_bytes:
-            As for [`AgentProgram`].
+
+    `llms`, `trains`, the limits and the address are those of [`AgentProgram`].
 
     Raises:
         `TypeError`: The command is empty, or not a list of texts.

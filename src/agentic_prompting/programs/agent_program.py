@@ -4,7 +4,7 @@ The program calls an address as it would call OpenAI, and the policy answers. An
 of the program. The calls of a rollout become its token sequences (`session.py`, `call_tree.py`).
 
 How the agent runs is up to the subclass: [`Program`] calls a function, and
-[`CommandProgram`](agentic_prompting.harnesses.CommandProgram) starts a command.
+`harnesses.CommandProgram` starts a command.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from .workers import THREADS, WorkerProcesses
 class Program(AgentProgram):
     """An agent function as an environment: it calls `base_url` as it would call OpenAI, and the policy answers.
 
-    A command is a [`CommandProgram`](agentic_prompting.harnesses.CommandProgram).
+    A command is a `harnesses.CommandProgram`.
 
     Args:
         agent (`Callable`): A function of `(row, base_url, api_key)`, plain or `async`, which also gets `system_prompt`
@@ -41,8 +41,8 @@ class Program(AgentProgram):
         workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
             that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
             cost more processor time than this process can spare.
-        llms, mistakes, trains, max_calls, max_llm_calls, max_sequences, timeout, host, port, public_url, max_body_bytes:
-            As for [`AgentProgram`].
+
+    `llms`, `mistakes`, `trains`, the limits and the address are those of [`AgentProgram`].
 
     Raises:
         `TypeError`: The agent is not a function of three arguments.

@@ -351,7 +351,7 @@ def _chances(
 
 
 def simulate(tasks: int, quick: bool = False) -> dict[str, Any]:
-    """All cells, and the figures that `docs/headroom.md` promises."""
+    """All cells, and the figures that `docs/howto/headroom.md` promises."""
     started = time.process_time()
     cells = []
     for number, (family, spread, world) in enumerate(prompt_worlds(quick)):

@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.program_sandbox --quick  # a seed for tuning, few steps: minutes
 
 Appends a record for each seed and agent to `--records`, from which `recompute.py` makes the table of
-docs/lab/program.md. Seeds that have a record are not run again. The figures are about the sandbox: a policy
+docs/lab/prompt_r1.md. Seeds that have a record are not run again. The figures are about the sandbox: a policy
 of 390,000 parameters and a scripted oracle. They say nothing about real models.
 """
 

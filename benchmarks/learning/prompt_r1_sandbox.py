@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.prompt_r1_sandbox --quick  # a tuning seed, 3 minutes
 
 Appends a record for each seed and setting to `--records`, from which `recompute.py` makes the tables of
-docs/ablations.md. Recorded settings are not run again, and agents in `--folder` are not trained again, so that the same
+docs/lab/prompt_r1.md. Recorded settings are not run again, and agents in `--folder` are not trained again, so that the same
 command resumes a stopped run. The figures are those of the sandbox, a policy of 390,000 parameters and a scripted
 oracle; they say nothing about real models.
 

@@ -1,4 +1,4 @@
-"""The tables of docs/ablations.md, made from the records of `prompt_r1_sandbox.py`. Needs no torch."""
+"""The tables of docs/lab/prompt_r1.md, made from the records of `prompt_r1_sandbox.py`. Needs no torch."""
 
 from __future__ import annotations
 

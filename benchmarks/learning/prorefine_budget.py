@@ -9,7 +9,7 @@ many calls, or tokens, of all roles together as ProRefine. All models are script
 depends on the models' errors, above all on whether a further sample repeats a slip; hence there are three task models.
 The figures say nothing about real models.
 
-Appends a record for each row to `--records`, from which `recompute.py` makes the table of docs/lab/prorefine.md.
+Appends a record for each row to `--records`, from which `recompute.py` makes the table of docs/prorefine.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scale.md: tokens, calls and money, from shapes and a few assumptions; and the memory of a GPU
+"""The arithmetic of docs/performance.md: tokens, calls and money, from shapes and a few assumptions; and the memory of a GPU
 by `plan`, beside the formulas that one would write down for it.
 
     python -m benchmarks.speed.scale  # the tables of arithmetic

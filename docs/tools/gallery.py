@@ -1,4 +1,4 @@
-"""Take the notebooks' pictures for `docs/gallery.md` out of the notebooks.
+"""Take the pictures of `docs/tutorial.md` out of the notebooks.
 
 python docs/tools/gallery.py             # after docs/tools/run_notebooks.py
 python docs/tools/gallery.py --check     # whether pictures and outputs are those of the notebooks
@@ -31,7 +31,7 @@ def outputs_of(notebook: str) -> Iterator[dict]:
 
 
 def main(check: bool) -> None:
-    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     for name, which in PICTURES.items():
         outputs = list(outputs_of(name))
         drawn = [one["data"]["image/png"] for one in outputs if "image/png" in one.get("data", ())]
@@ -42,12 +42,12 @@ def main(check: bool) -> None:
         if not check:
             path.write_bytes(picture)
             continue
-        section = page[page.index(f"`examples/{name}.ipynb`") :].partition("\n## ")[0]
+        section = page[page.index(f"`examples/{name}.ipynb`") :].partition("\n### ")[0]
         (printed,) = re.findall(r"^```\n(.*?)^```$", section, re.M | re.S)
         said = "".join("".join(one.get("text", ())) for one in outputs)
         missing = [line for line in printed.splitlines() if line not in said]
         if missing or path.read_bytes() != picture:
-            raise SystemExit(f"docs/gallery.md is not as {name} is: {missing or path.name}")
+            raise SystemExit(f"docs/tutorial.md is not as {name} is: {missing or path.name}")
 
 
 if __name__ == "__main__":

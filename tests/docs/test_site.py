@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WANTED = {
-    "custom reward": "howto/reward/",
+    "custom reward": "howto/environment/",
     "batch size": "scale/",
     "out of memory": "scale/",
     "reward flat": "troubleshooting/",
@@ -56,6 +56,6 @@ def test_the_pages_are_behind_tabs_and_a_reference_is_no_scroll():
     assert [tab.split("\n")[-1].strip() for tab in tabs] == [
         "Start", "How to", "Methods", "Tools", "Reference", "Background"
     ]  # fmt: skip
-    for page in ("training", "configuration"):
+    for page in (".", "configuration"):
         text = (SITE / "reference" / page / "index.html").read_text(encoding="utf-8")
         assert "_setting(" not in text, page

@@ -11,7 +11,7 @@ from agentic_prompting.rewards import PromptR1Reward, exact_match_reward
 from agentic_prompting.rollout import BatchEngine
 from support.training import Acts, trainer_for
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "trl_options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "trl_script.md"
 LORA = {"peft_config": LoraConfig(r=4, target_modules="all-linear")}
 TWO = {"reward_funcs": [PromptR1Reward(), exact_match_reward]}
 # Options of the configuration, and arguments of the trainer, by the name in the table.

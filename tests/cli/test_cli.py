@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting import local
 from agentic_prompting.cli import COMMANDS, load_command
 from agentic_prompting.cli.example_files import EXAMPLES as PACKAGED
 from agentic_prompting.cli.launch import launch
@@ -208,13 +209,15 @@ def test_demo(run, launched, tmp_path, arguments, program, config):
 
 
 def test_the_demo_of_a_real_model(run, launched, tmp_path, monkeypatch):
-    """Two processes where there are two cores; else the same batch on one."""
+    """Two processes where there are two cores; else the same batch on one. In the faster precision."""
     options = ["--config", str(PACKAGED / "configs" / "real.yaml"), "--output_dir", str(tmp_path)]
-    for cores, more, file in (
-        (2, [], "cpu2.yaml"),
-        (1, ["--gradient_accumulation_steps", "4"], "single.yaml"),
+    for cores, has_bf16, more, file in (
+        (2, False, [], "cpu2.yaml"),
+        (2, True, ["--bf16", "true"], "cpu2.yaml"),
+        (1, False, ["--gradient_accumulation_steps", "4"], "single.yaml"),
     ):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(local, "has_bf16_instructions", lambda has=has_bf16: has)
         status, out, _ = run("demo", "--real", "--output-dir", tmp_path, "--model", "a/model")
         assert status == 0 and "--sandbox" not in out
         expected = [*options, *more, "--model", "a/model"]

@@ -71,6 +71,7 @@ def stated(trainer):
         "world": accelerator.num_processes,
         "sharded": all(isinstance(p, DTensor) for p in parameters)
         or sum(p.numel() for p in parameters) == 0,
+        "run": trainer.monitor.run_id,
     }
 
 

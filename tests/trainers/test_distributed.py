@@ -74,6 +74,13 @@ def test_same_seed_same_losses(play, backend, part):
 
 
 @pytest.mark.parametrize("part", PARTS)
+def test_all_processes_record_one_run(play, part):
+    """Their clocks differ by a minute; with two runs the report would leave out the records of the earlier one."""
+    first, second = play("ddp")
+    assert first[part]["run"] == second[part]["run"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_advantages_do_not_depend_on_the_processes(play, part):
     """eq 1-2 of E-SPL, eq 14 of Prompt-R1: wherever a group's rows are computed."""
     alone, seen = play("ddp", 1)[0][part]["advantages"], play("ddp")

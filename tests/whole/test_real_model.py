@@ -29,7 +29,13 @@ from agentic_prompting import (
 from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.llm.loop import gather, run
-from agentic_prompting.local import Sampling, TransformersChat, local_policy, small_model
+from agentic_prompting.local import (
+    Sampling,
+    TransformersChat,
+    has_bf16_instructions,
+    local_policy,
+    small_model,
+)
 from agentic_prompting.local.small_model import why_missing
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import AgentSpec, FreeText, Limits, QuestionGrammar, SampleRequest
@@ -70,10 +76,11 @@ def tokenizer(folder):
 
 
 def settings(folder, **changes):
+    """Arguments of two steps: autocast to bfloat16, except where it is emulated and a hundred times as slow."""
     return {
         "output_dir": str(folder), "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 4,
         "max_turns": 2, "max_turn_tokens": 12, "max_completion_length": 96, "learning_rate": 1e-3, "use_cpu": True,
-        "bf16": True, "gradient_checkpointing": False, "logging_steps": 1, "save_strategy": "no", "report_to": [],
+        "bf16": has_bf16_instructions(), "gradient_checkpointing": False, "logging_steps": 1, "save_strategy": "no", "report_to": [],
         "disable_tqdm": True, "beta": 0.0, "temperature": 1.0, **changes,
     }  # fmt: skip
 

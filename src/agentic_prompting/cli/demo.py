@@ -89,6 +89,14 @@ def _train(method: str, is_real: bool, folder: Path, program_words: Sequence[str
     elif is_real:
         words += ["--gradient_accumulation_steps", "4"]  # the same batch on one process
 
+    # Autocast to bfloat16 is three times as fast as float32 with AMX, and far slower on processors
+    # without instructions for it. The import is here because it loads torch.
+    if is_real:
+        from ..local import has_bf16_instructions
+
+        if has_bf16_instructions():
+            words += ["--bf16", "true"]
+
     # An interrupted run is continued from its newest checkpoint, if it has one.
     for pattern in ("checkpoint-*", "rollouts/rollouts-*"):
         if any(folder.glob(pattern)):

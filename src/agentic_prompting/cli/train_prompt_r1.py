@@ -14,7 +14,7 @@ from trl import ModelConfig, get_peft_config
 from ..local import SmallModelMissing
 from ..report import plot_reward
 from ..sandbox.library import brief_answer_reward
-from ..sandbox.library_run import prepare_library, report_library_run
+from ..sandbox.library_run import WARM_START_STEPS, prepare_library, report_library_run
 from ..sandbox.results import report_sandbox_run
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
@@ -22,6 +22,8 @@ from .hub import check_model
 from .loader import load_rewards
 from .options import MissingOption, option
 from .train_options import DataAndEnvironment, check_before_loading, reward_option
+
+SANDBOX_WARM_START_STEPS = 450
 
 Report = Callable[[Trainer, float], object]
 """Prints the results of a finished sandbox run, given the trainer and the seconds it took."""
@@ -35,7 +37,10 @@ class PromptR1Arguments(DataAndEnvironment):
     real: bool = option(
         "Train a real small model to look up invented facts; needs the extra real.", False
     )
-    warm_start_steps: int = option("Sandbox: supervised steps before GRPO.", 450)
+    warm_start_steps: int | None = option(
+        f"Supervised steps before GRPO: {SANDBOX_WARM_START_STEPS} in the sandbox, "
+        f"{WARM_START_STEPS} with --real."
+    )
     task: str = option("A task of load_task.", "prompt_r1")
     reward: list[str] = reward_option("prompt_r1")
 
@@ -90,7 +95,10 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of the sandbox's tiny policy."""
         environment = self.connect_large_llm(args.seed, stack, sandbox=True)
         environment.check()  # a wrong address or key is found before the warm start, not after it
-        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
+        warm_start_steps = self.warm_start_steps
+        if warm_start_steps is None:
+            warm_start_steps = SANDBOX_WARM_START_STEPS
+        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, warm_start_steps)
 
         # Called after training, with the seconds since the program started.
         def report(trainer: Trainer, seconds: float) -> None:
@@ -113,9 +121,14 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of a real small model that learns to look facts up."""
         if model.model_name_or_path:
             check_model(model.model_name_or_path)
+        warm_start_steps = self.warm_start_steps
+        if warm_start_steps is None:
+            warm_start_steps = WARM_START_STEPS
         # The small model comes out of a package, unless another one is named.
         try:
-            run = prepare_library(model.model_name_or_path, args.seed, self.n_test)
+            run = prepare_library(
+                args.output_dir, model.model_name_or_path, args.seed, self.n_test, warm_start_steps
+            )
         except (ImportError, SmallModelMissing) as error:
             raise ValueError(str(error)) from None
 

@@ -1,6 +1,7 @@
 """Policies and chat models that run a transformers model in this process."""
 
 from .gguf import load_gguf
+from .precision import has_bf16_instructions
 from .sampling import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 from .slab import can_slab
 from .small_model import SmallModelMissing, small_model
@@ -16,6 +17,7 @@ __all__ = [
     "can_slab",
     "context_length",
     "end_of_turn_tokens",
+    "has_bf16_instructions",
     "load_gguf",
     "local_policy",
     "small_model",

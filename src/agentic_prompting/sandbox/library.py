@@ -181,6 +181,43 @@ def split_by_subject(
     return train, test
 
 
+def uneven_demonstrations(facts: Sequence[Fact], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Write conversations to imitate, as uneven as those that people have lying around.
+
+    In half of them the agent does not ask, and is wrong. In the others it asks the question; only about one in three
+    of these gives the fact alone, the others repeat the whole sentence. So their imitation shows a model what can be
+    done, and rewards have to teach it what is worth doing.
+
+    Args:
+        facts (`Sequence[Fact]`): What the conversations are about.
+        count (`int`): How many.
+        seed (`int`, *optional*, defaults to `0`): Decides the facts, and what becomes of each.
+
+    Returns:
+        `list[dict]`: Traces, as [`rollout_from_trace`] takes them.
+
+    Raises:
+        `ValueError`: If there are fewer facts than `count`.
+    """
+    if count > len(facts):
+        raise ValueError(f"count must be at most {len(facts)}, the number of facts, got {count}")
+    rng = random.Random(seed)
+    traces = []
+    for fact in rng.sample(list(facts), count):
+        draw = rng.random()
+        if draw < 0.5:
+            # A guess: the value of another fact of the same kind.
+            similar = [other for other in facts if other.relation == fact.relation]
+            guess = rng.choice(similar).value
+            turns, observations = [fact.document.replace(fact.value, guess)], []
+        elif draw < 0.85:
+            turns, observations = [fact.question, fact.document], [fact.document]
+        else:
+            turns, observations = [fact.question, fact.value], [fact.document]
+        traces.append({**fact.as_row(), "turns": turns, "observations": observations})
+    return traces
+
+
 class Library(Environment):
     """An expert who looks facts up: answers a question with the sentence that fits it best (BM25).
 

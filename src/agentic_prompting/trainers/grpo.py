@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
@@ -104,6 +105,7 @@ from .setup import (
     prepare_rows,
     prompt_format_of,
     resolve_spec,
+    warn_of_slow_precision,
 )
 from .tracing import StepSpans, job_span
 
@@ -240,6 +242,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # Reserve the output folder and the budget.
         self._claim_folder(args, model)
         self.spending = create_budget(self.roles(environment, self._reward_functions), args)
+        warn_of_slow_precision(args)
 
         # Create TRL's trainer, which loads the model.
         guarded_rewards = [guard_reward_function(function) for function in self._reward_functions]
@@ -275,7 +278,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _create_parts(self, environment: Environment | None, prompt_description: str) -> None:
         """Create the parts that the hooks below use, now that the model is loaded."""
         args = self.args
-        run_id = int(time.time())
+        # The same on all processes: the report takes the records of a later run for its continuation.
+        (run_id,) = broadcast_object_list([int(time.time())])
 
         # A program's rollouts may have several token sequences, each of which is a row for TRL.
         self.row_layout: SingleSequenceRows | MultiSequenceRows

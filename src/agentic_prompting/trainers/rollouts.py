@@ -367,9 +367,10 @@ class RolloutPlayer:
             try:
                 result = work(check_peers)
             except PolicyUnreachable as error:
+                if self.sync_weights is None:
+                    raise  # a policy in this process is out of reach for nobody else
                 # Leave the session together with the other processes, then raise on all of them.
                 error_message = str(error)
-        # Only a policy outside of this process can be out of reach.
         if self.sync_weights is not None:
             raise_on_all_processes(error_message)
         return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import platform
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from ..data import validate_dataset
 from ..llm import Budget, charge
 from ..llm.guard import call_guarded, place_of
 from ..llm.waiting import watching
+from ..local import has_bf16_instructions
 from ..rollout import SPEC_FILE, AgentSpec, Environment, Environments, Grammar, Limits
 from .config import MultiTurnGRPOConfig, copy_args
 from .loss import PER_ROLLOUT
@@ -619,6 +621,16 @@ def load_saved_spec(
     if spec is None:
         return None
     return spec, str(file)
+
+
+def warn_of_slow_precision(args: MultiTurnGRPOConfig) -> None:
+    """Warn of training in bfloat16, TRL's default, on a processor that has no instructions for it."""
+    on_x86_cpu = args.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+    if args.bf16 and on_x86_cpu and not has_bf16_instructions() and args.process_index == 0:
+        logger.warning(
+            "this processor has no instructions for bfloat16, so that training may take up to a "
+            "hundred times as long as in float32: set bf16=False (--bf16 false)"
+        )
 
 
 def _find_spec_file(

@@ -38,6 +38,7 @@ from benchmarks.learning import (
     wordings,
 )
 from benchmarks.learning.league_first import summarise, table, verdicts
+from benchmarks.real import library
 from benchmarks.reliability import harnesses
 from benchmarks.speed import async_training, gpu_day, long_contexts, plan, scale
 
@@ -230,6 +231,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
     "conductor.table": conductor.table,
+    "real.library": library.table,
     "conductor.kinds": conductor.kinds_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,

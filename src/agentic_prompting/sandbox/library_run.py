@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,7 @@ def _warm_started(
         bf16=False,
         use_cpu=state.device.type == "cpu",
         gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
     )
     # The run that follows may choose another precision.
     AcceleratorState._reset_state()
@@ -163,12 +165,13 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     Args:
         run ([`LibraryRun`]): The prepared run.
         trainer ([`MultiTurnGRPOTrainer`]): The trainer, after training and `save_model`.
-        seconds (`float`): Seconds since the run began.
+        seconds (`float`): Seconds since the run began. Those of asking are added.
 
     Returns:
         `dict`: The summary.
     """
     folder = Path(trainer.args.output_dir)
+    began = time.monotonic()
     # Play in the precision of the training.
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
@@ -178,12 +181,15 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     models = {"before": run.base_model, "warm": run.model, "after": str(folder)}
     if run.model == run.base_model:
         del models["warm"]
-    rollouts_by_time = {time: ask(model, run, rows, spec, dtype) for time, model in models.items()}
-    before, after = rollouts_by_time["before"], rollouts_by_time["after"]
+    rollouts_by_stage = {when: ask(model, run, rows, spec, dtype) for when, model in models.items()}
+    before, after = rollouts_by_stage["before"], rollouts_by_stage["after"]
+    seconds += time.monotonic() - began
 
     # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
     failed_rollouts = sum(
-        rollout.status == "failed" for rollouts in rollouts_by_time.values() for rollout in rollouts
+        rollout.status == "failed"
+        for rollouts in rollouts_by_stage.values()
+        for rollout in rollouts
     )
     failed_shares = [entry.get("rollout/failed", 0.0) for entry in trainer.state.log_history]
     failed_rollouts += round(sum(failed_shares) * trainer.args.generation_batch_size)
@@ -191,34 +197,37 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     # The gain, question by question: of the whole run, and of the rewards alone.
     difference = paired_difference(_matches(after), _matches(before)).difference
     gains = {"gained": difference}
-    if "warm" in rollouts_by_time:
-        warm = _matches(rollouts_by_time["warm"])
+    if "warm" in rollouts_by_stage:
+        warm = _matches(rollouts_by_stage["warm"])
         gains["by rewards"] = paired_difference(_matches(after), warm).difference
+    # A model in a folder is called by the name of the folder.
+    model_name = run.base_model
+    if Path(run.base_model).exists():
+        model_name = Path(run.base_model).name
     summary: dict[str, Any] = {
         "library": True,
-        "model": run.base_model,
+        "model": model_name,
         "questions": len(rows),
         "steps": trainer.state.global_step,
         "seconds": round(seconds, 1),
         "failed_rollouts": failed_rollouts,
         "exact_match_difference": _rounded(difference),
     }
-
     if "by rewards" in gains:
         summary["exact_match_by_rewards"] = _rounded(gains["by rewards"])
 
     # Both measures at each time. The interval of exact match has the name that all summaries use.
     lines = []
-    for time, rollouts in rollouts_by_time.items():
+    for when, rollouts in rollouts_by_stage.items():
         estimate = asked_share(rollouts)
-        summary[f"asked_{time}"] = round(estimate.mean, 4)
-        summary[f"asked_interval_{time}"] = _rounded(estimate)[1:]
-        lines.append(f"{'asked':12}{time:11}{_with_interval(estimate)}")
-    for time, rollouts in rollouts_by_time.items():
+        summary[f"asked_{when}"] = round(estimate.mean, 4)
+        summary[f"asked_interval_{when}"] = _rounded(estimate)[1:]
+        lines.append(f"{'asked':12}{when:11}{_with_interval(estimate)}")
+    for when, rollouts in rollouts_by_stage.items():
         estimate = exact_match_share(rollouts)
-        summary[f"exact_match_{time}"] = round(estimate.mean, 4)
-        summary[f"interval_{time}"] = _rounded(estimate)[1:]
-        lines.append(f"{'exact match':12}{time:11}{_with_interval(estimate)}")
+        summary[f"exact_match_{when}"] = round(estimate.mean, 4)
+        summary[f"interval_{when}"] = _rounded(estimate)[1:]
+        lines.append(f"{'exact match':12}{when:11}{_with_interval(estimate)}")
     for gain, estimate in gains.items():
         lines.append(
             f"{'exact match':12}{gain:11}{_with_interval(estimate)}, paired over questions"
@@ -236,18 +245,14 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
         "before": conversation(before[example]),
         "after": conversation(after[example]),
     }
-    for time, dialogue in dialogues.items():
-        lines += ["", f"--- {time} training", *dialogue]
+    for when, dialogue in dialogues.items():
+        lines += ["", f"--- {when} training", *dialogue]
 
     # Write the files first: the model card reads them.
     atomic_write(folder / "trajectories.json", json.dumps(dialogues, indent=2) + "\n")
     atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
 
-    # A model in a folder is called by the name of the folder.
-    model_name = run.base_model
-    if Path(run.base_model).exists():
-        model_name = Path(run.base_model).name
     heading = f"{model_name} learns to look facts up"
     print("\n".join(["", heading, "", *lines, "", f"written to {folder}", ""]), flush=True)
     return summary

@@ -38,7 +38,8 @@ SEEDS = (961, 962, 963)
 def run_seed(seed: int, folder: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     """Run the demonstration with one seed; its summary."""
     output = folder / f"real-{seed}"
-    command = [sys.executable, "-m", "agentic_prompting.cli", "demo", "--real"]
+    program = Path(sys.executable).with_name("agentic-prompting")
+    command = [str(program), "demo", "--real"]
     command += ["--output-dir", str(output), "--seed", str(seed), *words]
     subprocess.run(command, check=True, stdout=sys.stderr)
     summary: dict[str, Any] = json.loads((output / "summary.json").read_text())

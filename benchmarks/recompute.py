@@ -232,6 +232,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
     "conductor.table": conductor.table,
     "real.library": library.table,
+    "real.settings": library.settings_table,
     "conductor.kinds": conductor.kinds_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,

@@ -172,7 +172,8 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     """
     folder = Path(trainer.args.output_dir)
     began = time.monotonic()
-    # Play in the precision of the training.
+    # Play where the model was trained, and in the precision of the training.
+    device = trainer.accelerator.device
     dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
     rows = list(run.test)
 
@@ -181,7 +182,9 @@ def report_library_run(run: LibraryRun, trainer: Any, seconds: float) -> dict[st
     models = {"before": run.base_model, "warm": run.model, "after": str(folder)}
     if run.model == run.base_model:
         del models["warm"]
-    rollouts_by_stage = {when: ask(model, run, rows, spec, dtype) for when, model in models.items()}
+    rollouts_by_stage = {
+        when: ask(model, run, rows, spec, dtype, device) for when, model in models.items()
+    }
     before, after = rollouts_by_stage["before"], rollouts_by_stage["after"]
     seconds += time.monotonic() - began
 
@@ -264,11 +267,17 @@ def ask(
     rows: Sequence[dict[str, Any]],
     spec: AgentSpec,
     dtype: torch.dtype,
+    device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> list[Rollout]:
     """Play the model's rollouts of some questions, sampled as in training."""
     agent = PromptAgent.from_pretrained(
-        model, run.environment, spec, max_batch_size=_SAMPLED_TOGETHER, dtype=dtype
+        model,
+        run.environment,
+        spec,
+        max_batch_size=_SAMPLED_TOGETHER,
+        dtype=dtype,
+        device_map=str(device),
     )
     return agent.answer_all(rows, seed=seed, progress=False)
 

@@ -85,7 +85,7 @@ def native_seeds() -> Iterator[None]:
     """While it lasts, a program's calls get the seeds that the turns of an episode have: by their number."""
     compute_seed = Session.compute_seed
 
-    def compute_native_seed(self: Session, call: Call, repeat: int) -> int:
+    def compute_native_seed(self: Session, call: Call) -> int:
         return turn_seed(self.rollout.seed, call.number - 1)
 
     Session.compute_seed = compute_native_seed  # type: ignore[method-assign]

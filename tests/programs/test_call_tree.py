@@ -92,7 +92,7 @@ def test_a_changed_history_starts_a_sequence(history):
     tree = CallTree()
     ask(tree, user("a"), reply="b")
     call = ask(tree, *history, user("c"))
-    assert call.parent is None and call.starts_sequence and tree.sequence_count == 2
+    assert call.parent is None and call.adds_sequence and tree.sequence_count == 2
 
 
 def test_other_tools_start_a_sequence():
@@ -127,7 +127,7 @@ def test_a_reply_without_continuation_is_preferred():
     votes = [ask(tree, user("a")), ask(tree, user("a"))]
     continuations = [ask(tree, user("a"), assistant("yes"), user("b")) for _ in range(3)]
     assert [call.parent for call in continuations] == [votes[0], votes[1], votes[0]]
-    assert [call.starts_sequence for call in continuations] == [False, False, True]
+    assert [call.adds_sequence for call in continuations] == [False, False, True]
 
 
 # ---- calls that are removed or repeated ----

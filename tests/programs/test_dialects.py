@@ -66,7 +66,7 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
         True,
     )
     assert [tool["function"]["name"] for tool in asked.tools] == ["write"]
-    assert asked.ignored_settings == {"temperature": 1, "tools": "web_search_20250305"}
+    assert asked.other_settings == {"temperature": 1, "tools": "web_search_20250305"}
 
 
 def test_a_request_of_google_as_a_coding_agent_sends_it():
@@ -119,7 +119,7 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         "properties": {"path": {"type": "string", "description": "The type of it."}},
     }
     assert [tool["function"]["parameters"] for tool in asked.tools] == [lowered, {"type": "object"}]
-    assert asked.ignored_settings == {
+    assert asked.other_settings == {
         "temperature": 1,
         "top_p": 0.95,
         "top_k": 64,
@@ -204,16 +204,16 @@ def test_tools_that_are_left_out_are_named():
     ]
     assert Responses().read_request(
         {"input": "q", "tools": tools, "parallel_tool_calls": True}
-    ).ignored_settings == {"tools": "web_search, namespace n, without its name"}
+    ).other_settings == {"tools": "web_search, namespace n, without its name"}
 
 
 def test_a_wish_for_one_call_at_a_time_is_told_to_make_no_difference():
     asked = {"input": "q", "parallel_tool_calls": False}
     tools = [{"type": "function", "name": "g"}]
-    assert Responses().read_request({**asked, "tools": tools}).ignored_settings == {
+    assert Responses().read_request({**asked, "tools": tools}).other_settings == {
         "parallel_tool_calls": False
     }
-    assert Responses().read_request(asked).ignored_settings == {}, "without tools it is none"
+    assert Responses().read_request(asked).other_settings == {}, "without tools it is none"
 
 
 def parsed(stream):

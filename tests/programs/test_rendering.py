@@ -115,7 +115,7 @@ def test_a_template_that_writes_history_in_another_way_begins_a_new_sequence():
 
 @pytest.mark.parametrize("name", ["llama3", "phi3", "gemma", "gptoss"])
 def test_templates_that_lose_tools_are_refused_by_name(name):
-    assert "chat template" in str(Renderer(byte_format(name)).problem(with_tools=True))
+    assert "chat template" in str(Renderer(byte_format(name)).find_problem(with_tools=True))
 
 
 PARTS = (
@@ -136,18 +136,18 @@ PARTS = (
 )
 def test_a_part_that_a_template_drops_is_named(dropped, named):
     assert (
-        Renderer(with_template(PARTS.replace("DROPPED", "false"))).problem(with_tools=True) is None
+        Renderer(with_template(PARTS.replace("DROPPED", "false"))).find_problem(with_tools=True) is None
     )
     problem = str(
-        Renderer(with_template(PARTS.replace("DROPPED", dropped))).problem(with_tools=True)
+        Renderer(with_template(PARTS.replace("DROPPED", dropped))).find_problem(with_tools=True)
     )
     assert f"the chat template drops {named}" in problem
 
 
 def test_a_template_that_never_shows_tools_is_refused():
     silent = PARTS.replace("{{ tools }}", "").replace("DROPPED", "false")
-    assert "never shows" in str(Renderer(with_template(silent)).problem(with_tools=True))
-    assert Renderer(with_template(silent)).problem(with_tools=False) is None
+    assert "never shows" in str(Renderer(with_template(silent)).find_problem(with_tools=True))
+    assert Renderer(with_template(silent)).find_problem(with_tools=False) is None
 
 
 BROKEN = [
@@ -211,11 +211,11 @@ def test_system_messages_are_folded_in_front_and_are_the_users_later():
 
 def test_templates_that_are_fine():
     for name in TEMPLATES:
-        assert Renderer(byte_format(name)).problem(with_tools=True) is None
+        assert Renderer(byte_format(name)).find_problem(with_tools=True) is None
     for name in (*TEMPLATES, "llama3", "gemma3"):
-        assert Renderer(byte_format(name)).problem(with_tools=False) is None
-    assert Renderer(byte_format("gemma")).problem(with_tools=False, with_system=False) is None
-    assert "System role" in str(Renderer(byte_format("gemma")).problem(with_tools=False))
+        assert Renderer(byte_format(name)).find_problem(with_tools=False) is None
+    assert Renderer(byte_format("gemma")).find_problem(with_tools=False, with_system=False) is None
+    assert "System role" in str(Renderer(byte_format("gemma")).find_problem(with_tools=False))
 
 
 async def ask_with(base_url, api_key, **options):

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ..programs import Call, ChatMessage, Refusal, ToolCall
 from ..programs.call_tree import normalize_arguments, normalize_text
-from ..programs.fields import arguments_text, as_dict, is_json, read_text
+from ..programs.dialects.shared_fields import arguments_text, as_dict, is_json, read_text
 from .folders import walk
 from .harness import MAX_RECORD_BYTES
 

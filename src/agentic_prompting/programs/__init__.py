@@ -2,10 +2,8 @@
 
 from .agent_program import AgentProgram, AgentRun, RunRequest
 from .call_tree import Call
-from .chat import ChatCompletions
+from .dialects import ChatCompletions, Google, Messages, Responses
 from .failures import LimitExceeded, ProgramFailed
-from .google import Google
-from .messages import Messages
 from .program import Program, is_agent
 from .protocol import (
     ChatMessage,
@@ -16,7 +14,6 @@ from .protocol import (
     ToolCall,
     error_body,
 )
-from .responses import Responses
 
 __all__ = [
     "AgentProgram",

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from .call_tree import Call, conversation_key, normalize_text, tools_key
-from .fields import quote
+from .dialects.shared_fields import quote
 from .protocol import ChatMessage
 
 logger = logging.getLogger(__name__)

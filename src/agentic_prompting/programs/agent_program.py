@@ -140,10 +140,17 @@ class AgentProgram(Environment, ABC):
         max_llm_calls: int = 64,
         max_body_bytes: int = MAX_BODY_BYTES,
     ):
-        if min(max_calls, max_sequences, timeout, max_body_bytes) <= 0 or max_llm_calls < 0:
-            raise ValueError(
-                "max_calls, max_sequences, timeout and max_body_bytes must be positive"
-            )
+        positive_limits = {
+            "max_calls": max_calls,
+            "max_sequences": max_sequences,
+            "timeout": timeout,
+            "max_body_bytes": max_body_bytes,
+        }
+        for name, limit in positive_limits.items():
+            if limit <= 0:
+                raise ValueError(f"{name} must be positive, not {limit}")
+        if max_llm_calls < 0:
+            raise ValueError(f"max_llm_calls must be 0 or more, not {max_llm_calls}")
         # At the address a name decides which model answers.
         if self.model in (llms or {}):
             raise ValueError(
@@ -157,7 +164,8 @@ class AgentProgram(Environment, ABC):
         self.timeout = timeout
         self.mistakes = tuple(mistakes)
 
-        # Models, and the address at which they are called.
+        # Large LLMs, and the address at which they are called. `models` is the name under which
+        # `Environment.charge_to` looks for large LLMs to charge to the job's budget.
         self.models = dict(llms or {})
         self.trains = trains
         self._gateway = Gateway(host, port, public_url, max_body_bytes)
@@ -208,17 +216,22 @@ class AgentProgram(Environment, ABC):
         rewards: list[float | None] = []
         for episode in rollout:
             returned = episode.returned or {}
+            # A failed episode has no reward. Of others without an answer the policy learns.
+            if episode.status == "failed":
+                rewards.append(None)
+                continue
+            if episode.status != "answered":
+                rewards.append(float(returned.get("reward") or 0.0))
+                continue
+
             # An answer needs a reward, though it may be None.
-            is_answered = episode.status == "answered"
-            if is_answered and "reward" not in returned:
+            if "reward" not in returned:
                 raise ValueError(
                     "the program returned an answer and no reward: return {'answer': ..., 'reward': ...}, or give the "
                     "trainer a reward function"
                 )
-            reward = returned.get("reward")
-            # Without an answer the reward is 0, and the policy learns from it. A failure has none.
-            is_unscored = episode.status == "failed" or (is_answered and reward is None)
-            rewards.append(None if is_unscored else float(reward or 0.0))
+            reward = returned["reward"]
+            rewards.append(None if reward is None else float(reward))
         return rewards
 
     # ---- an episode ----
@@ -277,6 +290,10 @@ class AgentProgram(Environment, ABC):
         error: LLMError | None = None
         try:
             returned = await self._wait_for(task, session)
+        except LimitExceeded as failure:
+            # The run has used more resources than it may: the policy's mistake, and no error.
+            logger.info("a rollout was ended: %s", failure)
+            session.limit_reached = session.limit_reached or "malformed"
         except LLMError as failure:
             # A mistake of the policy is an outcome that it learns from, and no error.
             if not self._is_policy_to_blame(failure, session, run):
@@ -344,12 +361,7 @@ class AgentProgram(Environment, ABC):
         return None
 
     def _is_policy_to_blame(self, failure: LLMError, session: Session, run: AgentRun) -> bool:
-        """Whether a failure is the policy's mistake, or follows from a limit that the program has reached."""
-        # The run has used more resources than it may.
-        if isinstance(failure, LimitExceeded):
-            session.limit_reached = session.limit_reached or "malformed"
-            logger.info("a rollout was ended: %s", failure)
-            return True
+        """Whether a failure is the policy's mistake, or follows from a limit that was reached."""
         if isinstance(failure, self.mistakes) or run.is_policy_to_blame(failure, session):
             return True
         # A program that fails after a limit was reached has failed because of it. Other failures,

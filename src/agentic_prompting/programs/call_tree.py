@@ -22,7 +22,7 @@ from typing import Any
 
 from ..llm import Reply
 from ..rollout import Sample, TokenSequence, remove_closed_thoughts
-from .fields import is_json
+from .dialects.shared_fields import is_json
 from .protocol import ChatMessage, CompletionRequest, ToolCall
 
 # The search for words in a text gives up after this many places where they are parts of longer
@@ -117,8 +117,12 @@ class Call:
         return self.parent is not None
 
     @property
-    def starts_sequence(self) -> bool:
-        """Whether it begins a token sequence, as any call but the first continuation of a reply."""
+    def adds_sequence(self) -> bool:
+        """Whether the tree has one more token sequence because of it.
+
+        That is every call but the first continuation of a reply to arrive. Which continuation stays
+        in the sequence of the reply is decided at the end, by content: see [`CallTree.sequences`].
+        """
         if self.parent is None:
             return True
         # A call that is not added yet would be the first child only if there are none.
@@ -199,7 +203,7 @@ class CallTree:
 
     def add(self, call: Call) -> None:
         """Add a call below its parent, before its reply is sampled."""
-        self.sequence_count += call.starts_sequence
+        self.sequence_count += call.adds_sequence
         self.calls.append(call)
 
         # The hash of the context is what the seed of the reply is computed from.
@@ -238,7 +242,7 @@ class CallTree:
         if call.has_reply:
             self._calls_by_reply_key[call.reply_key].remove(call)
 
-        # If it was the first continuation of a reply, the next one takes its place in the sequence.
+        # The only continuation of a reply has added no sequence. Of several, all but one have.
         if call.parent is None or len(call.parent.children) > 1:
             self.sequence_count -= 1
         if call.parent is not None:

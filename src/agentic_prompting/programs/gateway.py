@@ -26,14 +26,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ..llm import Misconfigured
 from ..llm.spans import under
 from .call_tree import Call
-from .chat import ChatCompletions
 from .connections import RolloutNetwork
-from .fields import parse_json
-from .google import Google
-from .messages import Messages
+from .dialects import ChatCompletions, Google, Messages, Responses
+from .dialects.shared_fields import parse_json
 from .protocol import MAX_BODY_BYTES, CompletionRequest, Dialect, Refusal, error_body
 from .request_threads import run_in_request_thread
-from .responses import Responses
 from .session import Session
 
 logger = logging.getLogger(__name__)

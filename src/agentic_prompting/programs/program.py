@@ -26,7 +26,7 @@ from .agent_program import AgentProgram, AgentRun, RunRequest, read_reward
 from .call_tree import Call
 from .protocol import MAX_BODY_BYTES
 from .session import Session
-from .workers import THREADS, WorkerProcesses
+from .worker_processes import THREADS, WorkerProcesses
 
 
 class Program(AgentProgram):
@@ -36,8 +36,8 @@ class Program(AgentProgram):
 
     Args:
         agent (`Callable`): A function of `(row, base_url, api_key)`, plain or `async`, which also gets `system_prompt`
-            if it has such a parameter. It returns its answer, its reward, or a dict with `answer`, `reward` and what
-            else rewards read.
+            if it has such a parameter. It returns its answer as a text, its reward as a number (whose text is then the
+            answer), or a dict with `answer`, `reward` and whatever else rewards read.
         workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
             that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
             cost more processor time than this process can spare.
@@ -227,7 +227,7 @@ def _read_returned(value: Any) -> dict[str, Any] | None:
             return {**value, "reward": read_reward(value["reward"], "the program")}
         has_answer = value.get("answer") not in (None, "")
         return dict(value) if has_answer else None
-    # A number is the reward, and its text the answer.
+    # A number is both: the reward, and as text the answer.
     if isinstance(value, int | float):
         return {"answer": str(value), "reward": read_reward(value, "the program")}
     raise ServerFailed(

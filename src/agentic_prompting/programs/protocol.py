@@ -1,6 +1,6 @@
 """The internal form of a model call. Each dialect is one class that translates to and from it.
 
-A [`Dialect`] (`chat.py`, `responses.py`, `messages.py`, `google.py`) reads the body of a request
+A [`Dialect`] (one file each in `dialects/`) reads the body of a request
 into a [`CompletionRequest`] and writes a [`Completion`], as one JSON body or as server-sent events.
 The code behind it does not know which dialect a client speaks.
 """
@@ -120,8 +120,8 @@ class CompletionRequest:
         stream (`bool`, *optional*, defaults to `False`): Whether the reply is sent as events.
         stream_usage (`bool`, *optional*, defaults to `False`): Whether a stream of chat completions
             ends with the token counts.
-        ignored_settings (`dict`, *optional*): Settings that have no effect on the policy, such as
-            `temperature`.
+        other_settings (`dict`, *optional*): Settings that have no effect on a policy in training,
+            such as `temperature`. A large LLM gets some of them, and `serve` reads some.
     """
 
     model: str
@@ -134,7 +134,7 @@ class CompletionRequest:
     logprobs: bool = False
     stream: bool = False
     stream_usage: bool = False
-    ignored_settings: Mapping[str, Any] = field(default_factory=dict)
+    other_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
-"""Conversations with tools as token ids, and turns read back: whole, or what is new since a reply of the policy.
+"""Renders conversations with tools as token ids, and parses the policy's turns.
 
-A call that goes on from an earlier reply keeps the ids of that reply. What the template puts behind it, and the new
-messages, are rendered behind a short placeholder conversation that has the reply's own tool calls in it: some templates
-write results into the same turn, or take the tool's name from the call. The first seam of each kind is compared with
-the rendering of the whole conversation; if a template writes it differently there, such calls begin a new sequence.
+A call that starts a token sequence has its whole conversation rendered. A call that continues an
+earlier reply keeps the ids of that reply, and only what follows it is rendered: the end of the
+reply's turn and the new messages, together the *seam*. A seam is rendered behind a short
+placeholder conversation that contains the reply's own tool calls, because some templates write
+results into the same turn, or take the tool's name from the call.
+
+A template may write a seam differently in the whole conversation. So the first seam of each type is
+compared with the rendering of the whole conversation. If they differ, each call with a seam of this
+type starts a token sequence.
 """
 
 from __future__ import annotations
@@ -103,11 +108,14 @@ class Renderer:
         )
         self.turn_prefix = "<think>\n" if opening.rstrip().endswith("<think>") else ""
 
-    def problem(self, with_tools: bool, with_system: bool = True) -> Misconfigured | None:
-        """Why the template cannot hold such conversations: some drop a part without an error. Looked at once."""
+    def find_problem(self, with_tools: bool, with_system: bool = True) -> Misconfigured | None:
+        """Find out why the template cannot hold such conversations; `None` if it can.
+
+        Some templates drop a part of a conversation without an error. The result is cached.
+        """
         parts = (with_tools, with_system)
         if parts not in self._problems:
-            self._problems[parts] = self._find_problem(with_tools, with_system)
+            self._problems[parts] = self._probe_template(with_tools, with_system)
         return self._problems[parts]
 
     def warn_of(self, problem: Misconfigured) -> None:
@@ -248,7 +256,7 @@ class Renderer:
     def _ids(self, rendered: str) -> list[int]:
         return self._text.ids_of(rendered)
 
-    def _find_problem(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
+    def _probe_template(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
         """Render a conversation with a message of each role, and look for its words."""
         # The conversation, and what each of its words stands for.
         probe: list[ChatMessage] = []

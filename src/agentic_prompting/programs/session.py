@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import (
@@ -151,7 +151,7 @@ class Session:
         self._refuse_if_ended()
         self._request_count += 1
         if self._request_count > self.max_requests:
-            raise self._limit_exceeded(f"{self.max_requests} requests")
+            self._refuse_over_limit(f"{self.max_requests} requests")
 
     def check_calls_left(self) -> None:
         """Check that a call can still be made, of the policy or a large LLM.
@@ -161,7 +161,7 @@ class Session:
         """
         # Which model a request is for is unknown before its body is read.
         if self._call_count >= self.max_calls and self.llm_call_count >= self.max_llm_calls:
-            raise self._limit_exceeded(f"{self.max_calls} calls")
+            self._refuse_over_limit(f"{self.max_calls} calls")
 
     def count_unreadable_request(self) -> None:
         """Count a request that cannot be read as a call of the policy."""
@@ -187,10 +187,10 @@ class Session:
         self._refuse_if_ended()
         # Count the call, also if it is refused later: a client that repeats it must come to an end.
         if self._call_count >= self.max_calls:
-            raise self._limit_exceeded(f"{self.max_calls} calls")
+            self._refuse_over_limit(f"{self.max_calls} calls")
         self._call_count += 1
         self._check_template(request)
-        self.ignored_settings |= request.ignored_settings
+        self.ignored_settings |= request.other_settings
 
         # Find the place of the call in the tree, which renders its messages.
         call = await self._build_call(request, is_retry)
@@ -198,7 +198,7 @@ class Session:
         self._check_limits(call)
 
         # The calls of a sequence share a conversation: the policy may keep its keys and values.
-        if call.parent is None or call.starts_sequence:
+        if call.parent is None or call.adds_sequence:
             call.conversation_id = next(self._conversation_ids)
         else:
             call.conversation_id = call.parent.conversation_id
@@ -229,7 +229,7 @@ class Session:
         sample_request = SampleRequest(
             context=call.context,
             max_new_tokens=call.max_tokens,
-            seed=self.compute_seed(call, call.repeat),
+            seed=self.compute_seed(call),
             conversation=call.conversation_id,
         )
         # Turns are numbered from 0, calls from 1.
@@ -237,23 +237,27 @@ class Session:
         turn = sample_turn(self.policy, sample_request, turn_number, self.renderer.chat_format)
         try:
             sample = await self._run_cancellable(turn)
-            self._refuse_if_ended()
         except BaseException as error:
-            # The policy failed, the client hung up, or the session ended.
             self.mark_undelivered(call)
-            # An error fails the rollout, and its client gets a refusal. A cancellation is none.
+            # An error of the policy fails the rollout, and the client gets a refusal. A
+            # cancellation does not: its client has hung up, or the session has ended.
             if isinstance(error, Exception):
                 self.fail(error)
             self._refuse_if_ended()
             raise
+
+        # If the session ended while the policy sampled, the client gets no reply.
+        if self.end.done():
+            self.mark_undelivered(call)
+        self._refuse_if_ended()
         return self._record_reply(call, sample)
 
-    def compute_seed(self, call: Call, repeat: int) -> int:
-        """The seed of a call, from its context and its number among the calls with that context.
+    def compute_seed(self, call: Call) -> int:
+        """Compute the seed of a call from its context and its number among the calls with it.
 
         Its number in the rollout is not used, because parallel calls arrive in any order.
         """
-        return rollout_seed(self.rollout.seed, call.context_hash, repeat)
+        return rollout_seed(self.rollout.seed, call.context_hash, call.repeat)
 
     def mark_undelivered(self, call: Call) -> None:
         """Take back a reply that its client did not get, unless another call continues it."""
@@ -272,7 +276,7 @@ class Session:
         self._refuse_if_ended()
         # Count the call, also if it is refused for its tools.
         if self.llm_call_count >= self.max_llm_calls:
-            raise self._limit_exceeded(f"{self.max_llm_calls} calls of large LLMs")
+            self._refuse_over_limit(f"{self.max_llm_calls} calls of large LLMs")
         self.llm_call_count += 1
         if request.tools:
             message = f"{request.model} has no tools at this address."
@@ -287,7 +291,7 @@ class Session:
         # All calls of a rollout are one session, which a router sends to one model.
         pending_reply = as_chat(self.llms[request.model])(
             messages,
-            repeat=self._count_llm_request(request.model, messages),
+            repeat=self._take_llm_seed(request.model, messages),
             session=str(self.rollout.seed),
             **self._llm_sampling(request),
         )
@@ -317,12 +321,12 @@ class Session:
         )
 
     def _llm_sampling(self, request: CompletionRequest) -> dict[str, Any]:
-        """The sampling parameters of a request: the policy ignores most of them, a large LLM does not."""
+        """Return the sampling parameters of a request that a large LLM gets."""
         sampling: dict[str, Any] = {}
-        # `build_request` lists them as ignored, because they have no effect on the policy.
+        # The policy samples as it is trained. A large LLM samples as the request says.
         for name in ("temperature", "top_p"):
-            if name in request.ignored_settings:
-                sampling[name] = request.ignored_settings[name]
+            if name in request.other_settings:
+                sampling[name] = request.other_settings[name]
         if request.stops:
             sampling["stop"] = list(request.stops)
 
@@ -334,11 +338,12 @@ class Session:
             sampling["max_tokens"] = min(limits)
         return sampling
 
-    def _count_llm_request(self, model: str, messages: Sequence[Message]) -> int:
-        """Count a request to a large LLM, and return the seed of its reply.
+    def _take_llm_seed(self, model: str, messages: Sequence[Message]) -> int:
+        """Return the seed of a request to a large LLM, and count the request.
 
-        The seed finds a recorded reply again. A request has the rollout's seed, as in
-        [`LLMEnvironment`]; the same request once more has another, so that it gets another sample.
+        The seed finds a recorded reply again. The first request with these messages has the
+        rollout's seed, as in [`LLMEnvironment`]. Each repetition of it has another seed, so that it
+        gets another sample.
         """
         request_hash = zlib.crc32(json.dumps([model, messages], sort_keys=True).encode())
         self._llm_request_counts[request_hash] += 1
@@ -390,20 +395,21 @@ class Session:
             self._running.discard(task)
 
     def _refuse_if_ended(self) -> None:
+        """Refuse a call after the end of the session."""
         if self.end.done():
             # Status 400, because clients retry after others. The text must not suggest that a
             # shorter conversation would help.
             message = f"This rollout is over ({self.end_reason}): no call is answered any more."
             raise Refusal(400, message, "rollout_ended")
 
-    def _refuse_for_good(self, message: str) -> Refusal:
-        """A refusal after which the program should end: close the session after a grace period."""
+    def _refuse_for_good(self, message: str) -> NoReturn:
+        """Refuse a call whose program should end now. After a grace period the session ends."""
         # The first such refusal starts the clock.
         if self.grace_period is not None and self._grace_timer is None:
             loop = asyncio.get_running_loop()
             reason = "the program has ended"
             self._grace_timer = loop.call_later(self.grace_period, self.close, reason)
-        return Refusal(400, message, "rollout_ended")
+        raise Refusal(400, message, "rollout_ended")
 
     # ---- limits ----
 
@@ -414,7 +420,7 @@ class Session:
         """
         # What every conversation has: user messages, replies, and any system prompt of the run.
         has_system_prompt = bool(self.system_prompt)
-        problem = self.renderer.problem(with_tools=False, with_system=has_system_prompt)
+        problem = self.renderer.find_problem(with_tools=False, with_system=has_system_prompt)
         if problem is not None:
             self.fail(problem)
             self._refuse_if_ended()
@@ -426,7 +432,7 @@ class Session:
         has_results = any(
             message.tool_calls or message.role == "tool" for message in request.messages
         )
-        problem = self.renderer.problem(bool(request.tools) or has_results, has_system)
+        problem = self.renderer.find_problem(bool(request.tools) or has_results, has_system)
         if problem is not None:
             self.renderer.warn_of(problem)
             message = f"This request cannot be answered: {problem}"
@@ -437,16 +443,18 @@ class Session:
 
         Otherwise set the `max_tokens` of the call.
         """
-        if call.starts_sequence and self.tree.sequence_count >= self.max_sequences:
-            raise self._limit_exceeded(f"{self.max_sequences} token sequences")
+        if call.adds_sequence and self.tree.sequence_count >= self.max_sequences:
+            self._refuse_over_limit(f"{self.max_sequences} token sequences")
 
-        # Tokens in the sequence so far, without the prompt of its first call.
+        # Tokens in the sequence so far, without the prompt of the conversation's first call. A call
+        # that adds a sequence is counted in the same way: by content it may still come first among
+        # the continuations of its parent, and then it stays in the parent's sequence.
         sequence_length = call.context_length - call.root.context_length
         remaining = self.limits.max_tokens - sequence_length
         if self.limits.max_context is not None:
             remaining = min(remaining, self.limits.max_context - call.context_length)
         if remaining < 1:
-            raise self._context_exceeded(call.context_length, call.context_length + remaining)
+            self._refuse_context(call.context_length, call.context_length + remaining)
 
         # Only a continuation resets the count. A new conversation does not, because opencode would
         # write summaries that fit, and exceed the context after each of them, for ever.
@@ -458,22 +466,24 @@ class Session:
         requested = call.request.max_tokens or max_turn_tokens
         call.max_tokens = min(remaining, max_turn_tokens, requested)
 
-    def _limit_exceeded(self, limit: str) -> Refusal:
+    def _refuse_over_limit(self, limit: str) -> NoReturn:
+        """Refuse a call that exceeds a limit of the rollout."""
         # The first limit counts: a program that returns nothing has it as its rollout's status.
         if self.limit_reached is None:
             logger.info("a rollout has reached its limit of %s", limit)
             self.limit_reached = "out_of_turns"
         # Without the number: opencode retries for half a minute if it reads 429, 500 or 502.
-        return self._refuse_for_good("This rollout is over: it has made all its calls.")
+        self._refuse_for_good("This rollout is over: it has made all its calls.")
 
-    def _context_exceeded(self, length: int, max_length: int) -> Refusal:
+    def _refuse_context(self, length: int, max_length: int) -> NoReturn:
+        """Refuse a call whose context leaves no room for a reply."""
         self.limit_reached = self.limit_reached or "truncated"
         self._context_errors += 1
         # Most clients shorten their conversation now. One that does not would go on for ever.
         if self._context_errors >= MAX_CONTEXT_ERRORS:
-            return self._refuse_for_good("This rollout is over: it has no room left.")
+            self._refuse_for_good("This rollout is over: it has no room left.")
         message = context_exceeded_message(length, max_length)
-        return Refusal(400, message, "context_length_exceeded", "messages")
+        raise Refusal(400, message, "context_length_exceeded", "messages")
 
     # ---- from a request to a call ----
 

@@ -23,7 +23,7 @@ from ..programs import (
     Refusal,
     Responses,
 )
-from ..programs.fields import as_dict, check_supported, parse_json
+from ..programs.dialects.shared_fields import as_dict, check_supported, parse_json
 from ..programs.gateway import SHAPE_ERRORS
 
 _MAX_IGNORED = 20  # names in the header
@@ -145,17 +145,17 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
         raise Refusal(400, message, "invalid_value") from None
 
     # What no answer here has.
-    check_supported(not request.tools and "tools" not in request.ignored_settings, "tools")
+    check_supported(not request.tools and "tools" not in request.other_settings, "tools")
     check_supported(not request.logprobs, "logprobs")
 
     # The settings that have an effect here and none on a policy in training.
     # At temperature 0 the likeliest tokens are taken. Others are ignored, and listed as such.
-    temperature = request.ignored_settings.get("temperature")
+    temperature = request.other_settings.get("temperature")
     is_greedy = temperature == 0
     if is_greedy and "temperature" in ignored:
         ignored.remove("temperature")
     # The type is compared, because a bool is an int too.
-    seed = request.ignored_settings.get("seed")
+    seed = request.other_settings.get("seed")
     if seed is not None and not (type(seed) is int and -(2**63) <= seed < 2**63):
         raise Refusal(400, "`seed` must be an integer of 64 bits.", "invalid_value", "seed")
     return AnswerRequest(

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import fields
-from .fields import MessageBuilder, as_dict, read_text
-from .protocol import (
+from ..protocol import (
     ChatMessage,
     Completion,
     CompletionRequest,
@@ -19,6 +17,8 @@ from .protocol import (
     ToolCall,
     format_event,
 )
+from . import shared_fields as fields
+from .shared_fields import MessageBuilder, as_dict, read_text
 
 # How the names of the tools begin that Google itself runs.
 _HOSTED_TOOLS = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")

@@ -74,7 +74,8 @@ class WorkerProcesses:
             raise TypeError(
                 f"an agent for workers must be a function at the top of a module: {error}"
             ) from None
-        # In a worker `__main__` is another module.
+        # In a worker `__main__` is another module. Any mention of it is refused, which is stricter
+        # than needed: an agent that is picklable and holds this text as data can do without.
         if b"__main__" in self._pickled_agent:
             raise TypeError(
                 "workers import the agent: put it into a module of its own, beside the script"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import fields
-from .fields import as_dict, read_text
-from .protocol import ChatMessage, Completion, CompletionRequest, Dialect, ToolCall, format_event
+from ..protocol import ChatMessage, Completion, CompletionRequest, Dialect, ToolCall, format_event
+from . import shared_fields as fields
+from .shared_fields import as_dict, read_text
 
 
 class ChatCompletions(Dialect):

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import fields
-from .fields import MessageBuilder, as_dict, read_text
-from .protocol import (
+from ..protocol import (
     MAX_MESSAGES,
     ChatMessage,
     Completion,
@@ -20,6 +18,8 @@ from .protocol import (
     ToolCall,
     format_event,
 )
+from . import shared_fields as fields
+from .shared_fields import MessageBuilder, as_dict, read_text
 
 # Fields for which the server would have to keep state.
 _STATEFUL_FIELDS = ("previous_response_id", "conversation", "background", "prompt")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import fields
-from .fields import MessageBuilder, as_dict, read_text
-from .protocol import (
+from ..protocol import (
     ChatMessage,
     Completion,
     CompletionRequest,
@@ -16,6 +14,8 @@ from .protocol import (
     ToolCall,
     format_event,
 )
+from . import shared_fields as fields
+from .shared_fields import MessageBuilder, as_dict, read_text
 
 # Anthropic's names for OpenAI's finish reasons.
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..llm.guard import text_of
-from ..rollout import load_json
-from .protocol import (
+from ...llm.guard import text_of
+from ...rollout import load_json
+from ..protocol import (
     MAX_JSON_VALUES,
     MAX_MESSAGES,
     MAX_STOP_LENGTH,
@@ -102,15 +102,15 @@ def build_request(
     check_count(messages, MAX_MESSAGES, "messages")
     check_count(tools, MAX_TOOLS, "tools")
 
-    # Settings that have no effect: the policy samples as it is trained, and no vendor runs tools.
-    ignored_settings = _read_sampling_settings(body)
+    # Settings without an effect on the policy: it samples as it is trained, and no vendor runs tools.
+    other_settings = _read_sampling_settings(body)
     tool_choice = body.get("tool_choice")
     if tool_choice not in (None, {}, "auto", "none"):
-        ignored_settings["tool_choice"] = quote(tool_choice)
+        other_settings["tool_choice"] = quote(tool_choice)
     if dropped_tools:
-        ignored_settings["tools"] = text_of(", ".join(dropped_tools))
+        other_settings["tools"] = text_of(", ".join(dropped_tools))
     if tools and body.get("parallel_tool_calls") is False:
-        ignored_settings["parallel_tool_calls"] = False
+        other_settings["parallel_tool_calls"] = False
 
     return CompletionRequest(
         model=str(body.get("model") or ""),
@@ -122,7 +122,7 @@ def build_request(
         logprobs=bool(body.get("logprobs")),
         stream=bool(body.get("stream")),
         stream_usage=stream_usage,
-        ignored_settings=ignored_settings,
+        other_settings=other_settings,
     )
 
 

@@ -184,7 +184,7 @@ def test_keys_and_values_change_their_type_with_the_autocast(tokenizer):
         request = SampleRequest([10, 11, 12], 5, 0, conversation=1)
         (one,) = sample(engine, [request])
         engine._worker and engine._worker.join()
-        engine._borrowed_model = second
+        engine._model_source = second
         then = replace(request, context=[*request.context, *one.ids, 7])
         check(plain, [then], sample(engine, [then]), CLOSE[torch.bfloat16], "another autocast")
 

@@ -15,7 +15,7 @@ from .sources import (
 )
 from .task import Reader, Row, Source, Task
 
-# The released files ---------------------------------------------------------------------------
+# ---- the released files ----
 # They hold the paper's own samples of its twelve sets, and are the best source for its tables. In
 # the GSM8K evaluation file 111 of 128 rows are GSM8K *training* questions; `contamination_report`
 # counts such rows.
@@ -93,7 +93,7 @@ def _split_released_message(row: Row) -> tuple[str, str]:
     return question, tail + instruction
 
 
-# The three writing sets (Table 3) ---------------------------------------------------------------
+# ---- the three writing sets (Table 3) ----
 # Long answers, compared by meaning. The authors' instructions differ from set to set; these are
 # ours. Their BookSum task (an article for a title) uses columns that the public BookSum does not
 # have; it exists only in the released files: `prompt_r1`, split `test/BookSum`. Here the task is to
@@ -117,7 +117,7 @@ def _fill_writing_task(template: str, text: str) -> str:
     return template.replace("{text}", text.strip())
 
 
-# Columns that need parsing ----------------------------------------------------------------------
+# ---- columns that need parsing ----
 
 _OPTION_LETTER = re.compile(r"(?:^|[\s,])([a-e]) \) ")
 

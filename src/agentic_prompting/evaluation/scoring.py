@@ -280,7 +280,7 @@ def _iterations_of(record: Mapping[str, Any]) -> float | None:
     return trajectory.get("steps")
 
 
-# Intervals and differences --------------------------------------------------------------------------------------------
+# ---- intervals and differences ----
 
 
 @dataclass(frozen=True)

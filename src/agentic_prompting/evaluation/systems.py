@@ -304,7 +304,7 @@ class ProRefineSystem(System):
         return answer_of_refinement(await self.refiner.arefine(self.prompt, query))
 
 
-# From replies, rollouts and refinements to answers --------------------------------------------------------------------
+# ---- from replies, rollouts and refinements to answers ----
 
 
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:

@@ -34,7 +34,7 @@ _MAX_PATH = 3000  # bytes; Linux takes 4,095
 _SECONDS_TO_REMOVE = 10.0
 
 
-# --- this process's folder -------------------------------------------------------------------------------------------
+# ---- this process's folder ----
 
 
 def base_folder() -> Path:
@@ -95,7 +95,7 @@ def kill_processes_of(folder: Path) -> None:
                 os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
-# --- what an agent left ----------------------------------------------------------------------------------------------
+# ---- what an agent left ----
 
 
 def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -219,7 +219,7 @@ def _run(tool: str, *arguments: str | Path) -> bool:
     return completed.returncode == 0
 
 
-# --- what a row puts into a folder -----------------------------------------------------------------------------------
+# ---- what a row puts into a folder ----
 
 
 def fill_folder(folder: Path, files: Any, source: str | None) -> None:

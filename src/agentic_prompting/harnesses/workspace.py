@@ -215,7 +215,7 @@ class RolloutWorkspace:
         self._first_process: int | None = None
         self._group: ControlGroup | None = None
 
-    # --- what the command sees ------------------------------------------------------------------------------------
+    # ---- what the command sees ----
 
     @property
     def has_own_network(self) -> bool:
@@ -254,7 +254,7 @@ class RolloutWorkspace:
         # The workspace's variables override inherited ones, and the rollout's override both.
         return {**environment, **self.workspace.environment, **variables}
 
-    # --- its processes --------------------------------------------------------------------------------------------
+    # ---- its processes ----
 
     async def start(
         self,
@@ -497,7 +497,7 @@ class RolloutWorkspace:
         for folder in (self.home, self.work):
             tidy(folder)
 
-    # --- its folders ----------------------------------------------------------------------------------------------
+    # ---- its folders ----
 
     def add_tests(self, row: Mapping[str, Any]) -> None:
         """Write what the agent did not get to see.
@@ -554,7 +554,7 @@ def _warn_of_network() -> None:
     logger.warning("commands may use the network: they execute what a policy in training writes")
 
 
-# --- limits that the kernel does not keep ----------------------------------------------------------------------------
+# ---- limits that the kernel does not keep ----
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ async def _ask(model: ChatModel, messages: Sequence[Message], request: lm15.Requ
     return await as_chat(model)(messages, **read_sampling(request.config))
 
 
-# DSPy's requests ------------------------------------------------------------------------------
+# ---- DSPy's requests ----
 
 
 def read_messages(request: lm15.Request) -> list[Message]:
@@ -322,7 +322,7 @@ def _to_openai_format(response_format: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
 
 
-# DSPy's responses -----------------------------------------------------------------------------
+# ---- DSPy's responses ----
 
 
 def response_of_reply(request: lm15.Request, reply: Reply) -> lm15.Response:

@@ -277,8 +277,7 @@ def under(headers: Mapping[str, str], request_span: str = "") -> _RemoteParent |
     return _RemoteParent(_traces, header_context)
 
 
-# --- contents
-# ---------------------------------------------------------------------------------------
+# ---- contents ----
 
 
 def content(name: str, value: object) -> dict[str, str]:
@@ -312,8 +311,7 @@ def messages(
     return {name: json.dumps(traced_messages, ensure_ascii=False)}
 
 
-# --- calls of large LLMs
-# ----------------------------------------------------------------------------
+# ---- calls of large LLMs ----
 
 
 def traced_chat(call: C) -> C:
@@ -392,8 +390,7 @@ def _reply_attributes(
     return attributes
 
 
-# --- export
-# -----------------------------------------------------------------------------------------
+# ---- export ----
 
 
 def start_traces(trace_content: bool = False) -> None:

@@ -33,7 +33,7 @@ from transformers import (
 
 from ..rollout import Sample, SampleRequest
 
-Lender = Callable[[], AbstractContextManager[PreTrainedModel]]
+ModelProvider = Callable[[], AbstractContextManager[PreTrainedModel]]
 """A function that returns a context manager with a model.
 
 A trainer unwraps the model and gathers its weights in it."""
@@ -142,7 +142,7 @@ class TurnEnd:
 
     def __init__(
         self,
-        model: PreTrainedModel | Lender,
+        model: PreTrainedModel | ModelProvider,
         tokenizer: PreTrainedTokenizerBase,
         stop_texts: Sequence[str] = (),
         end_ids: Sequence[int] | None = None,
@@ -225,10 +225,10 @@ def end_of_turn_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 @contextmanager
-def in_use(model: PreTrainedModel | Lender) -> Iterator[PreTrainedModel]:
-    """The model in eval mode, without gradients and router logits; restored afterwards."""
-    borrowing = nullcontext(model) if isinstance(model, torch.nn.Module) else model()
-    with borrowing as borrowed, torch.no_grad():
+def borrow_model(model: PreTrainedModel | ModelProvider) -> Iterator[PreTrainedModel]:
+    """Get the model in eval mode, without gradients and router logits; restore it afterwards."""
+    provided_model = nullcontext(model) if isinstance(model, torch.nn.Module) else model()
+    with provided_model as borrowed, torch.no_grad():
         was_training = borrowed.training
         config = borrowed.config.get_text_config()  # type: ignore[union-attr, operator]
         router_logits = getattr(config, "output_router_logits", None)
@@ -254,7 +254,7 @@ class TransformersSampler:
 
     def __init__(
         self,
-        model: PreTrainedModel | Lender,
+        model: PreTrainedModel | ModelProvider,
         tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling = Sampling(),
         stop_texts: Sequence[str] = (),
@@ -282,7 +282,7 @@ class TransformersSampler:
         limits = [request.max_new_tokens for request in requests]
         row_ends = _RowEnds(self.end, limits, prompt_length)
         choice = _SeededChoice(self.sampling, requests, prompt_length)
-        with in_use(self.model) as model:
+        with borrow_model(self.model) as model:
             # The number 1, transformers' default, is a slice that is not contiguous. For a head
             # that needs no gradient torch then copies the head for every row of the batch.
             keep_last = {}

@@ -146,8 +146,7 @@ def bytes_of(layers: Layers) -> int:
     return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
 
-# Architectures
-# --------------------------------------------------------------------------------------
+# ---- architectures ----
 
 
 def masks_of(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Masks:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,7 +29,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..rollout import BatchEngine, Engine, PendingRequest, Sample, SampleRequest
 from .drafting import TokenDraft
-from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
+from .sampling import (
+    ModelProvider,
+    Sampling,
+    TransformersSampler,
+    TurnEnd,
+    borrow_model,
+    context_length,
+)
 from .slab import (
     COLUMN_STEP,
     Layers,
@@ -62,6 +70,8 @@ class _Row:
 
     def __post_init__(self):
         self.limit = self.job.request.max_new_tokens
+        # One number for each token by its position, drawn together, so that a token does not
+        # depend on the passes in which the row is read.
         self.uniform = np.random.default_rng(self.job.request.seed).random(self.limit)
         self.draft = TokenDraft(self.job.request.draft) if self.job.request.draft else None
 
@@ -79,7 +89,7 @@ class _Row:
         return self.ids[-1] if self.ids else self.job.request.context[-1]
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.finished or len(self.ids) >= self.limit
 
     def guess(self, max_guesses: int) -> list[int]:
@@ -90,6 +100,8 @@ class _Row:
 
     def next_uniform(self, count: int) -> list[float]:
         """Return the random numbers of the next `count` tokens."""
+        # A row is padded to the widest guess of the batch. Padding beyond its last token gets any
+        # number, because its tokens are not used.
         first = len(self.ids)
         return [self.uniform[min(index, self.limit - 1)] for index in range(first, first + count)]
 
@@ -103,19 +115,25 @@ class _Row:
         Returns:
             `int`: The number of appended tokens.
         """
-        accepted = 0  # guesses
-        appended = 0
-        # Stop after the first token that is not a right guess.
-        while not self.done and accepted == appended <= len(guesses):
-            self.ids.append(tokens[appended])
-            self.logprobs.append(logprobs[appended])
+        length_before = len(self.ids)
+        right_guesses = 0
+        # One token for each guess, and one after the last guess.
+        for position in range(len(guesses) + 1):
+            if self.is_done:
+                break
+            token = tokens[position]
+            self.ids.append(token)
+            self.logprobs.append(logprobs[position])
             self.finished = end.reached(self.ids)
-            if appended < len(guesses) and tokens[appended] == guesses[appended]:
-                accepted += 1
-            appended += 1
+
+            # The tokens after a wrong guess were drawn in a wrong context.
+            if position == len(guesses) or token != guesses[position]:
+                break
+            right_guesses += 1
+
         if self.draft is not None:
-            self.draft.learn(len(guesses), accepted, self.ids)
-        return appended
+            self.draft.learn(len(guesses), right_guesses, self.ids)
+        return len(self.ids) - length_before
 
     def to_sample(self) -> Sample:
         drafted = 0 if self.draft is None else self.draft.accepted
@@ -135,6 +153,10 @@ class _JoiningRow(NamedTuple):
     row: _Row
     layers: Layers | None
     checks_draft: bool
+
+    def reading_order(self) -> tuple[bool, bool]:
+        """Return the sort key of the rows that join: drafts last, and cached rows first."""
+        return self.checks_draft, self.layers is None
 
     @property
     def cached_length(self) -> int:
@@ -179,7 +201,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     def __init__(
         self,
-        model: PreTrainedModel | Lender,
+        model: PreTrainedModel | ModelProvider,
         tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling = Sampling(),
         stop_texts: Sequence[str] = (),
@@ -192,7 +214,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread)
         if isinstance(model, torch.nn.Module):
             check_runs(model)
-        self._borrowed_model = model
+        self._model_source = model
         self.sampling = sampling
         self.max_batch_size = max_batch_size
         self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
@@ -228,8 +250,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """
         self._ended_conversations.append(conversation)
 
-    # --- the engine's side
-    # ---------------------------------------------------------------------------------------
+    # ---- the engine's side ----
 
     @property
     def at_work(self) -> int:
@@ -243,7 +264,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        with in_use(self._borrowed_model) as model, attention_with_masks(model):
+        with borrow_model(self._model_source) as model, attention_with_masks(model):
             check_runs(model)
             self.model = model
             self._slab_limit = self.max_batch_bytes
@@ -283,8 +304,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         if self.rows:
             self._decode(max_guesses=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
 
-    # --- rows that join and leave
-    # --------------------------------------------------------------------------------
+    # ---- rows that join and leave ----
 
     def _join(self, rows: list[_Row]) -> None:
         """Read the contexts of rows that join, except the last token, and check their drafts."""
@@ -296,16 +316,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
         # Rows with a draft come last. Cached and other rows are read in two passes: otherwise a
         # short rest would be padded to the width of a whole context.
-        for checks_draft in (False, True):
-            for is_cached in (True, False):
-                group = [
-                    joining_row
-                    for joining_row in joining
-                    if joining_row.checks_draft == checks_draft
-                    and (joining_row.layers is not None) == is_cached
-                ]
-                if group:
-                    self._read(group)
+        joining.sort(key=_JoiningRow.reading_order)
+        for _, group in groupby(joining, key=_JoiningRow.reading_order):
+            self._read(list(group))
 
         # Check the whole drafts in one pass.
         drafts = sum(joining_row.checks_draft for joining_row in joining)
@@ -355,7 +368,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _remove_row(self, number: int) -> None:
         """Remove a row, and cache it if its turn is complete; the last row moves to its place."""
         row = self.rows[number]
-        if row.done:
+        if row.is_done:
             self._cache_row(number)
         last_row = self.rows.pop()
         if last_row is not row:
@@ -399,22 +412,28 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             self._put_back.append(self.rows.pop())
 
     def _fits(self, rows: int, width: int) -> bool:
-        """Whether a slab of this size stays within its memory limit."""
+        """Return whether a slab of this size stays within its memory limit."""
         if self._slab_limit is None:
-            device = self.model.device
-            if device.type != "cuda" or not self.slab.layers:
-                return True
-            # Half of the free memory, which includes what torch has reserved and does not use.
-            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free, _ = torch.cuda.mem_get_info(device)
-            self._slab_limit = (free + unused) / 2
-        return self.slab.grown_bytes(rows, width) <= self._slab_limit
+            self._slab_limit = self._measure_slab_limit()
+        return self._slab_limit is None or self.slab.grown_bytes(rows, width) <= self._slab_limit
+
+    def _measure_slab_limit(self) -> float | None:
+        """Return half of the free memory of a GPU, in bytes; `None` for a CPU.
+
+        Also `None` before the first pass, until when the size of a row is unknown.
+        """
+        device = self.model.device
+        if device.type != "cuda" or not self.slab.layers:
+            return None
+        # Memory that torch has reserved and does not use is free as well.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, _ = torch.cuda.mem_get_info(device)
+        return (free + unused) / 2
 
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1
 
-    # --- the next tokens
-    # -----------------------------------------------------------------------------------------
+    # ---- the next tokens ----
 
     def _decode(self, max_guesses: int, first_row: int = 0) -> None:
         """Sample the next token of rows `first_row`, ... and keep their right guesses."""
@@ -448,9 +467,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
         # Rows that are done leave, the last one first, because a row moves to each free place.
         for number in reversed(range(first_row, len(self.rows))):
-            if self.rows[number].done:
+            if self.rows[number].is_done:
                 self._remove_row(number)
-        self.finish((row.job, row.to_sample()) for row in rows if row.done)
+        self.finish((row.job, row.to_sample()) for row in rows if row.is_done)
 
     def _choose(
         self, rows: list[_Row], logits: torch.Tensor
@@ -483,9 +502,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             contexts,
         )
 
-        # One transfer from the device for both.
-        both = torch.stack([tokens.double(), logprobs.double()])
-        token_rows, logprob_rows = both.unflatten(1, (len(rows), width)).tolist()
+        # One transfer from the device for both. Ids are exact in float64.
+        transferred = torch.stack([tokens.double(), logprobs.double()])
+        token_rows, logprob_rows = transferred.unflatten(1, (len(rows), width)).tolist()
         return [list(map(int, token_row)) for token_row in token_rows], logprob_rows
 
     def _forward(
@@ -520,7 +539,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
 
 def local_policy(
-    model: PreTrainedModel | Lender,
+    model: PreTrainedModel | ModelProvider,
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling = Sampling(),
     stop_texts: Sequence[str] = (),
@@ -528,7 +547,7 @@ def local_policy(
     max_batch_size: int = 256,
     prefix_cache_mb: float = 1024.0,
     on_callers_thread: bool = False,
-    like: PreTrainedModel | None = None,
+    architecture_of: PreTrainedModel | None = None,
 ) -> Engine[SampleRequest, Sample]:
     """Create the [`Policy`] for a model in this process.
 
@@ -536,10 +555,10 @@ def local_policy(
     [`TransformersSampler`]. The arguments not listed here are those of [`TransformersEngine`].
 
     Args:
-        like (`PreTrainedModel`, *optional*): A model of the same architecture, if `model` is a
-            function.
+        architecture_of (`PreTrainedModel`, *optional*): A model of the same architecture, needed if
+            `model` is a function.
     """
-    if can_slab(like if like is not None else model):
+    if can_slab(model if architecture_of is None else architecture_of):
         return TransformersEngine(
             model,
             tokenizer,

@@ -386,7 +386,7 @@ def budget_warnings(
     return warnings
 
 
-# --- pilot runs --------------------------------------------------------------------------------
+# ---- pilot runs ----
 
 
 def call_seconds_of(record: Record) -> list[float]:

@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from ..local.sampling import in_use
+from ..local.sampling import borrow_model
 from ..local.slab import Slab, attention_with_masks, can_slab, masks_of
 from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
@@ -192,7 +192,7 @@ class MeasuredStep:
         return cls(**{**values, "sampling": SamplingMemory(**values["sampling"])})
 
 
-# --- the step ----------------------------------------------------------------------------------
+# ---- the step ----
 
 
 @dataclass
@@ -462,7 +462,7 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(previous)
 
 
-# --- sampling ----------------------------------------------------------------------------------
+# ---- sampling ----
 
 
 def measure_sampling(job: TrainingJob) -> SamplingMemory:
@@ -482,7 +482,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
         autocast: AbstractContextManager[Any] = nullcontext()
         if job.args.get("bf16"):
             autocast = torch.autocast("cpu", torch.bfloat16)
-        with memory.counting(), autocast, in_use(model), attention_with_masks(model):
+        with memory.counting(), autocast, borrow_model(model), attention_with_masks(model):
             model(
                 input_ids=columns,
                 attention_mask=masks_of(model, columns, job.context),
@@ -503,7 +503,7 @@ def measure_sampling(job: TrainingJob) -> SamplingMemory:
         )
 
 
-# --- the process that measures -----------------------------------------------------------------
+# ---- the process that measures ----
 
 
 def main() -> None:

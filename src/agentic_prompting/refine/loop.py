@@ -299,7 +299,7 @@ class _Refinement:
         result.prompt = step.new_prompt
         step.seconds = time.perf_counter() - start
 
-    # The roles -----------------------------------------------------------------------------------
+    # ---- the roles ----
 
     async def verify_initial_answer(self) -> None:
         """Write an answer under the initial prompt, and have it judged."""
@@ -400,7 +400,7 @@ class _Refinement:
             return
         self.keep_answer(_FINAL_ANSWER, reply.text, reply.finish_reason)
 
-    # The calls -----------------------------------------------------------------------------------
+    # ---- the calls ----
 
     async def call_task_model(self, prompt: str, max_tokens: int) -> Reply:
         """Return the task model's output under a prompt.

@@ -145,7 +145,7 @@ class RolePrompts:
         return getattr(self, f"{name}_role")
 
 
-# The replies ---------------------------------------------------------------------------------------------------------
+# ---- the replies ----
 
 Unit = Literal["tokens", "sentence", "paragraph"]
 

@@ -158,7 +158,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
     return ["/".join(path) for path in paths]
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
+# ---- curves ----
 
 
 def _history(run: RunSummary) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _panels_of_run(run: RunSummary) -> list[dict[str, Any]]:
     return panels
 
 
-# --- evaluations -----------------------------------------------------------------------------------------------------
+# ---- evaluations ----
 
 
 def _front_blocks(runs: Sequence[RunSummary], names: Sequence[str]) -> Iterator[Block]:
@@ -286,7 +286,7 @@ def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
         yield f"{name}-{start // size}", items[start : start + size]
 
 
-# --- trajectories ----------------------------------------------------------------------------------------------------
+# ---- trajectories ----
 
 
 def sample_evenly(records: Sequence[T], max_records: int) -> list[T]:
@@ -347,7 +347,7 @@ def _trajectory(record: Record) -> dict[str, Any]:
     }
 
 
-# --- evolution -------------------------------------------------------------------------------------------------------
+# ---- evolution ----
 
 
 def _lineage_blocks(lineage: Lineage) -> Iterator[Block]:
@@ -395,7 +395,7 @@ def _node(node: Node, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-# --- refinements -----------------------------------------------------------------------------------------------------
+# ---- refinements ----
 
 
 def _refinement_blocks(results: Sequence[RefinementResult]) -> Iterator[Block]:

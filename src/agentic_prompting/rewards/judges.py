@@ -398,7 +398,7 @@ def fail_rollout(rollout: Rollout, error: LLMError) -> None:
     rollout.finish("failed")
 
 
-# --- what the judge is shown -------------------------------------------------------------------
+# ---- what the judge is shown ----
 
 
 def show_task(rollout: Rollout) -> str:
@@ -462,7 +462,7 @@ def _escape(text: str) -> str:
     return escape(text, quote=False)
 
 
-# --- rubrics -----------------------------------------------------------------------------------
+# ---- rubrics ----
 
 
 def check_rubric(rubric: Rubric) -> None:
@@ -501,7 +501,7 @@ def list_criteria(rubric: Rubric) -> str:
     return "\n".join(lines)
 
 
-# --- replies -----------------------------------------------------------------------------------
+# ---- replies ----
 
 
 def score_schema(names: Sequence[str]) -> dict[str, Any]:

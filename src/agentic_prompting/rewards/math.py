@@ -146,7 +146,7 @@ def math_problem(answer: str) -> str:
     return ""
 
 
-# --- reading answers ---------------------------------------------------------------------------
+# ---- reading answers ----
 
 
 def _final_answer_of(rollout: Rollout) -> str | None:
@@ -244,7 +244,7 @@ def _completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
     return completion[-1]["content"]  # type: ignore[no-any-return]
 
 
-# --- comparing answers -------------------------------------------------------------------------
+# ---- comparing answers ----
 
 
 def _grade(answer: str | None, accepted: Sequence[str]) -> float | None:

@@ -81,7 +81,7 @@ ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
 
 
-# The world and its rules ----------------------------------------------------------------------------------------------
+# ---- the world and its rules ----
 
 
 @cache
@@ -178,7 +178,7 @@ def is_refusal(reply: str) -> bool:
     return reply.startswith(REFUSAL.partition("{")[0])
 
 
-# Traces to imitate ----------------------------------------------------------------------------------------------------
+# ---- traces to imitate ----
 
 
 class _EpisodeRefused(Exception):

@@ -201,7 +201,7 @@ def _plural(noun: str) -> str:
     return noun + "s"
 
 
-# --- the models -------------------------------------------------------------------------------------------------------
+# ---- the models ----
 
 
 class Fault(NamedTuple):

@@ -127,7 +127,7 @@ def as_dataset(questions: list[Question]) -> Dataset:
     return Dataset.from_list(as_rows(questions))
 
 
-# The guarded world: rules, questions, and a policy that has learned to follow principles -----------------------------
+# ---- the guarded world: rules, questions, and a policy that has learned to follow principles ----
 
 ROOT = SystemPrompt(PREAMBLE, ())
 """The first prompt of the evolution, without principles."""
@@ -320,7 +320,7 @@ class AgentChat:
         return Reply(transcript(rollout), error=rollout.error, usage=usage)
 
 
-# The policies of the package ------------------------------------------------------------------------------------------
+# ---- the policies of the package ----
 
 DEMO_SEED = 42
 """The demonstrations' seed: transformers' default."""

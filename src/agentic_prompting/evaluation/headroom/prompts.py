@@ -203,7 +203,7 @@ def default_delta(calls: int) -> float:
     return 0.05 if calls >= 2000 else 0.10
 
 
-# The stages -----------------------------------------------------------------------------------------------------------
+# ---- the stages ----
 
 
 def complete_rows(scores: ArrayLike) -> Table:
@@ -370,7 +370,7 @@ def judge_prompts(
     )
 
 
-# Beside the verdict ---------------------------------------------------------------------------------------------------
+# ---- beside the verdict ----
 
 
 def compare_prompts(scores: ArrayLike) -> PromptTest:

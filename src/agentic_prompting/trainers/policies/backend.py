@@ -136,7 +136,7 @@ def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Ba
         end_of_turn_ids=trainer.eos_token_ids,
         prefix_cache_mb=trainer.args.prefix_cache_mb,
         on_callers_thread=True,
-        like=trainer.model,
+        architecture_of=trainer.model,
     )
 
     @contextmanager

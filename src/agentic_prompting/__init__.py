@@ -1,7 +1,8 @@
-"""agentic-prompting: language models that learn to prompt other language models well, on top of Hugging Face TRL.
+"""agentic-prompting: language models that learn to prompt other language models well, on top of
+Hugging Face TRL.
 
-Names are imported when they are first used, so that `import agentic_prompting` is instant and the parts that need no
-torch work without it.
+Names are imported when they are first used, so that `import agentic_prompting` is instant and the
+parts that need no torch work without it.
 """
 
 from importlib import import_module

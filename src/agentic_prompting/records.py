@@ -1,7 +1,8 @@
-"""Files that survive a crash: atomic writes, records as JSON Lines, SQLite shared by processes, and write locks.
+"""Files that survive a crash: atomic writes, records as JSON Lines, SQLite shared by processes, and
+write locks.
 
-At the top of the package, so that every folder can use it. A process that is killed while it appends leaves an
-incomplete line; readers skip it, and the next append removes it.
+At the top of the package, so that every folder can use it. A process that is killed while it
+appends leaves an incomplete line; readers skip it, and the next append removes it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SHARED: WeakSet[SharedFile] = WeakSet()
 
 
 def only_a_folder(name: str) -> bool:
-    """Whether the name of a model can only be a folder.
+    """Return whether the name of a model can only be a folder.
 
     A hub id has exactly one slash, and its first part is not a local folder.
     """
@@ -49,7 +50,10 @@ def only_a_folder(name: str) -> bool:
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
-    """Write `content` to `path` atomically (text as UTF-8). A crash during the write leaves the old content."""
+    """Write `content` to `path` atomically (text as UTF-8).
+
+    A crash during the write leaves the old content.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a file can be replaced atomically only within a file system.
@@ -59,7 +63,10 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 
 def digest(settings: Any) -> str:
-    """A hash of settings, 16 hexadecimal digits. Results may be resumed only if it is equal."""
+    """Return a hash of settings, 16 hexadecimal digits.
+
+    Results may be resumed only if it is equal.
+    """
     content = json.dumps(settings, sort_keys=True, default=repr)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -68,8 +75,8 @@ def digest(settings: Any) -> str:
 def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     """Lock a file or folder against other writing processes. Enter it before the first write.
 
-    The lock, `<path>.lock`, belongs to the operating system: it ends with the process, and a lock file that is
-    left behind locks nothing.
+    The lock, `<path>.lock`, belongs to the operating system: it ends with the process, and a lock
+    file that is left behind locks nothing.
 
     Args:
         path (`str` or `Path`): The file or folder.
@@ -99,12 +106,14 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
 
 
 class RecordFile:
-    """A file of JSON Lines that survives a crash. For one writer at a time; iterate over it to read the records.
+    """A file of JSON Lines that survives a crash.
+
+    For one writer at a time; iterate over it to read the records.
 
     Args:
         path (`str` or `Path`): The file. It is created, with its folders, by the first record.
-        sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the records are on
-            the disk, so that they survive a power failure.
+        sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the
+            records are on the disk, so that they survive a power failure.
     """
 
     def __init__(self, path: str | Path, sync: bool = False):
@@ -146,7 +155,8 @@ class RecordFile:
         """Iterate over the records, oldest first. A missing file has none.
 
         Raises:
-            `ValueError`: If a complete line is not a JSON object. The message names the file and the line.
+            `ValueError`: If a complete line is not a JSON object. The message names the file and
+                the line.
         """
         for number, line in enumerate(self._read_complete_lines(), start=1):
             yield self._decode_line(line, number)
@@ -163,7 +173,7 @@ class RecordFile:
         return record
 
     def _read_complete_lines(self) -> Iterator[bytes]:
-        """The lines that end with a line break."""
+        """Yield the lines that end with a line break."""
         if not self.path.exists():
             return
         # The size before reading, because another process may be appending.
@@ -199,11 +209,12 @@ def _encode_line(record: Mapping[str, Any]) -> bytes:
 
 
 class SharedFile:
-    """An SQLite file that several processes share, on a local disk: its write-ahead log does not work over NFS.
+    """An SQLite file that several processes share, on a local disk: its write-ahead log does not
+    work over NFS.
 
-    An unwritable file never fails a call or a checkpoint: records that cannot be written (locked, no space) stay
-    in memory until a later call, at the latest until the end of the process. Subclasses write their records in
-    `_write`.
+    An unwritable file never fails a call or a checkpoint: records that cannot be written (locked,
+    no space) stay in memory until a later call, at the latest until the end of the process.
+    Subclasses write their records in `_write`.
 
     Args:
         path (`Path`): The file. It is created, with its folders, by the first write.
@@ -233,8 +244,8 @@ class SharedFile:
         """Write all waiting records. Never raises a file error.
 
         Args:
-            at_once (`bool`, *optional*, defaults to `False`): Try again even if the last attempt has just
-                failed.
+            at_once (`bool`, *optional*, defaults to `False`): Try again even if the last attempt
+                has just failed.
         """
         with self._file_lock:
             # After an error, the file is left alone for a while.
@@ -260,13 +271,19 @@ class SharedFile:
         raise NotImplementedError
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection of this process. Call this and use the connection while holding `_file_lock`."""
+        """Return the connection of this process.
+
+        Call this and use the connection while holding `_file_lock`.
+        """
         if self._connection is None:
             self._connection = self._open()
         return self._connection
 
     def _begin_fork(self) -> None:
-        """Drop the parent's connection in a forked child. SQLite forbids the child to use or close it."""
+        """Drop the parent's connection in a forked child.
+
+        SQLite forbids the child to use or close it.
+        """
         self._left_by_fork.append(self._connection)
         self._connection = None
         # Another thread of the parent may have held the lock when the process was forked.

@@ -12,7 +12,7 @@ from .tasks import check_split
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name ends like a file of rows, rather than being the name of a data set."""
+    """Return whether a name ends like a file of rows, rather than being the name of a data set."""
     return Path(name).suffix.lower() in (*FILE_READERS, *UNSUPPORTED_SPREADSHEETS)
 
 

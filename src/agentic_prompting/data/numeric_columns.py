@@ -13,7 +13,7 @@ _SHORT_FLOAT = re.compile(r"half|float(?:16|32)?\b", re.IGNORECASE)
 
 
 def is_short_float(type_name: str) -> bool:
-    """Whether a column type of pandas or Arrow holds floats of 16 or 32 bits."""
+    """Return whether a column type of pandas or Arrow holds floats of 16 or 32 bits."""
     return _SHORT_FLOAT.search(type_name) is not None
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def is_user_data(name: object) -> bool:
-    """Whether this is data of the user's own, or a file of it, rather than the name of a data set.
+    """Return whether this is data of the user's own, or a file of it, rather than the name of a
+    data set.
 
     Args:
         name (`str`, or data): As for [`load_task`].

@@ -1,7 +1,8 @@
-"""Our metrics as an `evaluate.Metric`: `evaluate.load(METRIC_PATH, "token_f1")`, with or without a network.
+"""Our metrics as an `evaluate.Metric`: `evaluate.load(METRIC_PATH, "token_f1")`, with or without a
+network.
 
-The package does not import this file, because `evaluate` is slow to import. Its imports are absolute, because
-`evaluate.load` copies it to a cache and imports it from there.
+The package does not import this file, because `evaluate` is slow to import. Its imports are
+absolute, because `evaluate.load` copies it to a cache and imports it from there.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from agentic_prompting.evaluation.metrics import METRICS
 class AnswerMetric(evaluate.Metric):
     """A mean score of answers: `compute(predictions=[...], references=[[...], ...])`.
 
-    The references are the accepted answers of each prediction. `config_name`, the second argument of
-    `evaluate.load`, selects one of [`METRICS`]. `compute` returns the mean under this name; `n`, the number of
-    scored answers; and `ungraded`, the number of answers that could not be scored and are left out. Further
-    arguments of `compute` are passed to the metric (`encoder` for `semantic_similarity`).
+    The references are the accepted answers of each prediction. `config_name`, the second argument
+    of `evaluate.load`, selects one of [`METRICS`]. `compute` returns the mean under this name; `n`,
+    the number of scored answers; and `ungraded`, the number of answers that could not be scored and
+    are left out. Further arguments of `compute` are passed to the metric (`encoder` for
+    `semantic_similarity`).
 
     Raises:
         `ValueError`: If there is no such metric.

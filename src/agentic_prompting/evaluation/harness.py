@@ -1,7 +1,7 @@
 """`evaluate_agent`: evaluates systems on tasks, with several runs per question.
 
-Every answer is saved as soon as it arrives, so a run that was killed resumes where it stopped. Failed
-answers are counted separately and never scored as wrong.
+Every answer is saved as soon as it arrives, so a run that was killed resumes where it stopped.
+Failed answers are counted separately and never scored as wrong.
 """
 
 from __future__ import annotations
@@ -87,20 +87,22 @@ def evaluate_agent(
     Args:
         system ([`System`], `Callable` or `dict` of them by name): A [`System`], or a function from
             questions to answers (lists of texts). Wrap a [`PromptAgent`] in [`AgentSystem`].
-        tasks (`list`, `dict` or `datasets.Dataset`): Names that [`load_task`] accepts (`"hotpotqa"`,
-            or `"hotpotqa/validation"` with a split; the default split is `test` if it exists, else
-            `validation`), [`EvaluationTask`]s, rows by task name, or the rows of a single task (a data
-            set or a list of dicts).
+        tasks (`list`, `dict` or `datasets.Dataset`): Names that [`load_task`] accepts
+            (`"hotpotqa"`, or `"hotpotqa/validation"` with a split; the default split is `test` if
+            it exists, else `validation`), [`EvaluationTask`]s, rows by task name, or the rows of a
+            single task (a data set or a list of dicts).
         metrics (`list` or `dict`, *optional*): Names of [`METRICS`]; names, paths or objects of
-            `evaluate` metrics; functions. See [`find_metrics`]. Defaults to the metrics of each task.
-        n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`. `None` asks
-            all of them, and so does a task that has fewer. 128 is the paper's number (Appendix E).
+            `evaluate` metrics; functions. See [`find_metrics`]. Defaults to the metrics of each
+            task.
+        n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`. `None`
+            asks all of them, and so does a task that has fewer. 128 is the paper's number (Appendix
+            E).
         runs (`int`, *optional*, defaults to `3`): How often each question is asked, with the seeds
             `seed`, `seed + 1`, ... With two or more runs the results also contain pass@1 to
             pass@`runs`, the score of the majority answer, and the spread between runs.
         seed (`int`, *optional*, defaults to `0`): Seed of the samples and the runs.
-        output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer. Answers
-            that it already holds are not asked for again.
+        output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer.
+            Answers that it already holds are not asked for again.
         encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
 
@@ -108,9 +110,9 @@ def evaluate_agent(
         [`Evaluation`]
 
     Raises:
-        `ValueError`: Before any question is asked: if a task, split or metric does not exist, a row has
-            no question or no answers, `output` holds answers of another system, or another process is
-            writing to it.
+        `ValueError`: Before any question is asked: if a task, split or metric does not exist, a row
+            has no question or no answers, `output` holds answers of another system, or another
+            process is writing to it.
         [`EvaluationStopped`]: If a system fails in a way that affects all further questions.
     """
     if runs < 1 or (n is not None and n < 1):
@@ -207,7 +209,7 @@ def load_evaluation_task(
 
 
 def _list_tasks(tasks: object) -> list[str | EvaluationTask]:
-    """The tasks of [`evaluate_agent`] as a list of names and [`EvaluationTask`]s.
+    """Return the tasks of [`evaluate_agent`] as a list of names and [`EvaluationTask`]s.
 
     Raises:
         `ValueError`: If an entry is neither a name nor rows. The message explains how to pass it.
@@ -302,7 +304,9 @@ def _collect_answers(
     path: Path | None,
     progress: bool,
 ) -> list[Record]:
-    """All records of one system: those already on disk, and new ones for the other questions."""
+    """Return all records of one system: those already on disk, and new ones for the other
+    questions.
+    """
     # Answers of a system with other settings must not be mixed with those of this one.
     settings_digest = digest(system.settings)
     saved_records: dict[AnswerKey, Record] = {}

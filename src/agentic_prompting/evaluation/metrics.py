@@ -1,8 +1,10 @@
-"""Metrics: ours by name, those of the `evaluate` package, and functions. Each scores many answers at once.
+"""Metrics: ours by name, those of the `evaluate` package, and functions.
 
-The formulas of ours are in `rewards/`, because training uses them too, except for semantic similarity: the
-cosine of sentence embeddings, for answers that can be worded in many ways (Appendix F, SSim).
-`answer_metric.py` makes them loadable by `evaluate`.
+Each scores many answers at once.
+
+The formulas of ours are in `rewards/`, because training uses them too, except for semantic
+similarity: the cosine of sentence embeddings, for answers that can be worded in many ways (Appendix
+F, SSim). `answer_metric.py` makes them loadable by `evaluate`.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ Score = Callable[[Sequence[str], Sequence[Sequence[str]]], "Sequence[float | Non
 """Maps many answers and the accepted answers of each to their scores, in order."""
 
 Metric = Any
-"""A name (one of ours, or one for `evaluate.load`), the path of a metric's script, an `evaluate` object, or
-a [`Score`]."""
+"""A name (one of ours, or one for `evaluate.load`), the path of a metric's script, an `evaluate`
+object, or a [`Score`].
+"""
 
 
 def each(score: ItemScore) -> Score:
@@ -54,11 +57,15 @@ def each(score: ItemScore) -> Score:
 
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
-"""The released evaluation's model: 23 M parameters, 384 dimensions; texts are truncated to 256 tokens."""
+"""The released evaluation's model: 23 M parameters, 384 dimensions; texts are truncated to 256
+tokens.
+"""
 
 
 class Encoder(Protocol):
-    """Encodes texts as vectors, with the interface of sentence-transformers' `SentenceTransformer`."""
+    """Encodes texts as vectors, with the interface of sentence-transformers'
+    `SentenceTransformer`.
+    """
 
     @property
     def encode(self) -> Callable[..., Any]: ...
@@ -88,8 +95,9 @@ def semantic_similarity(
 ) -> list[float]:
     """Cosine similarity of each prediction with the nearest of its accepted answers, in [-1, 1].
 
-    Each distinct text is encoded once, all of them in batches. The similarity of an empty text is 1 with
-    another empty text and 0 with any other, because the encoder's vector for it depends on the padding.
+    Each distinct text is encoded once, all of them in batches. The similarity of an empty text is 1
+    with another empty text and 0 with any other, because the encoder's vector for it depends on the
+    padding.
 
     Args:
         predictions (`Sequence[str]`): Predicted answers.
@@ -151,7 +159,9 @@ METRICS: Mapping[str, Score] = {
 
 
 def judged(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The metric named `judged`: the judge's score in the record of each answer ([`Answer`]'s `judged`)."""
+    """Return the metric named `judged`: the judge's score in the record of each answer
+    ([`Answer`]'s `judged`).
+    """
     return [record.get("judged") for record in records]
 
 
@@ -168,16 +178,16 @@ def find_metrics(
     """Find metrics and return them as functions of answers, by name.
 
     Args:
-        metrics (`list` or `dict`): Names of [`METRICS`]; names or paths for `evaluate.load`; objects that
-            it returns; functions from answers and accepted answers to one score per answer. If a metric of
-            `evaluate` returns several numbers, select one: `"rouge:rougeL"`, or by its key in a `dict`,
-            `{"rougeL": evaluate.load("rouge")}`.
-        encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`, loaded once for all
-            calls.
+        metrics (`list` or `dict`): Names of [`METRICS`]; names or paths for `evaluate.load`;
+            objects that it returns; functions from answers and accepted answers to one score per
+            answer. If a metric of `evaluate` returns several numbers, select one: `"rouge:rougeL"`,
+            or by its key in a `dict`, `{"rougeL": evaluate.load("rouge")}`.
+        encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`, loaded once
+            for all calls.
 
     Raises:
-        `ValueError`: If a metric does not exist (the message lists those that do), does not compare texts,
-            or returns several numbers.
+        `ValueError`: If a metric does not exist (the message lists those that do), does not compare
+            texts, or returns several numbers.
         `ImportError`: If a metric needs a package that is not installed.
     """
     # In a list, each metric goes by its own name.
@@ -232,16 +242,17 @@ _LOWER_IS_BETTER = frozenset({"wer", "cer", "mer", "ter"})
 
 
 class EvaluateScore:
-    """A metric of the `evaluate` package as a [`Score`]: one number per answer, so that its mean has an interval.
+    """A metric of the `evaluate` package as a [`Score`]: one number per answer, so that its mean
+    has an interval.
 
-    The accepted answer with the best score counts. A metric that returns one number for many answers is
-    computed for each answer separately. For a corpus score such as BLEU this is the mean over answers, not
-    the score of the corpus.
+    The accepted answer with the best score counts. A metric that returns one number for many
+    answers is computed for each answer separately. For a corpus score such as BLEU this is the mean
+    over answers, not the score of the corpus.
 
     Args:
         module (`evaluate.EvaluationModule`): An object that `evaluate.load` returned.
-        key (`str`, *optional*): The number to use, if the metric returns several. Not needed if one of them
-            has the metric's name.
+        key (`str`, *optional*): The number to use, if the metric returns several. Not needed if one
+            of them has the metric's name.
         hint (`str`, *optional*): The key to use if the metric returns such a number.
 
     Raises:
@@ -268,7 +279,9 @@ class EvaluateScore:
         self.key, self.one_by_one = self._probe(key, hint)
 
     def _probe(self, key: str | None, hint: str | None) -> tuple[str, bool]:
-        """Find the number to use, and whether the metric returns one for all answers, by scoring two answers."""
+        """Find the number to use, and whether the metric returns one for all answers, by scoring
+        two answers.
+        """
         # Two answers tell a metric with a number for each from one with a number for all.
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
         computed = self._compute(["a b", "a c"], references)
@@ -319,7 +332,7 @@ class EvaluateScore:
         return scores
 
     def _compute_numbers(self, predictions: list[str], references: list[Any]) -> list[float | None]:
-        """One number per prediction; `None` if the metric cannot score it."""
+        """Return one number per prediction; `None` if the metric cannot score it."""
         # The metric returns a number for each answer, so one call computes them all.
         if predictions and not self.one_by_one:
             computed: Iterable[Any] = self._compute(predictions, references)[self.key]
@@ -358,5 +371,5 @@ def _are_numbers(value: object, n: int) -> bool:
 
 
 def _finite(value: float) -> float | None:
-    """A number as a plain float, or `None` if it is infinite or NaN."""
+    """Return a number as a plain float, or `None` if it is infinite or NaN."""
     return float(value) if math.isfinite(value) else None

@@ -1,7 +1,8 @@
-"""Statistics of several answers to one question beyond their mean: pass@k, the majority's answer, their spread.
+"""Statistics of several answers to one question beyond their mean: pass@k, the majority's answer,
+their spread.
 
-Pure functions of scores. A run that failed has no score and does not count as an attempt: a question with
-fewer than k scored runs is left out of every statistic that needs k of them.
+Pure functions of scores. A run that failed has no score and does not count as an attempt: a
+question with fewer than k scored runs is left out of every statistic that needs k of them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from typing import Any
 from ..rewards import normalize_answer
 
 RIGHT = 1.0 - 1e-6
-"""The lowest score of a right answer. Floating-point sums that stand for 1 are slightly below it."""
+"""The lowest score of a right answer.
+
+Floating-point sums that stand for 1 are slightly below it.
+"""
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The probability that at least one of `k` answers, drawn from `n` without replacement, is right.
+    """Return the probability that at least one of `k` answers, drawn from `n` without replacement,
+    is right.
 
-    The unbiased estimator of pass@k: 1 - C(n - right, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
+    The unbiased estimator of pass@k: 1 - C(n - right, k) / C(n, k) (Chen et al. 2021, arXiv
+    2107.03374).
 
     Args:
         n (`int`): Number of answers that have a score.
@@ -44,10 +50,11 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def mean_pass_at(groups: Iterable[Sequence[float | None]], k: int) -> float | None:
-    """The mean pass@k of groups of scores, or `None` if no group has `k` scores.
+    """Return the mean pass@k of groups of scores, or `None` if no group has `k` scores.
 
     Args:
-        groups (`Iterable`): Scores of each question's answers; `None` or NaN for an answer without a score.
+        groups (`Iterable`): Scores of each question's answers; `None` or NaN for an answer without
+            a score.
         k (`int`): Number of answers drawn, as in [`pass_at_k`].
     """
     estimates = []
@@ -83,14 +90,20 @@ def repeat_values(
     """Statistics of the runs of each question, by name and by the question's index.
 
     Args:
-        records (`Sequence[Mapping]`): Answers, with `run`, `place` (the question's index) and `answer`.
-        scores (`Sequence`): The score of each answer in one metric; `None` for an answer without a score.
-        is_binary (`bool`): Whether the metric is 0 or 1. Only such a metric has pass@k and a majority.
+        records (`Sequence[Mapping]`): Answers, with `run`, `place` (the question's index) and
+            `answer`.
+        scores (`Sequence`): The score of each answer in one metric; `None` for an answer without a
+            score.
+        is_binary (`bool`): Whether the metric is 0 or 1. Only such a metric has pass@k and a
+            majority.
 
     Returns:
-        `dict[str, dict[int, float]]`: For k runs `pass@1` to `pass@k`; `majority@k`, the score of the most
-        frequent answer (answers are equal if [`normalize_answer`] makes them so; of several answers that
-        are equally frequent, their mean score); and `spread`, the standard deviation of a question's scores
+        `dict[str, dict[int, float]]`: For k runs `pass@1` to `pass@k`; `majority@k`, the score of
+            the most
+        frequent answer (answers are equal if [`normalize_answer`] makes them so; of several answers
+            that
+        are equally frequent, their mean score); and `spread`, the standard deviation of a
+            question's scores
         (of two or more). Empty for a single run.
     """
     n_runs = len({record["run"] for record in records})
@@ -137,7 +150,7 @@ def _count_right(scores: Iterable[float]) -> int:
 
 
 def _score_majority(answers: Sequence[str | None], scores: Sequence[float]) -> float:
-    """The score of the most frequent answer, or 0 if no run has an answer.
+    """Return the score of the most frequent answer, or 0 if no run has an answer.
 
     A run without an answer has no vote.
     """

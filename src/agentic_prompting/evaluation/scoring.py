@@ -1,9 +1,11 @@
-"""From records to numbers: a score per question, a mean with its interval, differences between systems.
+"""From records to numbers: a score per question, a mean with its interval, differences between
+systems.
 
-A question's score is the mean over its runs. Runs of one question are not independent of each other, so
-intervals are over questions. Failed answers have no score; their number is always reported beside the mean.
-Shares (exact match, accuracy) have Wilson's interval, everything else (F1, rewards, turns) the bootstrap's.
-Differences are paired, because hard questions are hard for both systems.
+A question's score is the mean over its runs. Runs of one question are not independent of each
+other, so intervals are over questions. Failed answers have no score; their number is always
+reported beside the mean. Shares (exact match, accuracy) have Wilson's interval, everything else
+(F1, rewards, turns) the bootstrap's. Differences are paired, because hard questions are hard for
+both systems.
 """
 
 from __future__ import annotations
@@ -34,16 +36,17 @@ class Result:
 
     Args:
         system (`str`), task (`str`): Names of the system and the task.
-        values (`dict[str, dict[int, float]]`): By metric and index of the question, the mean over its runs.
-            A question without a score in any run is missing.
+        values (`dict[str, dict[int, float]]`): By metric and index of the question, the mean over
+            its runs. A question without a score in any run is missing.
         estimates (`dict[str, Estimate | None]`): By metric; `None` if nothing could be scored.
-        answers (`int`), failed (`int`): Number of questions times runs, and how many of these answers failed
-            and have no score.
+        answers (`int`), failed (`int`): Number of questions times runs, and how many of these
+            answers failed and have no score.
         ungraded (`dict[str, int]`): By metric, the number of answers that it could not grade.
-        calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered question.
+        calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered
+            question.
         fit_calls (`int`): Calls that were needed to make the system.
-        repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by metric and
-            name: `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
+        repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by
+            metric and name: `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
     """
 
     system: str
@@ -69,8 +72,8 @@ def score_records(
     The score of a failed answer is `None`, and so is one that a metric cannot compute.
 
     Args:
-        records (`Sequence[Mapping]`): Records with `answer` (and `whole`) or `error`, and with `answers`, the
-            accepted answers.
+        records (`Sequence[Mapping]`): Records with `answer` (and `whole`) or `error`, and with
+            `answers`, the accepted answers.
         metrics (`Mapping[str, Score]`): Metrics by name; see [`find_metrics`].
     """
     scores: dict[str, list[float | None]] = {}
@@ -105,13 +108,14 @@ async def score_rollouts(
     """Score finished episodes with a reward function of TRL's signature, plain or `async`.
 
     Args:
-        reward (`Callable`): Called with `prompts`, `completions` (the answers), `rollout` (the episodes) and
-            the columns of their rows, including those that an environment's `reset` added.
+        reward (`Callable`): Called with `prompts`, `completions` (the answers), `rollout` (the
+            episodes) and the columns of their rows, including those that an environment's `reset`
+            added.
         rollouts (`Sequence[Rollout]`): The episodes.
 
     Returns:
-        `list[float | None]`: `None` for a failed episode, which the function does not see, and where the
-            function returns `None`.
+        `list[float | None]`: `None` for a failed episode, which the function does not see, and
+            where the function returns `None`.
     """
     finished = [rollout for rollout in rollouts if rollout.error is None]
     if not finished:
@@ -139,7 +143,9 @@ async def score_rollouts(
 
 
 def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for failures."""
+    """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for
+    failures.
+    """
     scores: list[float | None] = []
     for record in records:
         # Only an agent's trajectory has turns, and only an answered record has a score.
@@ -218,7 +224,7 @@ def summarise(
 def _mean_per_question(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None]
 ) -> dict[int, float]:
-    """The mean score of each question over its runs, by index of the question."""
+    """Return the mean score of each question over its runs, by index of the question."""
     scores_by_question: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
@@ -288,7 +294,8 @@ class Estimate:
     """A mean with its confidence interval.
 
     Args:
-        mean (`float`), low (`float`), high (`float`): The mean over the items, and the ends of the interval.
+        mean (`float`), low (`float`), high (`float`): The mean over the items, and the ends of the
+            interval.
         n (`int`): Number of items.
     """
 
@@ -304,8 +311,8 @@ class Estimate:
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     """Wilson's score interval for a share.
 
-    Unlike the textbook mean ± 1.96 standard errors it stays within [0, 1] and does not shrink to nothing at 0 or n
-    successes (Wilson 1927).
+    Unlike the textbook mean ± 1.96 standard errors it stays within [0, 1] and does not shrink to
+    nothing at 0 or n successes (Wilson 1927).
 
     Args:
         successes (`int`): Number of items that succeeded.
@@ -339,15 +346,16 @@ def bootstrap_interval(
     """Percentile bootstrap interval for a mean.
 
     Args:
-        values (`Sequence[float]`): One number per item, at least one, all finite. Leave out failed items,
-            which have no value; `n` is then the number of items that have one.
-        level (`float`, *optional*, defaults to `0.95`): Nominal coverage. With fewer than about 30 items
-            the percentile method covers somewhat less.
+        values (`Sequence[float]`): One number per item, at least one, all finite. Leave out failed
+            items, which have no value; `n` is then the number of items that have one.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage. With fewer than about 30
+            items the percentile method covers somewhat less.
         n_resamples (`int`, *optional*, defaults to `2000`): Number of resamples.
         seed (`int`, *optional*, defaults to `0`): The same seed and values give the same interval.
 
     Raises:
-        `ValueError`: If there is no value or a value is not finite, `n_resamples` is below 1 or `level` not in (0, 1).
+        `ValueError`: If there is no value or a value is not finite, `n_resamples` is below 1 or
+            `level` not in (0, 1).
     """
     _check_level(level)
     if n_resamples < 1:
@@ -371,10 +379,10 @@ class PairedDifference:
     """The difference between two systems.
 
     Args:
-        difference ([`Estimate`]): Mean of (first - second) over the questions for which both have a score,
-            with its bootstrap interval.
-        wins (`int`), losses (`int`), ties (`int`): Questions on which the first system is better, worse,
-            equally good.
+        difference ([`Estimate`]): Mean of (first - second) over the questions for which both have a
+            score, with its bootstrap interval.
+        wins (`int`), losses (`int`), ties (`int`): Questions on which the first system is better,
+            worse, equally good.
         p_value (`float`): Two-sided p-value of McNemar's exact test; see [`mcnemar`].
         left_out (`int`): Questions for which only one of the systems has a score.
     """
@@ -424,10 +432,11 @@ def paired_difference(
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """McNemar's exact test: the probability of a split of wins and losses at least as uneven, if neither is better.
+    """McNemar's exact test: the probability of a split of wins and losses at least as uneven, if
+    neither is better.
 
-    Ties carry no information. For scores that are not 0 or 1 (means over several runs, F1) the value is that
-    of the sign test.
+    Ties carry no information. For scores that are not 0 or 1 (means over several runs, F1) the
+    value is that of the sign test.
 
     Returns:
         `float`: The two-sided p-value; 1.0 if the systems never differ.

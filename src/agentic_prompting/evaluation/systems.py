@@ -1,7 +1,9 @@
-"""The systems to evaluate, from questions to [`Answer`]s: a prompted model, an agent, ProRefine, any function.
+"""The systems to evaluate, from questions to [`Answer`]s: a prompted model, an agent, ProRefine,
+any function.
 
-An answer distinguishes three outcomes: an answer (a text), none (the system was asked and gave no answer:
-wrong), and a failure (an outage or a spent budget, which is not the system's fault: no score).
+An answer distinguishes three outcomes: an answer (a text), none (the system was asked and gave no
+answer: wrong), and a failure (an outage or a spent budget, which is not the system's fault: no
+score).
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ class Answer:
 
     Args:
         text (`str`, *optional*): The answer, or `None` if the system gave no answer.
-        whole (`str`, *optional*): The reply that contains the answer, for metrics that read it themselves.
+        whole (`str`, *optional*): The reply that contains the answer, for metrics that read it
+            themselves.
         judged (`float`, *optional*): A judge's verdict, 1.0 or 0.0, if a judge was asked.
         error (`str`, *optional*): Why there is nothing to score.
-        fatal (`bool`, *optional*, defaults to `False`): Whether the error affects all further questions.
-        calls (`int`), cached (`int`): Model calls, and how many of them were replayed without payment.
+        fatal (`bool`, *optional*, defaults to `False`): Whether the error affects all further
+            questions.
+        calls (`int`), cached (`int`): Model calls, and how many of them were replayed without
+            payment.
         tokens (`int`), cost_usd (`float`): Tokens read and written, and their cost.
         worth_usd (`float`, *optional*): Cost without replayed calls. Defaults to `cost_usd`.
         seconds (`float`): Time from question to answer.
@@ -68,7 +73,8 @@ class System:
     """A system that answers questions. A subclass overrides `async def answer` or `answer_batch`.
 
     Attributes:
-        fit_calls (`int`): Model calls that were needed to make the system (prompt optimisation), for the table.
+        fit_calls (`int`): Model calls that were needed to make the system (prompt optimisation),
+            for the table.
         max_in_flight (`int`): Largest number of questions in flight.
         batch_size (`int`): Questions per call of `answer_batch`. Answers are saved after each call.
     """
@@ -101,7 +107,8 @@ class System:
 
         Args:
             rows (`Sequence[Mapping]`): The questions.
-            seed (`int`, *optional*, defaults to `0`): Seed of the run. A different seed draws different samples.
+            seed (`int`, *optional*, defaults to `0`): Seed of the run. A different seed draws
+                different samples.
         """
         # A system with `answer_batch` answers batch by batch, every other one question by question.
         has_batches = type(self).answer_batch is not System.answer_batch
@@ -114,7 +121,10 @@ class System:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that identify this system, JSON-able. Only results with equal settings are resumed."""
+        """The settings that identify this system, JSON-able.
+
+        Only results with equal settings are resumed.
+        """
         return {"class": type(self).__name__}
 
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
@@ -136,10 +146,10 @@ class FunctionSystem(System):
     """Makes a function of texts a system.
 
     Args:
-        function (`Callable[[list[str]], Sequence[str | None]]`): Maps questions to answers, in order. An
-            exception fails all questions of the call.
-        batch_size (`int`, *optional*, defaults to `32`): Questions per call. Answers are saved after each
-            call.
+        function (`Callable[[list[str]], Sequence[str | None]]`): Maps questions to answers, in
+            order. An exception fails all questions of the call.
+        batch_size (`int`, *optional*, defaults to `32`): Questions per call. Answers are saved
+            after each call.
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[str | None]], batch_size: int = 32):
@@ -187,7 +197,8 @@ class PromptedSystem(System):
     The prompt may be empty (direct), ask for a chain of thought, or come from an optimiser.
 
     Args:
-        chat ([`ChatModel`]): The model. Each question is a separate conversation; they run concurrently.
+        chat ([`ChatModel`]): The model. Each question is a separate conversation; they run
+            concurrently.
         prompt (`str`, *optional*): The system message.
         fit_calls (`int`, *optional*, defaults to `0`): Calls that were needed to find the prompt.
         max_in_flight (`int`, *optional*, defaults to `64`): Largest number of questions in flight.
@@ -251,9 +262,10 @@ class AgentSystem(System):
 
     Args:
         agent ([`PromptAgent`]): The agent.
-        name (`str`): Identifies the agent's results: the folder it was loaded from, and its environment.
-        batch_size (`int`, *optional*, defaults to `64`): Episodes played together. Answers are saved after
-            each batch.
+        name (`str`): Identifies the agent's results: the folder it was loaded from, and its
+            environment.
+        batch_size (`int`, *optional*, defaults to `64`): Episodes played together. Answers are
+            saved after each batch.
     """
 
     def __init__(self, agent: Agent, name: str, batch_size: int = 64):
@@ -308,7 +320,10 @@ class ProRefineSystem(System):
 
 
 def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
-    """The answer in the last reply, with the usage of all of them. A failed call makes a failed answer."""
+    """Return the answer in the last reply, with the usage of all of them.
+
+    A failed call makes a failed answer.
+    """
     # A failed answer was paid for as well, so it has its usage.
     answer = Answer(**_sum_usage(replies), seconds=seconds, trajectory=trajectory)
     for reply in replies:
@@ -320,7 +335,7 @@ def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any 
 
 
 def answer_of_rollout(rollout: Rollout, seconds: float) -> Answer:
-    """The answer of an episode.
+    """Return the answer of an episode.
 
     Args:
         rollout ([`Rollout`]): The finished episode.
@@ -338,7 +353,10 @@ def answer_of_rollout(rollout: Rollout, seconds: float) -> Answer:
 
 
 def answer_of_refinement(result: RefinementResult) -> Answer:
-    """The answer of a refined question. If a failure ended the refinement early, the best answer so far."""
+    """Return the answer of a refined question.
+
+    If a failure ended the refinement early, the best answer so far.
+    """
     has_failed = result.error is not None and not result.finish_reason
     usage = result.usage.values()
     # The usage of all roles together.

@@ -28,8 +28,8 @@ class Comparison:
 
     Args:
         task (`str`), metric (`str`): Names of the task and the metric.
-        first (`str`), second (`str`): Display names of the systems. A positive difference means that the
-            first one is better.
+        first (`str`), second (`str`): Display names of the systems. A positive difference means
+            that the first one is better.
         paired ([`PairedDifference`]): The difference.
     """
 
@@ -41,7 +41,9 @@ class Comparison:
 
 
 def save_run(folder: str | Path, evaluation: Evaluation) -> None:
-    """Save what [`load_run`] needs besides the answers: metrics of each task, calls to make each system."""
+    """Save what [`load_run`] needs besides the answers: metrics of each task, calls to make each
+    system.
+    """
     # Metrics by task, and the calls to make each system, in a form that JSON can hold.
     metric_names: dict[str, list[str]] = {}
     fit_calls: dict[str, int] = {}
@@ -64,7 +66,8 @@ def load_run(
     Args:
         folder (`str` or `Path`): Folder with the answers and the file of [`save_run`].
         encoder (`str` or [`Encoder`], *optional*): Encoder for `semantic_similarity`.
-        metrics (`dict`, *optional*): Metrics that cannot be loaded by name (functions and objects), by name.
+        metrics (`dict`, *optional*): Metrics that cannot be loaded by name (functions and objects),
+            by name.
 
     Raises:
         `FileNotFoundError`: If the folder contains no finished evaluation.
@@ -99,8 +102,8 @@ def compare_systems(evaluation: Evaluation, baseline: str | Mapping[str, str]) -
 
     Args:
         evaluation ([`Evaluation`]): The results.
-        baseline (`str` or `dict`): The system to compare with, or a different one for each system by name.
-            Systems that the `dict` does not contain are left out.
+        baseline (`str` or `dict`): The system to compare with, or a different one for each system
+            by name. Systems that the `dict` does not contain are left out.
 
     Raises:
         `ValueError`: If the evaluation does not contain a baseline.
@@ -188,14 +191,15 @@ Extra = Callable[[Result], Mapping[str, str]]
 
 
 def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> Table:
-    """One row per task and system: metrics with their intervals, numbers of answers, cost.
+    """Return one row per task and system: metrics with their intervals, numbers of answers, cost.
 
-    `answered` is the number of questions times runs minus the answers that `failed`; a failed answer is not
-    part of any mean.
+    `answered` is the number of questions times runs minus the answers that `failed`; a failed
+    answer is not part of any mean.
 
     Args:
         evaluation ([`Evaluation`]): The results.
-        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, after the metrics.
+        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, after the
+            metrics.
     """
     # Columns: all metrics of all tasks, in the order in which they occur.
     metrics: list[str] = []
@@ -227,7 +231,9 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per comparison: the difference with its interval, wins, losses and ties, and McNemar's p."""
+    """Return one row per comparison: the difference with its interval, wins, losses and ties, and
+    McNemar's p.
+    """
     table = []
     # The first system minus the second one, so a positive difference is in favour of the first.
     for comparison in comparisons:
@@ -249,8 +255,8 @@ def differences_table(comparisons: Sequence[Comparison]) -> Table:
 def repeats_table(evaluation: Evaluation) -> Table:
     """Statistics of several runs: one row per task, system and metric.
 
-    The columns are pass@k, majority@k and the spread between runs, each with its interval over the questions.
-    Empty if each question was asked once.
+    The columns are pass@k, majority@k and the spread between runs, each with its interval over the
+    questions. Empty if each question was asked once.
     """
     # The metric with the most statistics determines the order of the columns.
     statistics_of_metrics: list[dict[str, Estimate]] = []

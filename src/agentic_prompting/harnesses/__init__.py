@@ -1,4 +1,6 @@
-"""Command-line agents: commands in work folders of their own, isolated with bubblewrap, and the settings of known ones."""
+"""Command-line agents: commands in work folders of their own, isolated with bubblewrap, and the
+settings of known ones.
+"""
 
 from .command import CommandFailed
 from .command_program import SOLUTION_COLUMNS, CommandProgram

@@ -1,12 +1,14 @@
 """[`Sandbox`]: the command line of `bwrap` (bubblewrap) that confines the command of one rollout.
 
-The sandbox has the system's programs, the installation of the command's own program, the paths that the command names,
-and a `/tmp` with the rollout's home and work folder. Only `/tmp` can be written. Everything else of the file system is
-not there: other rollouts, the run's output, data sets, sockets of services.
+The sandbox has the system's programs, the installation of the command's own program, the paths that
+the command names, and a `/tmp` with the rollout's home and work folder. Only `/tmp` can be written.
+Everything else of the file system is not there: other rollouts, the run's output, data sets,
+sockets of services.
 
-A trainer that runs as root starts the command as another user. The reason is that root without capabilities still owns
-root's files: the kernel's settings below `/proc`, `/etc/shadow`. Two `bwrap`s do it: the outer one shows the files
-(which may lie in root's home), `setpriv` changes the user, the inner one confines.
+A trainer that runs as root starts the command as another user. The reason is that root without
+capabilities still owns root's files: the kernel's settings below `/proc`, `/etc/shadow`. Two
+`bwrap`s do it: the outer one shows the files (which may lie in root's home), `setpriv` changes the
+user, the inner one confines.
 """
 
 from __future__ import annotations
@@ -68,12 +70,13 @@ class Sandbox:
     Args:
         tmp (`Path`): The folder that the command has as `/tmp`.
         cwd (`str`): Its current directory.
-        shows (`Iterable[str]`, *optional*): Files and folders that it can read, at the same paths, beside the system's.
+        shows (`Iterable[str]`, *optional*): Files and folders that it can read, at the same paths,
+            beside the system's.
         hides (`Iterable[str]`, *optional*): Files and folders in these that it sees empty.
         network (`bool`, *optional*, defaults to `False`): Whether it has the system's network.
         name_server (`Path`, *optional*): A `resolv.conf` that takes the place of the system's.
-        names_listener (`Sequence[str]`, *optional*): A command that listens as a name server in the sandbox's network,
-            and then executes the command behind it.
+        names_listener (`Sequence[str]`, *optional*): A command that listens as a name server in the
+            sandbox's network, and then executes the command behind it.
     """
 
     tmp: Path
@@ -85,11 +88,12 @@ class Sandbox:
     names_listener: Sequence[str] = ()
 
     def command_line(self, launcher: Sequence[str], filter_descriptor: int) -> list[str]:
-        """The command line that runs `launcher` in the sandbox.
+        """Return the command line that runs `launcher` in the sandbox.
 
         Args:
             launcher (`Sequence[str]`): A command.
-            filter_descriptor (`int`): A descriptor of the filter of system calls, which the process must inherit.
+            filter_descriptor (`int`): A descriptor of the filter of system calls, which the process
+                must inherit.
         """
         confine = ["bwrap", *self._show_files()]
         before: list[str] = []
@@ -103,7 +107,7 @@ class Sandbox:
         return [*before, *confine, *self._confine(filter_descriptor), "--", *launcher]
 
     def _change_user(self) -> list[str]:
-        """The command in front that shows the files and gives up the rights of root."""
+        """Return the command in front that shows the files and gives up the rights of root."""
         user = str(UNPRIVILEGED_USER)
         return [
             "bwrap",
@@ -125,8 +129,11 @@ class Sandbox:
         ]
 
     def _open_network(self) -> list[str]:
-        """The command in front that opens a network in which the port of name servers can be listened at. Inside of
-        the sandbox no capability for that is left."""
+        """Return the command in front that opens a network in which the port of name servers can be
+        listened at.
+
+        Inside of the sandbox no capability for that is left.
+        """
         return [
             *("bwrap", "--unshare-user", "--unshare-net", "--unshare-pid", "--die-with-parent"),
             *("--cap-add", "CAP_NET_BIND_SERVICE", "--dev-bind", "/", "/", "--"),
@@ -134,7 +141,7 @@ class Sandbox:
         ]
 
     def _confine(self, filter_descriptor: int) -> list[str]:
-        """Options for everything but the files."""
+        """Return options for everything but the files."""
         # New namespaces of every kind, and none that the command could open within them.
         arguments = [
             "--unshare-all",
@@ -160,7 +167,10 @@ class Sandbox:
         return arguments
 
     def _show_files(self) -> list[str]:
-        """Options for the files. A path may lie below another one, shown or hidden: the deeper one counts."""
+        """Return options for the files.
+
+        A path may lie below another one, shown or hidden: the deeper one counts.
+        """
         options = self._option_by_path()
         arguments: list[str] = []
         hidden_folders = []
@@ -202,7 +212,9 @@ class Sandbox:
         return [*arguments, "--perms", "0755", "--dir", "/run"]
 
     def _option_by_path(self) -> dict[str, str]:
-        """How each path is mounted: `--ro-bind` (shown), `--tmpfs` (hidden) or `--bind` (`/tmp`)."""
+        """Return how each path is mounted: `--ro-bind` (shown), `--tmpfs` (hidden) or `--bind`
+        (`/tmp`).
+        """
         shown_paths = {*SYSTEM_PATHS, *map(os.path.normpath, self.shows)}
         if self.network:  # a link into /run on many systems
             shown_paths.add(os.path.realpath("/etc/resolv.conf"))
@@ -222,7 +234,7 @@ class Sandbox:
 
 @cache
 def why_unavailable(network: bool = False) -> str:
-    """Why commands cannot be confined here; empty if they can. Tried once."""
+    """Return why commands cannot be confined here; empty if they can. Tried once."""
     if shutil.which("bwrap") is None:
         return "there is no program bwrap in PATH"
     if not seccomp.is_supported():
@@ -251,8 +263,8 @@ def why_unavailable(network: bool = False) -> str:
 
 
 def paths_of(command: Sequence[str]) -> set[str]:
-    """The paths that a command needs: those that it names, the installation of its program, the programs in `PATH`, and
-    this interpreter, in which the launcher runs.
+    """Return the paths that a command needs: those that it names, the installation of its program,
+    the programs in `PATH`, and this interpreter, in which the launcher runs.
 
     Args:
         command (`Sequence[str]`): As its user wrote it. Filled with a row, it could name any path.
@@ -278,7 +290,9 @@ def paths_of(command: Sequence[str]) -> set[str]:
 
 
 def _may_be_shown(path: str) -> bool:
-    """Whether a path is of the disk: not everything, and no folder that the sandbox has itself."""
+    """Return whether a path is of the disk: not everything, and no folder that the sandbox has
+    itself.
+    """
     return os.path.normpath(path) != "/" and Path(path).parts[1] not in (
         "proc",
         "dev",
@@ -288,7 +302,9 @@ def _may_be_shown(path: str) -> bool:
 
 
 def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:
-    """The installations of a program and of what it leads to: the target of a link, the interpreter of a script."""
+    """Yield the installations of a program and of what it leads to: the target of a link, the
+    interpreter of a script.
+    """
     yield program
     yield from _installation_around(os.path.dirname(program))
     if depth == _MOST_STEPS:
@@ -305,7 +321,7 @@ def _paths_of_program(program: str, depth: int = 0) -> Iterator[str]:
 
 
 def _interpreter_of(program: str) -> str | None:
-    """The interpreter that the first line of a script names."""
+    """Return the interpreter that the first line of a script names."""
     try:
         with open(program, "rb") as file:
             line = os.fsdecode(file.readline(256))
@@ -325,7 +341,7 @@ def _interpreter_of(program: str) -> str | None:
 
 
 def _installation_around(folder: str) -> Iterator[str]:
-    """The parts of the installation whose programs are in a folder."""
+    """Yield the parts of the installation whose programs are in a folder."""
     path = Path(folder)
     if "node_modules" in path.parts:  # of npm: packages find each other there
         end = len(path.parts) - path.parts[::-1].index("node_modules")
@@ -343,12 +359,14 @@ def _installation_around(folder: str) -> Iterator[str]:
 
 
 def _deepest_above(path: str, paths: Collection[str]) -> str | None:
-    """The deepest of some paths that a path lies in."""
+    """Return the deepest of some paths that a path lies in."""
     return next((str(parent) for parent in Path(path).parents if str(parent) in paths), None)
 
 
 def _make_parents(path: str) -> list[str]:
-    """Options that create the folders above a path; those that bwrap creates by itself may be closed to others."""
+    """Return options that create the folders above a path; those that bwrap creates by itself may
+    be closed to others.
+    """
     arguments = []
     # From the outermost folder inwards, without the root.
     for parent in reversed(Path(path).parents[:-1]):

@@ -1,8 +1,9 @@
-"""[`ControlGroup`]: limits of the kernel's control groups (version 2) for all processes of one rollout together.
+"""[`ControlGroup`]: limits of the kernel's control groups (version 2) for all processes of one
+rollout together.
 
-Control groups count all memory, also that of files in memory, which belongs to no process. They need a group that this
-process may divide: as root it usually can, in a container mostly not, else where systemd delegates one
-(`systemd-run --user --scope agentic-prompting train ...`).
+Control groups count all memory, also that of files in memory, which belongs to no process. They
+need a group that this process may divide: as root it usually can, in a container mostly not, else
+where systemd delegates one (`systemd-run --user --scope agentic-prompting train ...`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ControlGroup:
 
     @classmethod
     def create(cls, max_memory: int, max_processes: int) -> ControlGroup | None:
-        """A group with limits; `None` where this process may create none."""
+        """Create a group with limits; return `None` where this process may create none."""
         parent = _parent_group(os.getpid())
         if parent is None:
             return None
@@ -57,7 +58,7 @@ class ControlGroup:
             self._write("cgroup.procs", process)
 
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel has ended a process of the group because of its limit."""
+        """Return whether the kernel has ended a process of the group because of its limit."""
         with contextlib.suppress(OSError):
             events = dict(
                 line.split() for line in (self.folder / "memory.events").read_text().splitlines()
@@ -66,7 +67,10 @@ class ControlGroup:
         return False
 
     def close(self) -> None:
-        """Remove the group. Its processes have ended, but the kernel may still be about to notice."""
+        """Remove the group.
+
+        Its processes have ended, but the kernel may still be about to notice.
+        """
         deadline = time.monotonic() + _SECONDS_TO_CLOSE
         # A group can be removed when the kernel counts no process in it.
         while self.folder.exists() and time.monotonic() < deadline:
@@ -81,7 +85,9 @@ class ControlGroup:
 
 @cache
 def _parent_group(pid: int) -> Path | None:
-    """A group in which this process may create others with a limit of memory: its own, or the one around it."""
+    """Return a group in which this process may create others with a limit of memory: its own, or
+    the one around it.
+    """
     current_group = None
     with contextlib.suppress(OSError):  # there is no /proc outside of Linux
         current_group = _own_group(
@@ -111,7 +117,9 @@ def _parent_group(pid: int) -> Path | None:
 
 
 def _own_group(groups: str, mounts: str) -> Path | None:
-    """The folder of this process's group of version 2, from the texts of `/proc/self/cgroup` and `mountinfo`."""
+    """Return the folder of this process's group of version 2, from the texts of `/proc/self/cgroup`
+    and `mountinfo`.
+    """
     name = next((line[3:] for line in groups.splitlines() if line.startswith("0::")), None)
     for line in mounts.splitlines():
         # Behind ` - ` come the type and the source, in front of it the root and the folder.

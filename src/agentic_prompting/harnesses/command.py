@@ -57,16 +57,19 @@ async def run_command(
     """Run a command for one rollout, and end all its processes with it.
 
     Args:
-        command (`Sequence[str]`): Program and arguments. `{column}` in an argument is that column of the row.
+        command (`Sequence[str]`): Program and arguments. `{column}` in an argument is that column
+            of the row.
         row (`dict`): The row, without the columns that the command must not see.
         address (`dict`): `base_url` and `api_key`, and what else the templates of a harness name.
         folders ([`RolloutWorkspace`]): Its folders and its limits.
         harness ([`Harness`], *optional*): The settings, if the command is a harness.
-        system_prompt (`str`, *optional*): The run's system prompt, for a harness that has a file for it.
+        system_prompt (`str`, *optional*): The run's system prompt, for a harness that has a file
+            for it.
         on_start (`Callable`, *optional*): Awaited when the command runs.
 
     Returns:
-        `str`, `dict` or `None`: Its answer, as [`read_output`] reads it; of a harness always a text.
+        `str`, `dict` or `None`: Its answer, as [`read_output`] reads it; of a harness always a
+            text.
 
     Raises:
         [`CommandFailed`]: The exit code is not 0.
@@ -120,11 +123,12 @@ async def run_command(
 
 
 def read_output(line: str) -> str | dict[str, Any]:
-    """The answer in the last line of a command's output.
+    """Return the answer in the last line of a command's output.
 
-    The policy may have written that line, so it is data and nothing else: no line fails the rollout, and none sets a
-    reward. A text stays that text (`12.50`, `1e3`, `[1, 2]`). A JSON object with an `answer` that is a text or a number
-    has its answer there, and its other fields are kept beside it.
+    The policy may have written that line, so it is data and nothing else: no line fails the
+    rollout, and none sets a reward. A text stays that text (`12.50`, `1e3`, `[1, 2]`). A JSON
+    object with an `answer` that is a text or a number has its answer there, and its other fields
+    are kept beside it.
 
     Returns:
         `str` or `dict`: The text, or the object with `answer` as a text.
@@ -152,12 +156,14 @@ def read_output(line: str) -> str | dict[str, Any]:
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can hold, and no tokenizer and no file takes."""
+    """Replace halves of surrogate pairs, which JSON can hold, and no tokenizer and no file
+    takes.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_float(text: str) -> float | str:
-    """A number of JSON; as its text where no float has its value (1e400)."""
+    """Return a number of JSON; as its text where no float has its value (1e400)."""
     number = float(text)
     if math.isfinite(number):
         return number
@@ -165,16 +171,17 @@ def _read_float(text: str) -> float | str:
 
 
 def _read_int(text: str) -> int | str:
-    """An integer of JSON; as its text where Python refuses to read so many digits."""
+    """Return an integer of JSON; as its text where Python refuses to read so many digits."""
     if len(text) < _MAX_INTEGER_DIGITS:
         return int(text)
     return text
 
 
 def _fill_argument(template: str, values: Mapping[str, Any]) -> str:
-    """An argument of the command.
+    """Return an argument of the command.
 
-    A value at its beginning is never read as an option: one that begins with `-` gets a space in front.
+    A value at its beginning is never read as an option: one that begins with `-` gets a space in
+    front.
     """
     text = fill(template, **values)
     if text.startswith("-") and not template.startswith("-"):
@@ -183,7 +190,9 @@ def _fill_argument(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _address_variables(harness: Harness | None, values: Mapping[str, Any]) -> dict[str, str]:
-    """How the command learns of the address: a harness by its own settings, any other by each vendor's variables."""
+    """Return how the command learns of the address: a harness by its own settings, any other by
+    each vendor's variables.
+    """
     if harness is not None:
         return {name: fill(text, **values) for name, text in harness.environment.items()}
     return {variable: str(values[name]) for variable, name in _VENDOR_VARIABLES.items()}
@@ -203,14 +212,14 @@ def _write_settings(
 
 
 def _complaint(out: BinaryIO, err: BinaryIO) -> str:
-    """The end of what a command that failed wrote."""
+    """Return the end of what a command that failed wrote."""
     # Some commands write their errors to the standard output.
     complaint = _tail(err, 2**12).strip() or _tail(out, 2**12).strip()
     return complaint[-_MAX_COMPLAINT_LENGTH:]
 
 
 def _last_line(file: BinaryIO) -> str:
-    """The last line that is not blank.
+    """Return the last line that is not blank.
 
     Raises:
         [`LimitExceeded`]: It is longer than an answer may be.
@@ -228,7 +237,7 @@ def _last_line(file: BinaryIO) -> str:
 
 
 def _tail(file: BinaryIO, size: int) -> str:
-    """The end of a file, at most `size` bytes of it."""
+    """Return the end of a file, at most `size` bytes of it."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - size))
     return file.read().decode("utf-8", "replace")

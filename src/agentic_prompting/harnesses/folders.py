@@ -1,11 +1,13 @@
-"""Folders of rollouts: this process's own, what a row puts into one, and what may be left in one by an agent.
+"""Folders of rollouts: this process's own, what a row puts into one, and what may be left in one by
+an agent.
 
     agentic-prompting-1000/     # of a user, in the system's folder for temporary files
       1234-ab12/lock            # of a trainer's process, which holds the lock: the next start removes what has none
       1234-ab12/7/              # of rollout 7
 
-An agent can leave anything: links, pipes, folders that are closed or too deep for Python's recursion and for the names
-that the system takes. Whole trees are therefore changed and removed by `chmod` and `rm`, which know no such limits.
+An agent can leave anything: links, pipes, folders that are closed or too deep for Python's
+recursion and for the names that the system takes. Whole trees are therefore changed and removed by
+`chmod` and `rm`, which know no such limits.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _SECONDS_TO_REMOVE = 10.0
 
 
 def base_folder() -> Path:
-    """The folder of this user, in the system's folder for temporary files."""
+    """Return the folder of this user, in the system's folder for temporary files."""
     return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
 
 
@@ -47,7 +49,10 @@ _locks: list[TextIO] = []  # files that are held open as long as the process liv
 
 @cache
 def process_folder(pid: int) -> Path:
-    """The folder of a process, created. Those of processes that were killed are removed with what is left."""
+    """Return the folder of a process, created.
+
+    Those of processes that were killed are removed with what is left.
+    """
     base = base_folder()
     base.mkdir(mode=0o700, exist_ok=True)
     # Anyone can create this path in a shared folder before this user does.
@@ -86,7 +91,9 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def kill_processes_of(folder: Path) -> None:
-    """Kill the processes whose environment names a folder: outside of a sandbox they may outlive their rollout."""
+    """Kill the processes whose environment names a folder: outside of a sandbox they may outlive
+    their rollout.
+    """
     # With the slash, the folder of rollout 1 is not found in that of rollout 10.
     mark = os.fsencode(folder) + b"/"
     for environment in Path("/proc").glob("[0-9]*/environ"):
@@ -99,7 +106,10 @@ def kill_processes_of(folder: Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries below a folder. Links are not followed, and folders too deep ([`is_too_deep`]) are not opened."""
+    """Yield the entries below a folder.
+
+    Links are not followed, and folders too deep ([`is_too_deep`]) are not opened.
+    """
     top = os.fspath(folder).rstrip("/")
     # A list in the place of recursion: an agent decides how deep the folders are.
     waiting = [top]
@@ -116,7 +126,7 @@ def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def is_too_deep(path: str, top: str | Path) -> bool:
-    """Whether a folder lies so deep below another one that it is not looked into."""
+    """Return whether a folder lies so deep below another one that it is not looked into."""
     below = path[len(os.fspath(top)) :]
     return below.count("/") > MAX_DEPTH or len(os.fsencode(path)) > _MAX_PATH
 
@@ -124,11 +134,13 @@ def is_too_deep(path: str, top: str | Path) -> bool:
 def tidy(folder: Path) -> bool:
     """Make everything below a folder readable, with no way out of it.
 
-    Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a reader), and folders
-    that are too deep. No file keeps the rights of its owner for whoever runs it (setuid).
+    Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a
+    reader), and folders that are too deep. No file keeps the rights of its owner for whoever runs
+    it (setuid).
 
     Returns:
-        `bool`: Whether all folders could be looked into; if not, those that are too deep are removed.
+        `bool`: Whether all folders could be looked into; if not, those that are too deep are
+            removed.
     """
     # Open folders that the agent closed, and take away setuid, setgid and sticky bits.
     _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
@@ -153,7 +165,9 @@ def tidy(folder: Path) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """A folder that this process can use, in the place of whatever an agent has put there."""
+    """Create a folder that this process can use, in the place of whatever an agent has put
+    there.
+    """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         path.mkdir()
@@ -173,8 +187,11 @@ def _stays_in(link: str, top: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, also where an agent took away the right to. Never raises: what cannot be removed is
-    logged. After some seconds the removal goes on by itself: a hundred thousand folders take minutes on some disks."""
+    """Remove a file or a folder, also where an agent took away the right to.
+
+    Never raises: what cannot be removed is logged. After some seconds the removal goes on by
+    itself: a hundred thousand folders take minutes on some disks.
+    """
     # Forget the removals that have ended since the last call.
     _removals[:] = [removal for removal in _removals if removal.poll() is None]
 
@@ -211,7 +228,7 @@ def give_to(user: int, folder: Path) -> None:
 
 
 def _run(tool: str, *arguments: str | Path) -> bool:
-    """Whether a command of the system succeeds. Its last argument is a path."""
+    """Return whether a command of the system succeeds. Its last argument is a path."""
     *options, path = map(str, arguments)
     completed = subprocess.run(
         [tool, *options, "--", path], stdin=subprocess.DEVNULL, capture_output=True
@@ -223,13 +240,15 @@ def _run(tool: str, *arguments: str | Path) -> bool:
 
 
 def fill_folder(folder: Path, files: Any, source: str | None) -> None:
-    """Write files of a row into a folder. What an agent left at their paths goes, links that lead elsewhere too.
+    """Write files of a row into a folder.
+
+    What an agent left at their paths goes, links that lead elsewhere too.
 
     Args:
         folder (`Path`): An existing folder.
         files (`dict`, `str` or `None`): Texts by path; or the path of a folder or of a git bundle.
-        source (`str`, *optional*): The folder that such a path must lie in. A row comes with a data set, perhaps from
-            elsewhere: without a source it may name no path of this machine.
+        source (`str`, *optional*): The folder that such a path must lie in. A row comes with a data
+            set, perhaps from elsewhere: without a source it may name no path of this machine.
 
     Raises:
         [`ServerFailed`]: They cannot be written, or the row does not say what they are.
@@ -248,7 +267,9 @@ def fill_folder(folder: Path, files: Any, source: str | None) -> None:
 
 
 def source_path(files: Any, source: str | None) -> Path | None:
-    """The path of this machine that a row's files name; `None` if they name none that is allowed."""
+    """Return the path of this machine that a row's files name; `None` if they name none that is
+    allowed.
+    """
     with contextlib.suppress(ServerFailed, OSError, ValueError):
         if files is not None and not isinstance(files, Mapping):
             return _path_in_source(files, source)
@@ -300,7 +321,9 @@ def _copy_files(folder: Path, path: Path) -> None:
 
 
 def _copy_file(file: Path, top: Path, folder: Path) -> None:
-    """Copy a file from below `top` to the same place below `folder`; of a link, the file that it leads to."""
+    """Copy a file from below `top` to the same place below `folder`; of a link, the file that it
+    leads to.
+    """
     if not file.resolve().is_relative_to(top):
         raise ServerFailed(f"the row's files have a link that leads out of their folder: {file}")
     if file.is_file():
@@ -311,7 +334,7 @@ def _copy_file(file: Path, top: Path, folder: Path) -> None:
 
 
 def _path_in(folder: Path, name: str) -> Path:
-    """A path in a folder that can be written, with no link on the way."""
+    """Return a path in a folder that can be written, with no link on the way."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise ServerFailed(f"the row has a file {name!r}: its path must lie in the folder")

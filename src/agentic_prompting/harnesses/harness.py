@@ -25,22 +25,25 @@ class NotInstalled(Misconfigured, ValueError):
 class Harness:
     """Settings of a command-line agent. Its texts are templates.
 
-    They may hold `{base_url}` (it ends with `/v1`), `{address}` (without that), `{url}` (what the dialect needs),
-    `{api}` (the harness's own name of that dialect), `{api_key}`, `{model}`, `{window}` and `{output}` (tokens of a
-    context and of a reply, as the trainer has them), `{home}`, `{work}`, `{task}`, and every column of the row.
+    They may hold `{base_url}` (it ends with `/v1`), `{address}` (without that), `{url}` (what the
+    dialect needs), `{api}` (the harness's own name of that dialect), `{api_key}`, `{model}`,
+    `{window}` and `{output}` (tokens of a context and of a reply, as the trainer has them),
+    `{home}`, `{work}`, `{task}`, and every column of the row.
 
     Args:
         name (`str`): Its name.
         command (`tuple[str, ...]`): Program and arguments.
-        dialects (`dict[str, tuple[str, str]]`): The dialects that it speaks, the first by default: its own name of each
-            and the template of `{url}`.
+        dialects (`dict[str, tuple[str, str]]`): The dialects that it speaks, the first by default:
+            its own name of each and the template of `{url}`.
         environment (`dict[str, str]`, *optional*): Variables of its environment.
         files (`dict[str, str]`, *optional*): Files below its home, by path.
-        prompt_file (`str`, *optional*): Where it looks for a prompt of the user's, below its home; the system prompt of
-            the run goes there. Without one that prompt stands in front of every conversation.
-        answer (`tuple[str, ...]`, *optional*): A file below its home and the keys at which that has the answer. By
-            default the answer is the last line of its output.
-        trace (`str`, *optional*): Its own record of a session, below its home: a pattern of files with JSON.
+        prompt_file (`str`, *optional*): Where it looks for a prompt of the user's, below its home;
+            the system prompt of the run goes there. Without one that prompt stands in front of
+            every conversation.
+        answer (`tuple[str, ...]`, *optional*): A file below its home and the keys at which that has
+            the answer. By default the answer is the last line of its output.
+        trace (`str`, *optional*): Its own record of a session, below its home: a pattern of files
+            with JSON.
         version (`str`, *optional*): The version that these settings were tried with.
         package (`str`, *optional*): How it is installed.
         task (`str`, *optional*, defaults to `"{question}"`): Its task, as a template over the row.
@@ -97,7 +100,7 @@ class Harness:
             )
 
     def read_answer(self, home: Path) -> str | None:
-        """The answer that it left in a file; `None` if there is none."""
+        """Return the answer that it left in a file; `None` if there is none."""
         file_name, *keys = self.answer
         file = home / file_name
         try:
@@ -119,14 +122,14 @@ class Harness:
 
 
 def _look_up(value: Any, keys: Sequence[str]) -> Any:
-    """The value at a path of keys."""
+    """Return the value at a path of keys."""
     for key in keys:
         value = value[key]
     return value
 
 
 def _find_version(program: Path, package: str) -> str:
-    """The version of an installed program, of npm or of pip; empty if neither says it."""
+    """Return the version of an installed program, of npm or of pip; empty if neither says it."""
     # npm: the nearest package.json above the program.
     for folder in program.parents:
         file = folder / "package.json"

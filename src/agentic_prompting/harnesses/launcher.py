@@ -3,9 +3,9 @@
     python -I -S -c TEXT_OF_THIS_FILE CHANNEL               # the descriptor of a Unix socket to the trainer
     python -I -S -c TEXT_OF_THIS_FILE listen COMMAND ...    # before the sandbox: opens the port of name servers
 
-The trainer sends a plan (a line of JSON). The launcher opens the sockets of the rollout's network, sends them to the
-trainer, and waits for a byte: only then does the command start. Its text is passed, not its path, because the sandbox
-does not have the package.
+The trainer sends a plan (a line of JSON). The launcher opens the sockets of the rollout's network,
+sends them to the trainer, and waits for a byte: only then does the command start. Its text is
+passed, not its path, because the sandbox does not have the package.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ LIMITS = {
 def main() -> None:
     """Start the command of a plan.
 
-    The plan has `command`, `limits` (by the names in `LIMITS`), `port` (0: the network is not the rollout's own),
-    `listens_for_names`, and `supervises` (whether this process has to end what the command leaves behind).
+    The plan has `command`, `limits` (by the names in `LIMITS`), `port` (0: the network is not the
+    rollout's own), `listens_for_names`, and `supervises` (whether this process has to end what the
+    command leaves behind).
     """
     channel = socket.socket(fileno=int(sys.argv[1]))
     plan = read_plan(channel)
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def read_plan(channel: socket.socket) -> dict[str, Any]:
-    """The plan that the trainer sends."""
+    """Return the plan that the trainer sends."""
     parts: list[bytes] = []
     # A stream has no messages: read up to the end of the line.
     while not parts or not parts[-1].endswith(b"\n"):
@@ -77,7 +78,9 @@ def read_plan(channel: socket.socket) -> dict[str, Any]:
 
 
 def open_sockets(plan: dict[str, Any]) -> list[socket.socket]:
-    """Listen at the address of the gateway; where names are to be listed, the port of name servers is open already."""
+    """Listen at the address of the gateway; where names are to be listed, the port of name servers
+    is open already.
+    """
     sockets = []
     if plan["port"]:
         sockets.append(socket.create_server(("127.0.0.1", plan["port"]), backlog=128))
@@ -99,7 +102,7 @@ def listen_for_names(command: list[str]) -> NoReturn:
 
 
 def call_prctl(option: int, value: int) -> None:
-    """Linux's prctl; nothing elsewhere."""
+    """Call Linux's prctl; elsewhere do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -163,7 +166,7 @@ def end_children(*_: object, code: int = 143) -> NoReturn:
 
 
 def children() -> list[int]:
-    """The direct children of this process, by Linux's `/proc`; elsewhere none is found."""
+    """Return the direct children of this process, by Linux's `/proc`; elsewhere none is found."""
     try:
         entries = os.listdir("/proc")
     except OSError:
@@ -172,7 +175,7 @@ def children() -> list[int]:
 
 
 def parent_of(process: str) -> int | None:
-    """The parent of a process; `None` if it has ended."""
+    """Return the parent of a process; `None` if it has ended."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             # The name of the program, in brackets, may hold spaces: count the fields behind it.

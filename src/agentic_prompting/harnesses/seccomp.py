@@ -1,9 +1,10 @@
-"""A filter of system calls for `bwrap --seccomp`, as a program of classic BPF (see the kernel's seccomp(2)).
+"""A filter of system calls for `bwrap --seccomp`, as a program of classic BPF (see the kernel's
+seccomp(2)).
 
-The namespaces of a sandbox do not cover all of the kernel's interfaces. The filter refuses those which reach past them
-(keyrings, the kernel's log, vsock), which hold memory that belongs to no process, and which most exploits of the kernel
-start from. Everything else is allowed. It is written out here because it is 40 lines: the libraries for it need the
-system's libseccomp.
+The namespaces of a sandbox do not cover all of the kernel's interfaces. The filter refuses those
+which reach past them (keyrings, the kernel's log, vsock), which hold memory that belongs to no
+process, and which most exploits of the kernel start from. Everything else is allowed. It is written
+out here because it is 40 lines: the libraries for it need the system's libseccomp.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What the filter has to know about a processor: its id (`AUDIT_ARCH_...`) and the numbers of system calls."""
+    """What the filter has to know about a processor: its id (`AUDIT_ARCH_...`) and the numbers of
+    system calls.
+    """
 
     id: int
     calls: dict[str, int]
@@ -116,12 +119,12 @@ MACHINES = {
 
 
 def is_supported() -> bool:
-    """Whether there is a filter for this machine."""
+    """Return whether there is a filter for this machine."""
     return platform.machine() in MACHINES
 
 
 def system_call_filter() -> bytes:
-    """The filter for this machine, as `bwrap --seccomp` reads it."""
+    """Return the filter for this machine, as `bwrap --seccomp` reads it."""
     machine = MACHINES[platform.machine()]
     program = [
         # A call through another interface (32-bit programs) has other numbers: none is allowed.
@@ -157,7 +160,7 @@ def system_call_filter() -> bytes:
 
 
 def open_filter() -> int:
-    """A descriptor from which the filter can be read once."""
+    """Return a descriptor from which the filter can be read once."""
     reader, writer = os.pipe()
     try:
         # The filter fits into a pipe's buffer, so that nobody has to read meanwhile.
@@ -168,7 +171,7 @@ def open_filter() -> int:
 
 
 def _step(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """An instruction; a jump says how many instructions it skips."""
+    """Encode an instruction; a jump says how many instructions it skips."""
     return struct.pack("HBBI", operation, if_true, if_false, value)
 
 

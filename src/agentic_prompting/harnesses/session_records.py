@@ -1,7 +1,7 @@
 """A harness's own record of its session, compared with the calls that the gateway has captured.
 
-The record is an independent witness: a difference means that a call was missed, or that a reply was not delivered as it
-was sampled.
+The record is an independent witness: a difference means that a call was missed, or that a reply was
+not delivered as it was sampled.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _ARGUMENT_FIELDS = ("arguments", "args", "input")
 
 
 def find_records(home: Path, pattern: str) -> list[Path]:
-    """The files below a home folder that a pattern names, in the order of their paths.
+    """Return the files below a home folder that a pattern names, in the order of their paths.
 
-    An agent can fill its home with folders and files, so that a limited number is looked at, and files of at most
-    `MAX_RECORD_BYTES` bytes together are returned.
+    An agent can fill its home with folders and files, so that a limited number is looked at, and
+    files of at most `MAX_RECORD_BYTES` bytes together are returned.
 
     Args:
         home (`Path`): The home folder of a rollout, without links that lead out of it.
-        pattern (`str`): A relative path with `*` in its parts; one part may be `**`, for any number of folders.
+        pattern (`str`): A relative path with `*` in its parts; one part may be `**`, for any number
+            of folders.
     """
     # Begin at the deepest folder that the pattern names without a `*`.
     parts = pattern.split("/")
@@ -84,7 +85,7 @@ def find_records(home: Path, pattern: str) -> list[Path]:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the parts of a path match those of a pattern."""
+    """Return whether the parts of a path match those of a pattern."""
     if "**" not in pattern:
         return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
 
@@ -99,7 +100,9 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def read_turns(files: Iterable[Path]) -> list[ChatMessage]:
-    """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
+    """Return the model's turns in records of sessions: JSON, or a JSON object in each line, in any
+    of the dialects' shapes.
+    """
     turns: dict[tuple[Path, Any, int], ChatMessage] = {}
     for file in files:
         # Where a file is malformed, the turns that were read up to there are kept.
@@ -114,7 +117,9 @@ def read_turns(files: Iterable[Path]) -> list[ChatMessage]:
 
 
 def _read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """The records in a file: a database, an object with `messages`, or an object in each line."""
+    """Yield the records in a file: a database, an object with `messages`, or an object in each
+    line.
+    """
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
         return
 
@@ -137,7 +142,9 @@ def _read_records(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_database(file: Path) -> list[dict[str, Any]]:
-    """opencode's messages with their parts; a call whose arguments it could not read as one without any."""
+    """Read opencode's messages with their parts; a call whose arguments it could not read becomes
+    one without any.
+    """
     records: dict[str, dict[str, Any]] = {}
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
         # An agent may have written the database.
@@ -155,7 +162,7 @@ def _read_database(file: Path) -> list[dict[str, Any]]:
 
 
 def _read_part(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of opencode's message; a call with `name` and `args`."""
+    """Return a part of opencode's message; a call with `name` and `args`."""
     arguments = as_dict(as_dict(part.get("state")).get("input"))
     if part.get("tool") == "invalid":
         return {"name": arguments.get("tool"), "args": {}}
@@ -165,7 +172,7 @@ def _read_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_record(record: dict[str, Any]) -> Iterator[ChatMessage]:
-    """The model's turns in a record."""
+    """Yield the model's turns in a record."""
     # In some formats the message lies below a key of the record.
     item = as_dict(record.get("message") or record.get("payload") or record)
     if record.get("type") == "gemini":
@@ -181,7 +188,7 @@ def _read_record(record: dict[str, Any]) -> Iterator[ChatMessage]:
 
 
 def _parts_of(item: dict[str, Any]) -> list[Any]:
-    """Texts and calls of a message or an item."""
+    """Return texts and calls of a message or an item."""
     if item.get("type") in _ITEMS_WITH_CALLS:
         return [item]
     content = item.get("content") or item.get("parts") or ()
@@ -192,7 +199,7 @@ def _parts_of(item: dict[str, Any]) -> list[Any]:
 
 
 def _read_turn(parts: Sequence[Any]) -> ChatMessage:
-    """A turn from its texts and calls; thoughts are left out."""
+    """Return a turn from its texts and calls; thoughts are left out."""
     text = ""
     tool_calls: list[ToolCall] = []
     for part in map(as_dict, parts):
@@ -215,10 +222,11 @@ def _read_turn(parts: Sequence[Any]) -> ChatMessage:
 
 
 def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) -> list[str]:
-    """The turns that only the calls or only the record has, in words; empty if they agree.
+    """Return the turns that only the calls or only the record has, in words; empty if they agree.
 
-    Calls without tools may be absent from a record (titles, summaries). Broken arguments are not compared, because each
-    client writes them down in a way of its own. Replies that call several tools may be recorded as several turns.
+    Calls without tools may be absent from a record (titles, summaries). Broken arguments are not
+    compared, because each client writes them down in a way of its own. Replies that call several
+    tools may be recorded as several turns.
     """
     # Turns of the record, of calls with tools, and others that the record may have.
     recorded: Counter[_TurnKey] = Counter()
@@ -261,7 +269,9 @@ def compare_turns(calls: Sequence[Call], recorded_turns: Sequence[ChatMessage]) 
 
 
 def _turn_keys(turn: ChatMessage) -> list[_TurnKey]:
-    """A turn by its calls; by its text only where it has none, as some clients drop that beside calls."""
+    """Return a turn by its calls; by its text only where it has none, as some clients drop that
+    beside calls.
+    """
     if turn.tool_calls:
         return [(call.name, normalize_arguments(call.arguments)) for call in turn.tool_calls]
     text = normalize_text(turn.text)

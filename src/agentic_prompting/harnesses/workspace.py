@@ -1,11 +1,12 @@
-"""[`Workspace`]: a fresh home and work folder for each rollout of a command, and what the command may use.
+"""[`Workspace`]: a fresh home and work folder for each rollout of a command, and what the command
+may use.
 
     7/out, 7/err                # of rollout 7: the command's output
     7/tmp/agent/row.json        # its row
     7/tmp/agent/{home,work}/    # its folders; in a sandbox, tmp/ is its /tmp
 
-`bubblewrap.py` confines the command and `launcher.py` starts it. Limits that the kernel does not keep are looked after
-here, once a second.
+`bubblewrap.py` confines the command and `launcher.py` starts it. Limits that the kernel does not
+keep are looked after here, once a second.
 """
 
 from __future__ import annotations
@@ -73,30 +74,32 @@ class Workspace:
     """Where the command of a program runs, and what it may use.
 
     Args:
-        files (`str`, *optional*, defaults to `"files"`): The column that fills the work folder: a dict of texts by
-            path, or the path (below `source`) of a folder to copy or of a git bundle to clone. A row without it has an
-            empty folder.
-        tests (`str`, *optional*, defaults to `"tests"`): The column with files, of the same kinds, that the agent must
-            not see: they are written into the folder when the command has ended, before the reward.
-        source (`str`, *optional*): The folder that the paths in these columns lie in. Without it they may be no paths:
-            a data set from elsewhere could name any file of this machine.
-        network (`bool`, *optional*, defaults to `False`): Whether the command may reach more than the gateway: all that
-            this machine can reach, with its own ports.
+        files (`str`, *optional*, defaults to `"files"`): The column that fills the work folder: a
+            dict of texts by path, or the path (below `source`) of a folder to copy or of a git
+            bundle to clone. A row without it has an empty folder.
+        tests (`str`, *optional*, defaults to `"tests"`): The column with files, of the same kinds,
+            that the agent must not see: they are written into the folder when the command has
+            ended, before the reward.
+        source (`str`, *optional*): The folder that the paths in these columns lie in. Without it
+            they may be no paths: a data set from elsewhere could name any file of this machine.
+        network (`bool`, *optional*, defaults to `False`): Whether the command may reach more than
+            the gateway: all that this machine can reach, with its own ports.
         keep_failed (`str`, *optional*): Move the folders of failed rollouts here.
         max_bytes (`int`, *optional*, defaults to 1 GiB): On the disk, and of one file.
         max_files (`int`, *optional*, defaults to `100000`): Files and folders on the disk.
         max_memory (`int`, *optional*, defaults to 4 GiB): Memory of all its processes together.
         max_processes (`int`, *optional*, defaults to `256`): At once, threads not counted.
-        shows (`Sequence[str]`, *optional*): Files and folders that the command can read, beside the system's programs,
-            its own installation and the paths that the command names.
+        shows (`Sequence[str]`, *optional*): Files and folders that the command can read, beside the
+            system's programs, its own installation and the paths that the command names.
         hides (`Sequence[str]`, *optional*): Files and folders in these that it sees empty.
-        environment (`dict[str, str]`, *optional*): Variables of its environment. It inherits none but `PATH`, language,
-            time zone and certificates.
-        isolation (`"bwrap"` or `"none"`, *optional*, defaults to `"bwrap"`): `"bwrap"` confines the command with
-            bubblewrap, and refuses to run it where that does not work. `"none"` runs what the policy writes with the
-            rights of this user, who must be able to lose everything.
-        on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in a network of its
-            own: what it would like to reach. None of them resolves.
+        environment (`dict[str, str]`, *optional*): Variables of its environment. It inherits none
+            but `PATH`, language, time zone and certificates.
+        isolation (`"bwrap"` or `"none"`, *optional*, defaults to `"bwrap"`): `"bwrap"` confines the
+            command with bubblewrap, and refuses to run it where that does not work. `"none"` runs
+            what the policy writes with the rights of this user, who must be able to lose
+            everything.
+        on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in
+            a network of its own: what it would like to reach. None of them resolves.
 
     Raises:
         `ValueError`: A limit is not positive, or there is no such isolation.
@@ -140,7 +143,9 @@ class Workspace:
             raise ValueError("max_bytes, max_files, max_memory and max_processes must be positive")
 
     def check(self) -> None:
-        """Raise [`Misconfigured`] where a command cannot be isolated as is asked; warn where it is not isolated."""
+        """Raise [`Misconfigured`] where a command cannot be isolated as is asked; warn where it is
+        not isolated.
+        """
         if self.isolation == "none":
             _warn_unconfined()
             return
@@ -158,11 +163,12 @@ class Workspace:
             _warn_of_network()
 
     def open(self, row: Mapping[str, Any], private_paths: Iterable[str] = ()) -> RolloutWorkspace:
-        """The [`RolloutWorkspace`] of one rollout, filled from its row. `close` has to follow.
+        """Open the [`RolloutWorkspace`] of one rollout, filled from its row. `close` has to follow.
 
         Args:
             row (`dict`): The rollout's row.
-            private_paths (`Iterable[str]`, *optional*): Files and folders of the run that no command may see.
+            private_paths (`Iterable[str]`, *optional*): Files and folders of the run that no
+                command may see.
 
         Raises:
             [`ServerFailed`]: The row does not say what is to be in it, or it cannot be written.
@@ -194,7 +200,8 @@ class RolloutWorkspace:
     Args:
         workspace ([`Workspace`]): What it may use.
         root (`Path`): The folder for its folders.
-        private_paths (`Sequence[str]`, *optional*): Files and folders that the command must not see.
+        private_paths (`Sequence[str]`, *optional*): Files and folders that the command must not
+            see.
     """
 
     def __init__(self, workspace: Workspace, root: Path, private_paths: Sequence[str] = ()):
@@ -223,19 +230,19 @@ class RolloutWorkspace:
         return self.is_confined and not self.workspace.network
 
     def path_for_command(self, path: Path) -> Path:
-        """The path at which the command has a path of its folders."""
+        """Return the path at which the command has a path of its folders."""
         if self.is_confined:
             return Path("/", path.relative_to(self.root))
         return path
 
     def base_url(self, key: str) -> str | None:
-        """The address in a network of its own; `None` where the command has the system's."""
+        """Return the address in a network of its own; `None` where the command has the system's."""
         if not self.has_own_network:
             return None
         return f"http://127.0.0.1:{_PORT}/{key}/v1"
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The command's environment: none of this process's secrets."""
+        """Return the command's environment: none of this process's secrets."""
         # What it inherits. Proxies only without a password.
         environment: dict[str, str] = {}
         for name in (*_INHERITED, *_CERTIFICATES):
@@ -271,7 +278,8 @@ class RolloutWorkspace:
             environment (`dict[str, str]`): Variables beside those of `environment`.
             out (`BinaryIO`): File for its output.
             err (`BinaryIO`): File for its error output.
-            needed_paths (`Iterable[str]`, *optional*): Paths that it can read, beside those of its workspace.
+            needed_paths (`Iterable[str]`, *optional*): Paths that it can read, beside those of its
+                workspace.
 
         Returns:
             `bool`: Whether it has started. If not, `err` has the reason.
@@ -317,7 +325,9 @@ class RolloutWorkspace:
         return has_started
 
     def _prepare(self) -> None:
-        """Steps before the start that take a while: the control group, and the owner of the folders."""
+        """Prepare what takes a while before the start: the control group, and the owner of the
+        folders.
+        """
         workspace = self.workspace
         # Threads count as processes here, which the kernel does not tell apart.
         self._group = ControlGroup.create(workspace.max_memory, 8 * workspace.max_processes)
@@ -355,7 +365,7 @@ class RolloutWorkspace:
         )
 
     def _plan(self, command: Sequence[str]) -> dict[str, Any]:
-        """The launcher's instructions."""
+        """Return the launcher's instructions."""
         workspace = self.workspace
         limits = {"core": 0, "open_files": 1024, "file_bytes": workspace.max_bytes}
         if self.is_confined:  # elsewhere this limit would count all processes of the user
@@ -373,7 +383,10 @@ class RolloutWorkspace:
         }
 
     def _shake_hands(self, channel: socket.socket, plan: Mapping[str, Any]) -> bool:
-        """Send the plan to the launcher, take its sockets and let it start the command. In a thread: it may block."""
+        """Send the plan to the launcher, take its sockets and let it start the command.
+
+        In a thread: it may block.
+        """
         assert self._process is not None
         with channel:
             try:
@@ -430,7 +443,9 @@ class RolloutWorkspace:
             watcher.cancel()
 
     async def end(self) -> None:
-        """End all processes of the command, note the limit that it has broken, and tidy its folders."""
+        """End all processes of the command, note the limit that it has broken, and tidy its
+        folders.
+        """
         if self._process is not None:
             await self._end_processes(self._process)
 
@@ -487,7 +502,7 @@ class RolloutWorkspace:
         self.tidy()
 
     def tidy(self) -> None:
-        """After the command: make its folders ones that can be read, with no way out of them.
+        """Make the command's folders ones that can be read, with no way out of them, after its end.
 
         What the agent has put in the place of a folder is removed.
         """
@@ -508,7 +523,9 @@ class RolloutWorkspace:
         fill_folder(self.work, row.get(self.workspace.tests), self.workspace.source)
 
     def close(self, failed: bool = False) -> None:
-        """Remove the folders; those of a failed rollout are moved where the workspace keeps them."""
+        """Remove the folders; those of a failed rollout are moved where the workspace keeps
+        them.
+        """
         if self.listener is not None:
             self.listener.close()
 
@@ -585,7 +602,7 @@ async def watch(pid: int, folders: RolloutWorkspace) -> None:
 
 
 def describe_violation(use: ResourceUse, workspace: Workspace) -> str | None:
-    """The limit that is broken, in words; `None` if there is none."""
+    """Return the limit that is broken, in words; `None` if there is none."""
     limits = (
         (use.processes, workspace.max_processes, "processes"),
         (use.memory, workspace.max_memory, "bytes of memory"),
@@ -601,7 +618,7 @@ def describe_violation(use: ResourceUse, workspace: Workspace) -> str | None:
 
 
 def measure_use(pid: int | None, folder: Path, max_files: int) -> ResourceUse:
-    """What the processes below a process use, and a folder.
+    """Return what the processes below a process use, and a folder.
 
     Files are counted until there are more than `max_files`.
     """

@@ -1,8 +1,8 @@
 """Adapters to other frameworks, one file each. None imports its package before it is used.
 
 Environments from elsewhere for our agents: [`ToolEnvironment`] (Python functions, MCP servers, a
-large LLM as a tool), [`MCPTools`], [`TRLEnvironment`], [`OpenEnv`], [`UserSimulator`]. Our agents in
-other frameworks: `interop.dspy`, `interop.gepa`.
+large LLM as a tool), [`MCPTools`], [`TRLEnvironment`], [`OpenEnv`], [`UserSimulator`]. Our agents
+in other frameworks: `interop.dspy`, `interop.gepa`.
 """
 
 from collections.abc import Callable

@@ -113,8 +113,8 @@ class DSPyEngine:
 
     A failed call raises DSPy's own error for it, so that DSPy retries what may succeed, and `ReAct`
     shortens a trajectory that has filled the context. Only text is read and written: a request with
-    an image or with tools is an `UnsupportedFeatureError`. Settings that a model does not follow are
-    in the response's `adaptations`.
+    an image or with tools is an `UnsupportedFeatureError`. Settings that a model does not follow
+    are in the response's `adaptations`.
 
     Args:
         model ([`PromptAgent`] or [`ChatModel`]): An agent gets the text of the whole request as one

@@ -1,6 +1,7 @@
 """[`AgentAdapter`]: GEPA improves the system prompt of an agent in one of our environments.
 
-gepa.optimize({"system_prompt": "..."}, trainset=rows, valset=..., adapter=AgentAdapter(agent, reward), ...)
+gepa.optimize({"system_prompt": "..."}, trainset=rows, valset=..., adapter=AgentAdapter(agent,
+reward), ...)
 
 Needs the extra `optimizers`.
 """

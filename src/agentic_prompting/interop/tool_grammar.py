@@ -1,4 +1,5 @@
-"""[`ToolGrammar`]: turns with native tool calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""[`ToolGrammar`]: turns with native tool calls, `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`.
 
 Qwen3, Hermes and similar models write this form; Qwen3.5 and Nemotron 3 write `<function=name>` and
 `<parameter=key>` in the tags. Both are read. The model's chat template shows the tools (`tools=`).
@@ -77,5 +78,8 @@ class ToolGrammar:
         return f"{closing}\n{opening}"
 
     def join_responses(self, texts: Sequence[str]) -> str:
-        """Join several responses to one observation. Each is escaped, so that none looks like two."""
+        """Join several responses to one observation.
+
+        Each is escaped, so that none looks like two.
+        """
         return self.separator.join(self.escape(text) for text in texts)

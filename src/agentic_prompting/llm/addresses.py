@@ -74,7 +74,7 @@ def find_url_secrets(url: str) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's loopback. Makes no DNS lookup."""
+    """Return whether a name or address is this machine's loopback. Makes no DNS lookup."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -104,12 +104,14 @@ _FILTERED_REASONS = {
 
 
 def is_broken_off(finish_reason: str) -> bool:
-    """Whether a finish reason says that the text is incomplete because the endpoint failed."""
+    """Return whether a finish reason says that the text is incomplete because the endpoint
+    failed.
+    """
     return finish_reason.lower() in _BROKEN_OFF_REASONS
 
 
 def is_filtered(finish_reason: str) -> bool:
-    """Whether a finish reason says that a content filter stopped the reply."""
+    """Return whether a finish reason says that a content filter stopped the reply."""
     return finish_reason.lower() in _FILTERED_REASONS
 
 
@@ -202,7 +204,7 @@ def error_from_choice(choice: Mapping[str, Any], finish_reason: str, model: str)
 
 
 def is_flagged(body: object) -> bool:
-    """Whether an error says that a filter flagged the text of the request."""
+    """Return whether an error says that a filter flagged the text of the request."""
     error = _error_object(body)
     metadata = error.get("metadata")
     if isinstance(metadata, Mapping) and (metadata.get("reasons") or metadata.get("flagged_input")):

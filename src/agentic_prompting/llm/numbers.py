@@ -20,7 +20,7 @@ _PLAIN = re.compile(
 
 
 def is_missing(value: object) -> bool:
-    """Whether there is no value: `None`, a NaN of any type, pandas' `NA` or `NaT`."""
+    """Return whether there is no value: `None`, a NaN of any type, pandas' `NA` or `NaT`."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, Decimal):
@@ -32,7 +32,9 @@ def is_missing(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number of Python, NumPy, `decimal` or `fractions`; a `bool` is not."""
+    """Return whether a value is a number of Python, NumPy, `decimal` or `fractions`; a `bool` is
+    not.
+    """
     return isinstance(value, (Real, Decimal)) and not isinstance(value, bool)
 
 

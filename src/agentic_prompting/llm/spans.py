@@ -170,7 +170,7 @@ def _without_none(attributes: Attributes) -> dict[str, Any]:
 
 
 def is_on() -> bool:
-    """Whether spans are created."""
+    """Return whether spans are created."""
     return _traces is not None
 
 

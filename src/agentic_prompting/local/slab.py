@@ -207,7 +207,7 @@ def attention_with_masks(model: PreTrainedModel) -> Iterator[None]:
 
 
 def can_slab(model: PreTrainedModel) -> bool:
-    """Whether [`TransformersEngine`] can run a model.
+    """Return whether [`TransformersEngine`] can run a model.
 
     Its whole state must be keys and values, its layers must attend to everything or to a window,
     and it must take positions and masks from its caller.

@@ -184,7 +184,9 @@ class Layout:
         return sharded
 
     def _is_offloaded(self, states: str) -> bool:
-        """Whether ZeRO keeps these states off the GPU, by accelerate's option or DeepSpeed's."""
+        """Return whether ZeRO keeps these states off the GPU, by accelerate's option or
+        DeepSpeed's.
+        """
         device = (self.zero.get(f"offload_{states}") or {}).get("device")
         device = device or self.zero.get(f"offload_{states}_device")
         return device not in (None, "none")

@@ -174,7 +174,7 @@ def placeholder_value(dtype: torch.dtype) -> bool | float | int:
 
 
 def is_mask(indices: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the arguments of an indexing operation are a single boolean mask."""
+    """Return whether the arguments of an indexing operation are a single boolean mask."""
     if len(indices) != 1 or indices[0] is None:
         return False
     return indices[0].dtype == torch.bool

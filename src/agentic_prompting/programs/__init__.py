@@ -1,4 +1,6 @@
-"""Agents that keep their own loop: [`Program`], the address that they call, and the token sequences of their calls."""
+"""Agents that keep their own loop: [`Program`], the address that they call, and the token sequences
+of their calls.
+"""
 
 from .agent_program import AgentProgram, AgentRun, RunRequest
 from .call_tree import Call

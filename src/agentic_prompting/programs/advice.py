@@ -1,8 +1,9 @@
-"""Warns once about common problems of programs whose rollouts train, but not as their author expects.
+"""Warns once about common problems of programs whose rollouts train, but not as their author
+expects.
 
-A program that uses the address only for its first call, that sends its history back changed, or that
-raises whenever the policy writes little causes no error anywhere. Neither do replies that are cut off
-at their limit. The rollouts show it.
+A program that uses the address only for its first call, that sends its history back changed, or
+that raises whenever the policy writes little causes no error anywhere. Neither do replies that are
+cut off at their limit. The rollouts show it.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Call:
             self._pending_children -= 1
 
     def _ancestors(self) -> list[Call]:
-        """Its parent, the parent's parent, and so on up to the root."""
+        """Return its parent, the parent's parent, and so on up to the root."""
         ancestors = []
         call = self.parent
         while call is not None:
@@ -287,7 +287,8 @@ class CallTree:
                 call.in_loss = bool(is_trained(call))
 
     def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
-        """The token sequences, each with its calls, in an order that does not depend on timing.
+        """Return the token sequences, each with its calls, in an order that does not depend on
+        timing.
 
         Each sampled token is in exactly one sequence. If several calls continue one reply, the
         first by content stays in the sequence of that reply. Each other one begins a sequence, and
@@ -328,7 +329,9 @@ class MalformedArguments:
             self._tool_calls[reply.handle] = reply.tool_calls
 
     def restore(self, message: ChatMessage) -> ChatMessage:
-        """The message with the arguments that the policy wrote; itself if it needs no change."""
+        """Return the message with the arguments that the policy wrote; itself if it needs no
+        change.
+        """
         # By handle: take all tool calls of the reply, if they call the same tools.
         tool_calls = self._tool_calls.get(message.handle, ())
         tool_names = [call.name for call in tool_calls]
@@ -359,7 +362,9 @@ def conversation_keys(
 
 
 def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
-    """The fingerprint of a conversation, from its last message and the fingerprint before that."""
+    """Return the fingerprint of a conversation, from its last message and the fingerprint before
+    that.
+    """
     # The program's own messages come back as they were, but for space around them.
     if message.role != "assistant":
         content = f"{message.role}\0{message.text.strip()}"
@@ -376,17 +381,19 @@ def conversation_key(previous_key: bytes, message: ChatMessage) -> bytes:
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """The fingerprint of the tools of a request."""
+    """Return the fingerprint of the tools of a request."""
     return _digest(json.dumps(tools, sort_keys=True).encode())
 
 
 def normalize_text(text: str) -> str:
-    """The text without thoughts, its words separated by single spaces."""
+    """Return the text without thoughts, its words separated by single spaces."""
     return " ".join(remove_closed_thoughts(text).split())
 
 
 def normalize_arguments(arguments: str) -> str:
-    """Tool arguments by value, whatever their formatting; as they are if they are not JSON."""
+    """Return tool arguments by value, whatever their formatting; as they are if they are
+    not JSON.
+    """
     try:
         value = json.loads(arguments or "{}", parse_float=_parse_number)
         return json.dumps(value, sort_keys=True)
@@ -395,7 +402,7 @@ def normalize_arguments(arguments: str) -> str:
 
 
 def _parse_number(text: str) -> float | int:
-    """A JSON number. 1.0 becomes 1, because JavaScript has a single type of number."""
+    """Return a JSON number. 1.0 becomes 1, because JavaScript has a single type of number."""
     number = float(text)
     is_safe_integer = number.is_integer() and abs(number) < 2**53
     return int(number) if is_safe_integer else number
@@ -413,7 +420,7 @@ def _hash_ids(ids: Sequence[int], previous_hash: int) -> int:
 
 
 def share_messages(request: CompletionRequest, earlier: CompletionRequest) -> CompletionRequest:
-    """The request with the earlier one's objects in place of equal ones.
+    """Return the request with the earlier one's objects in place of equal ones.
 
     Each request of a conversation repeats all messages. Without sharing, a rollout would hold each
     message once per call.
@@ -447,7 +454,7 @@ def _normalize_new_texts(call: Call) -> list[str]:
 
 
 def _is_used(call: Call, later_texts: Sequence[Sequence[str]]) -> bool:
-    """Whether a later call continues the reply or has its text in a new message."""
+    """Return whether a later call continues the reply or has its text in a new message."""
     reply_text = normalize_text(call.reply.text)
     return bool(call.children) or any(_contain_words(texts, reply_text) for texts in later_texts)
 
@@ -457,7 +464,10 @@ def _contain_words(texts: Sequence[str], words: str) -> bool:
 
 
 def contains_words(text: str, words: str) -> bool:
-    """Whether a text contains other words, not just as a part of longer words. An empty text has none."""
+    """Return whether a text contains other words, not just as a part of longer words.
+
+    An empty text has none.
+    """
     # Go from one occurrence to the next, until one stands between word boundaries.
     position = text.find(words) if words else -1
     for _ in range(_MAX_PARTIAL_MATCHES):

@@ -1,4 +1,6 @@
-"""Bounds the connections to the network of one rollout, and ties them to the key of that rollout."""
+"""Bounds the connections to the network of one rollout, and ties them to the key of that
+rollout.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class RolloutNetwork:
     Args:
         key (`str`): The key of the rollout.
         make_protocol (`Callable`): Creates the HTTP protocol of a connection.
-        connection_keys (`dict[asyncio.Protocol, str]`): Filled with the key for each open connection,
-            by its HTTP protocol.
+        connection_keys (`dict[asyncio.Protocol, str]`): Filled with the key for each open
+            connection, by its HTTP protocol.
 
     Attributes:
         transports (`dict[asyncio.Protocol, asyncio.Transport]`): The open connections.
@@ -54,7 +56,7 @@ class RolloutNetwork:
             transport.abort()
 
     def has_room(self) -> bool:
-        """Whether one more connection is allowed. The first refusal is logged."""
+        """Return whether one more connection is allowed. The first refusal is logged."""
         if len(self.transports) < MAX_CONNECTIONS:
             return True
         # A program that leaks connections would fill the log.

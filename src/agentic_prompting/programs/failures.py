@@ -24,7 +24,7 @@ class LimitExceeded(LLMError):
 
 
 def raised_by(error: Exception, mistakes: tuple[type[BaseException], ...]) -> ProgramFailed:
-    """The failure for an exception that a program raised.
+    """Return the failure for an exception that a program raised.
 
     Args:
         error (`Exception`): The exception.

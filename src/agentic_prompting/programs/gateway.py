@@ -1,4 +1,5 @@
-"""The address that programs call: an HTTP server on the background loop, with a key for each rollout.
+"""The address that programs call: an HTTP server on the background loop, with a key for each
+rollout.
 
 The key alone decides which rollout a call belongs to. It is a part of the address that a program
 gets, and also its API key. It is created for one rollout and expires with it, so an address that
@@ -94,7 +95,9 @@ class Gateway:
         return f"{address}/{key}/v1", key
 
     async def listen_on(self, listener: socket.socket, key: str) -> RolloutNetwork:
-        """Serve the network of one rollout: only with its key, and a limited number of connections."""
+        """Serve the network of one rollout: only with its key, and a limited number of
+        connections.
+        """
         assert self._runner is not None and self._runner.server is not None
         network = RolloutNetwork(key, self._runner.server, self._connection_keys)
         # From here on the key is refused on all other connections.
@@ -187,7 +190,7 @@ class Gateway:
     def _handler(
         self, dialect: Dialect, answer: _Answer
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A handler that sends refusals in the form of a dialect."""
+        """Return a handler that sends refusals in the form of a dialect."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
@@ -202,7 +205,10 @@ class Gateway:
 
     @contextmanager
     def _refuse_malformed(self) -> Iterator[None]:
-        """Turn the errors that a body of an unknown shape causes into a refusal. The first is logged."""
+        """Turn the errors that a body of an unknown shape causes into a refusal.
+
+        The first is logged.
+        """
         try:
             yield
         except SHAPE_ERRORS as error:
@@ -238,7 +244,7 @@ class Gateway:
         return session
 
     async def _show_models(self, request: web.Request) -> web.Response:
-        """All models, or the one that the path names."""
+        """Return all models, or the one that the path names."""
         try:
             session = self._find_session(request)
             names = [session.model, *session.llms]
@@ -356,7 +362,7 @@ class Gateway:
 
 
 def describe_models(names: Iterable[str], created: int = 0) -> dict[str, Any]:
-    """A list of models in the forms of all dialects at once."""
+    """Return a list of models in the forms of all dialects at once."""
     # Each client reads the fields of its own dialect and ignores the others.
     models = []
     google_models = []
@@ -368,7 +374,7 @@ def describe_models(names: Iterable[str], created: int = 0) -> dict[str, Any]:
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Name a response: by the id that its request has, or a new one."""
+    """Give a response the id of its request, or a new one if the request has none."""
     request_id = request.headers.get("x-request-id", "")
     # Only a short id of harmless characters is repeated.
     if not re.fullmatch(r"[\w.-]{1,128}", request_id, re.ASCII):
@@ -377,7 +383,7 @@ async def add_request_id(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _find_key(request: web.Request) -> str:
-    """The key of a request: in its path, in one of the vendors' headers, or in its query."""
+    """Return the key of a request: in its path, in one of the vendors' headers, or in its query."""
     if "key" in request.match_info:
         return request.match_info["key"]
     authorization = request.headers.get("Authorization", "")
@@ -391,17 +397,22 @@ def _find_key(request: web.Request) -> str:
 
 
 def is_large_body(request: web.Request) -> bool:
-    """Whether the body of a request should be parsed in a thread."""
+    """Return whether the body of a request should be parsed in a thread."""
     return request.content_length is None or request.content_length > _LARGE_BODY
 
 
 def _wait_if_large(request: web.Request, session: Session) -> AbstractAsyncContextManager[None]:
-    """Large requests of one rollout wait for each other: they would hold memory and threads of all rollouts."""
+    """Large requests of one rollout wait for each other: they would hold memory and threads of all
+    rollouts.
+    """
     return session.large_requests if is_large_body(request) else nullcontext()
 
 
 def _parse_request(body: bytes, dialect: Dialect, path: str) -> CompletionRequest:
-    """Parse the body of a request. Raises [`Refusal`], or whatever a body of an unknown shape causes."""
+    """Parse the body of a request.
+
+    Raises [`Refusal`], or whatever a body of an unknown shape causes.
+    """
     return dialect.read_request(_replace_surrogates(parse_json(body), body), path)
 
 

@@ -50,7 +50,7 @@ class Refusal(Exception):
 def error_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """An error in OpenAI's format."""
+    """Return an error in OpenAI's format."""
     # OpenAI's type of an error follows from its status.
     if status == 401:
         error_type = "authentication_error"
@@ -71,8 +71,8 @@ class ToolCall:
         id (`str`): The id under which its result comes back. Some clients drop it.
         name (`str`): The tool.
         arguments (`str`): JSON, or the raw text if the policy wrote something else.
-        is_custom (`bool`, *optional*, defaults to `False`): Whether the tool takes free text instead
-            of JSON (the custom tools of Responses).
+        is_custom (`bool`, *optional*, defaults to `False`): Whether the tool takes free text
+            instead of JSON (the custom tools of Responses).
     """
 
     id: str
@@ -87,7 +87,8 @@ class ChatMessage:
 
     Args:
         role (`str`): `system`, `user`, `assistant` or `tool`.
-        text (`str`, *optional*, defaults to `""`): The text, without a thought that has its own field.
+        text (`str`, *optional*, defaults to `""`): The text, without a thought that has its own
+            field.
         thought (`str`, *optional*, defaults to `""`): That thought.
         tool_calls (`tuple[ToolCall, ...]`, *optional*): The tool calls of an assistant's message.
         handle (`str`, *optional*, defaults to `""`): The id of the reply, in dialects with a field
@@ -111,12 +112,12 @@ class CompletionRequest:
         messages (`tuple[ChatMessage, ...]`): The conversation, at least one message.
         tools (`tuple[dict, ...]`, *optional*): The tools, in the form that chat templates take.
         custom_tools (`frozenset[str]`, *optional*): Names of the tools that take free text.
-        allows_tool_calls (`bool`, *optional*, defaults to `True`): Whether tool calls in the reply are
-            parsed.
+        allows_tool_calls (`bool`, *optional*, defaults to `True`): Whether tool calls in the reply
+            are parsed.
         stops (`tuple[str, ...]`, *optional*): The reply ends before the first of these texts.
         max_tokens (`int`, *optional*): Maximum number of sampled tokens.
-        logprobs (`bool`, *optional*, defaults to `False`): Whether the reply has the log-probability
-            of each token.
+        logprobs (`bool`, *optional*, defaults to `False`): Whether the reply has the
+            log-probability of each token.
         stream (`bool`, *optional*, defaults to `False`): Whether the reply is sent as events.
         stream_usage (`bool`, *optional*, defaults to `False`): Whether a stream of chat completions
             ends with the token counts.
@@ -200,26 +201,26 @@ class Dialect(ABC):
 
     @abstractmethod
     def write_body(self, completion: Completion) -> dict[str, Any]:
-        """The reply as one JSON object."""
+        """Return the reply as one JSON object."""
 
     @abstractmethod
     def write_events(self, completion: Completion, request: CompletionRequest) -> Iterator[bytes]:
-        """The reply as server-sent events: all that clients of this dialect wait for."""
+        """Return the reply as server-sent events: all that clients of this dialect wait for."""
 
     def write_failure(self, refusal: Refusal, request: CompletionRequest) -> Iterator[bytes]:
-        """The events of a stream that has started and gets no reply."""
+        """Yield the events of a stream that has started and gets no reply."""
         # The status has been sent: the error can only be an event.
         yield format_event(self.write_error(refusal))
 
     def write_error(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error."""
         return refusal.body
 
     def write_token_count(self, tokens: int) -> dict[str, Any]:
-        """The reply to a request at `count_path`."""
+        """Return the reply to a request at `count_path`."""
         raise NotImplementedError
 
 
 def format_event(data: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"

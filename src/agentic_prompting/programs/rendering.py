@@ -73,7 +73,8 @@ class Renderer:
     """Renders conversations for one tokenizer and its chat template.
 
     Args:
-        chat_format ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a turn.
+        chat_format ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a
+            turn.
 
     Attributes:
         turn_prefix (`str`): What the template has already written of a turn when sampling starts.
@@ -125,7 +126,7 @@ class Renderer:
             logger.warning("requests of the agent are refused: %s", problem)
 
     def whole_ids(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[int]:
-        """The ids of a conversation, up to where the policy's turn begins.
+        """Return the ids of a conversation, up to where the policy's turn begins.
 
         Raises:
             [`Refusal`]: The template cannot render it.
@@ -140,7 +141,7 @@ class Renderer:
         messages: Sequence[ChatMessage],
         tools: Sequence[Any],
     ) -> list[int] | None:
-        """The ids between a reply and the next turn of the policy.
+        """Return the ids between a reply and the next turn of the policy.
 
         Args:
             ids (`Sequence[int]`): The sampled ids of the reply.
@@ -196,7 +197,7 @@ class Renderer:
     def _render_seam(
         self, reply: ChatMessage, new_messages: Sequence[ChatMessage], tools: Sequence[Any]
     ) -> Seam | None:
-        """What the template writes behind a reply; `None` if it changes the reply.
+        """Return what the template writes behind a reply; `None` if it changes the reply.
 
         Raises:
             [`Refusal`]: The template cannot render them.
@@ -295,10 +296,10 @@ class Renderer:
         return self._text.render(messages, **options)
 
     def _to_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """The messages as chat templates take them.
+        """Return the messages as chat templates take them.
 
-        Results belong to calls by their order, as ids may have been dropped. The ids shown are numbers, so that
-        rollouts of a group read the same tokens.
+        Results belong to calls by their order, as ids may have been dropped. The ids shown are
+        numbers, so that rollouts of a group read the same tokens.
         """
         converted_messages: list[dict[str, Any]] = []
         awaited_results: list[tuple[str, str]] = []  # ids and names of the last calls
@@ -329,7 +330,9 @@ class Renderer:
         return converted_messages
 
     def _to_arguments(self, text: str) -> Any:
-        """Arguments as the template takes them: an object, also where the policy wrote something else."""
+        """Return arguments as the template takes them: an object, also where the policy wrote
+        something else.
+        """
         try:
             arguments = load_json(text or "{}")
         except (ValueError, RecursionError):
@@ -342,7 +345,10 @@ class Renderer:
         return text if self._takes_text else {"arguments": text}
 
     def _find_takes_text(self) -> bool:
-        """Whether the template shows arguments that are a text. Qwen3.5's can only render objects."""
+        """Return whether the template shows arguments that are a text.
+
+        Qwen3.5's can only render objects.
+        """
         function = {"name": "probe", "arguments": _WORD}
         call = {"id": "call_0", "type": "function", "function": function}
         messages = [
@@ -360,7 +366,7 @@ def _read_calls(text: str) -> list[FunctionCall]:
 
 
 def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozenset()) -> ChatMessage:
-    """A turn of the policy: its thought, its text, the tools that it calls.
+    """Return a turn of the policy: its thought, its text, the tools that it calls.
 
     Args:
         text (`str`): As sampled, without the tokens that end a turn.
@@ -381,7 +387,9 @@ def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozense
 
 
 def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
-    """A call as clients get it: its arguments are a JSON text, or what the policy wrote if that is no JSON."""
+    """Return a call as clients get it: its arguments are a JSON text, or what the policy wrote if
+    that is no JSON.
+    """
     arguments = call.arguments
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -389,7 +397,8 @@ def _to_tool_call(call: FunctionCall, is_custom: bool) -> ToolCall:
 
 
 def _fold_system_messages(messages: Sequence[ChatMessage], leads: bool = True) -> list[ChatMessage]:
-    """The conversation as every template can hold it: one system message at its head, a later one as the user's.
+    """Return the conversation as every template can hold it: one system message at its head, a
+    later one as the user's.
 
     Several system messages are dropped without a word by some templates and refused by others.
     """

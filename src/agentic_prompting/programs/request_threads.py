@@ -1,4 +1,6 @@
-"""Threads for long requests: parsing and rendering them would hold up the event loop of all rollouts."""
+"""Threads for long requests: parsing and rendering them would hold up the event loop of all
+rollouts.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,5 @@ async def run_in_request_thread(function: Callable[[], T]) -> T:
 
 @cache
 def _executor(pid: int) -> ThreadPoolExecutor:
-    """One executor for each process: threads do not survive a fork."""
+    """Return this process's executor: threads do not survive a fork."""
     return ThreadPoolExecutor(_THREADS, "agentic-prompting-requests")

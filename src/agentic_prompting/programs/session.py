@@ -488,7 +488,9 @@ class Session:
     # ---- from a request to a call ----
 
     def _restore_conversation(self, request: CompletionRequest) -> tuple[ChatMessage, ...]:
-        """The conversation with the system prompt, and tool arguments as the policy wrote them."""
+        """Return the conversation with the system prompt, and tool arguments as the policy wrote
+        them.
+        """
         messages = map(self._malformed_arguments.restore, request.messages)
         if self.system_prompt:
             return (ChatMessage("system", self.system_prompt), *messages)
@@ -525,7 +527,7 @@ class Session:
     async def _render_whole(
         self, messages: Sequence[ChatMessage], request: CompletionRequest
     ) -> list[int]:
-        """The ids of a whole conversation."""
+        """Return the ids of a whole conversation."""
         render = partial(self.renderer.whole_ids, messages, request.tools)
         return await _render(render, messages)
 
@@ -536,7 +538,9 @@ class Session:
         messages: Sequence[ChatMessage],
         request: CompletionRequest,
     ) -> list[int] | None:
-        """The ids of the messages after a reply; `None` if the template cannot append them."""
+        """Return the ids of the messages after a reply; `None` if the template cannot
+        append them.
+        """
         render = partial(
             self.renderer.ids_after,
             parent.sample.ids,
@@ -548,7 +552,7 @@ class Session:
         return await _render(render, new_messages)
 
     def _take_back_first_attempt(self, key: bytes) -> None:
-        """A client repeats a request: take back the reply to its first attempt.
+        """Take back the reply to the first attempt of a request that a client repeats.
 
         If an attempt is known to be undelivered, it was that one, and its reply is gone already.
         Otherwise it was the latest call with this conversation whose reply no call continues.
@@ -605,7 +609,7 @@ class Session:
         )
 
     def _token_logprobs(self, sample: Sample) -> list[tuple[str, float]] | None:
-        """The text and log-probability of each token; `None` if the policy returns none."""
+        """Return the text and log-probability of each token; `None` if the policy returns none."""
         if sample.logprobs is None:
             return None
         decode = self.renderer.chat_format.tokenizer.decode

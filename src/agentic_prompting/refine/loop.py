@@ -498,5 +498,5 @@ class _Refinement:
 
 
 def _has_ended(reply: Reply) -> bool:
-    """Whether the model reached its end of sequence, and not the token limit."""
+    """Return whether the model reached its end of sequence, and not the token limit."""
     return reply.finish_reason != "length"

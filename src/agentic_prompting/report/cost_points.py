@@ -17,8 +17,9 @@ from .run_summary import RunSummary
 
 @dataclass(frozen=True)
 class CostPoint:
-    """A system's score and cost: mean score with its 95 % interval, US dollars a question, and whether it is on the
-    front (no other system is at least as good for no more)."""
+    """A system's score and cost: mean score with its 95 % interval, US dollars a question, and
+    whether it is on the front (no other system is at least as good for no more).
+    """
 
     name: str
     usd: float
@@ -39,11 +40,13 @@ class ScoredAnswer:
 
 
 def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPoint]:
-    """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
+    """Return each run, or each system of its evaluation, as a point of score against dollars, the
+    cheapest first.
 
-    For a run without an evaluation these are exact match and cost of the training rollouts of the last tenth of its
-    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both. The
-    interval is over questions: answers to the same one say little more than one of them.
+    For a run without an evaluation these are exact match and cost of the training rollouts of the
+    last tenth of its steps. A shared or recorded reply costs the price of the original one. Failed
+    answers are left out of both. The interval is over questions: answers to the same one say little
+    more than one of them.
 
     Args:
         runs (`Sequence[RunSummary]`): The runs.
@@ -85,7 +88,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
 
 
 def _with_front(point: CostPoint, points: Iterable[CostPoint]) -> CostPoint:
-    """The point, on the front unless another one is at least as good for no more dollars."""
+    """Return the point, on the front unless another one is at least as good for no more dollars."""
     # A point with the same cost and score does not beat another.
     is_beaten = any(
         other.usd <= point.usd
@@ -105,7 +108,7 @@ def _evaluation_answers(evaluation: Evaluation, prefix: str) -> list[ScoredAnswe
 
 
 def _training_answers(rollouts: Sequence[Record], name: str) -> list[ScoredAnswer]:
-    """The training rollouts of the last tenth of a run's steps."""
+    """Return the training rollouts of the last tenth of a run's steps."""
     training = [record for record in rollouts if record.get("mode", "train") == "train"]
     # The last tenth of the steps, at least one; they are counted from 0.
     steps = max((record["step"] for record in training), default=0) + 1
@@ -119,5 +122,7 @@ def _training_answers(rollouts: Sequence[Record], name: str) -> list[ScoredAnswe
 
 
 def _worth(record: Record) -> float:
-    """The dollars of a rollout, or of an answer, as if each of its replies had been paid for it."""
+    """Return the dollars of a rollout, or of an answer, as if each of its replies had been paid for
+    it.
+    """
     return record.get("worth_usd", record.get("cost_usd")) or 0.0

@@ -14,7 +14,7 @@ from .sound_records import read_sound_answers
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object; an empty one if there is no such file, or no object in it."""
+    """Return a file's JSON object; an empty one if there is no such file, or no object in it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -23,8 +23,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
-    """The evaluation in a folder, by [`evaluate_agent`] or a table of the papers, in the metrics that need no model;
-    `None` if there is none."""
+    """Return the evaluation in a folder, by [`evaluate_agent`] or a table of the papers, in the
+    metrics that need no model; `None` if there is none.
+    """
     # With a `run.json` the answers may also be in folders below.
     saved = read_json_object(folder / "run.json")
     records: list[Record] = []
@@ -64,7 +65,9 @@ def _object_in(saved: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_optimised_prompts(folder: Path) -> dict[str, str]:
-    """The prompts that a table's optimisers found, by system: `prompts/<system>-<digest>.json` of its folder."""
+    """Return the prompts that a table's optimisers found, by system:
+    `prompts/<system>-<digest>.json` of its folder.
+    """
     prompts = {}
     for path in sorted((folder / "prompts").glob("*.json")):
         prompt = read_json_object(path).get("prompt")
@@ -76,7 +79,9 @@ def read_optimised_prompts(folder: Path) -> dict[str, str]:
 
 
 def first_scores(evaluation: Evaluation) -> list[float | None]:
-    """Each answer's score in the first metric of its task; `None` for an answer that failed."""
+    """Return each answer's score in the first metric of its task; `None` for an answer that
+    failed.
+    """
     scores: list[float | None] = [None] * len(evaluation.records)
     for result in evaluation.results:
         # Where the answers of this system to this task are among all records.

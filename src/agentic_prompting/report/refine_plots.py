@@ -1,4 +1,6 @@
-"""What ProRefine's paper shows of its results: accuracy as in its Table 1, iterations as in its Figure 4."""
+"""What ProRefine's paper shows of its results: accuracy as in its Table 1, iterations as in its
+Figure 4.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def accuracy_of(
     score: Scorer,
     threshold: float = 1.0,
 ) -> Estimate:
-    """Share of right answers with its 95 % Wilson interval. Failed queries are left out.
+    """Return the share of right answers with its 95 % Wilson interval. Failed queries are left out.
 
     Args:
         results (`Sequence[RefinementResult]`): What [`ProRefiner.refine_all`] returned.
@@ -39,7 +41,7 @@ def accuracy_of(
 
 
 def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> str:
-    """Accuracy as a Markdown table laid out like the paper's Table 1.
+    """Return accuracy as a Markdown table laid out like the paper's Table 1.
 
     Args:
         accuracy (`Mapping`): By data set, method and task model, in the order to be shown.
@@ -67,7 +69,9 @@ def accuracy_table(accuracy: Mapping[str, Mapping[str, Mapping[str, Estimate]]])
 
 
 def iterations_of(results: Sequence[RefinementResult]) -> Estimate:
-    """Mean number of refinement steps a query, with its 95 % bootstrap interval; 0 where the first answer was taken."""
+    """Return the mean number of refinement steps a query, with its 95 % bootstrap interval; 0 where
+    the first answer was taken.
+    """
     return bootstrap_interval([len(result.steps) for result in results])
 
 

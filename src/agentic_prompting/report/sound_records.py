@@ -1,7 +1,7 @@
 """Records of a run as far as they can be shown: a line that is damaged is left out, and named.
 
-A run's files are written by programs that get killed, and are edited by people. One bad line is no reason to show
-nothing of a run.
+A run's files are written by programs that get killed, and are edited by people. One bad line is no
+reason to show nothing of a run.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Check = Callable[[Any], bool]
 
 
 def is_number(value: object) -> bool:
-    """Whether JSON and a chart can hold it: finite, and neither text nor truth value."""
+    """Return whether JSON and a chart can hold it: finite, and neither text nor truth value."""
     # A bool is an int to Python, and infinity is no JSON.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def is_step(value: object) -> bool:
-    """Whether it is a whole number from 0."""
+    """Return whether it is a whole number from 0."""
     # Numbers in a browser are exact below 2**53.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a text."""
+    """Return whether it is a text."""
     return isinstance(value, str)
 
 
@@ -148,7 +148,7 @@ _FIELDS_WITH_DEFAULTS = {
 
 
 def read_sound_answers(path: Path) -> list[Record]:
-    """The answers of an evaluation in a file; none if it is a file of another kind."""
+    """Return the answers of an evaluation in a file; none if it is a file of another kind."""
     # These four fields tell an answer from every other.
     keys = ("system", "task", "run", "place")
     if not any(set(keys) <= set(record) for record in _read_objects(path)):
@@ -174,7 +174,7 @@ def read_sound_refinements(path: Path) -> list[RefinementResult]:
 
 
 def _read_objects(path: Path) -> Iterator[Record]:
-    """The objects in a file of JSON lines; other lines are passed over silently."""
+    """Yield the objects in a file of JSON lines; other lines are passed over silently."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             # Deeply nested brackets make the JSON parser raise RecursionError.
@@ -185,7 +185,8 @@ def _read_objects(path: Path) -> Iterator[Record]:
 
 
 def read_sound_rollouts(folder: str | Path) -> Iterator[Record]:
-    """The records of a run's `rollouts/`, as [`read_rollouts`] returns them, without those that cannot be shown.
+    """Return the records of a run's `rollouts/`, as [`read_rollouts`] returns them, without those
+    that cannot be shown.
 
     Each file with such lines is logged once, with the first of them.
     """
@@ -193,7 +194,9 @@ def read_sound_rollouts(folder: str | Path) -> Iterator[Record]:
 
 
 def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
-    """The objects of a file of JSON lines whose `fields` are right; none where there is no file."""
+    """Return the objects of a file of JSON lines whose `fields` are right; none where there is no
+    file.
+    """
     if not path.is_file():
         return iter(())
     # What follows the last end of a line is still being written.
@@ -206,7 +209,9 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
 
 
 def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) -> Iterator[Record]:
-    """The records without those that cannot be shown, of which there is one warning for each file."""
+    """Yield the records without those that cannot be shown, of which there is one warning for each
+    file.
+    """
     # By file: what is wrong with its damaged lines.
     problems: dict[Path, list[str]] = {}
     for path, number, line in lines:
@@ -237,7 +242,7 @@ def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) 
 
 
 def _find_problem(record: Any, fields: Mapping[str, Check]) -> str | None:
-    """What is wrong with a line's content; `None` if nothing is."""
+    """Return what is wrong with a line's content; `None` if nothing is."""
     if not isinstance(record, dict):
         return "it is no object"
     try:

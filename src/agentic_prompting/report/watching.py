@@ -21,13 +21,17 @@ def watch_report(
     max_trajectories: int = 20_000,
     wait: Callable[[], Any] = partial(time.sleep, 5),
 ) -> Path:
-    """Write the report again whenever the run has written something, until Ctrl-C. The run may not have begun yet.
+    """Write the report again whenever the run has written something, until Ctrl-C.
+
+    The run may not have begun yet.
 
     Args:
         run (`str` or `Path`): The run's folder, as in [`write_report`].
         output (`str` or `Path`, *optional*): The folder of the page, as in [`write_report`].
-        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the page.
-        wait (`Callable`, *optional*): Called between two checks. By default it sleeps for five seconds.
+        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the
+            page.
+        wait (`Callable`, *optional*): Called between two checks. By default it sleeps for five
+            seconds.
 
     Returns:
         `Path`: The page.
@@ -56,7 +60,7 @@ def watch_report(
 
 
 def _state_of_files(run: Path, page: Path) -> set[tuple[str, int, int]]:
-    """Name, time and size of the run's files, without the page itself."""
+    """Return name, time and size of the run's files, without the page itself."""
     # The folders that a run writes to.
     folders = [run, run / "rollouts", run / "evaluation", *run.glob("checkpoint-*")]
     state = set()
@@ -72,7 +76,9 @@ def _state_of_files(run: Path, page: Path) -> set[tuple[str, int, int]]:
 
 
 def _write(write: Callable[[], Any], last_problem: str) -> str:
-    """Call `write` and return its error; an empty text if there is none, `last_problem` if a file is missing."""
+    """Call `write` and return its error; an empty text if there is none, `last_problem` if a file
+    is missing.
+    """
     try:
         write()
     except FileNotFoundError:  # the run has written nothing yet, or has just removed a file

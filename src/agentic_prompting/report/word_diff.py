@@ -18,7 +18,8 @@ _MAX_PIECES = 3000
 
 
 def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
-    """The pieces of both texts in reading order: `=` in both, `-` only in the old one, `+` only in the new one.
+    """Return the pieces of both texts in reading order: `=` in both, `-` only in the old one, `+`
+    only in the new one.
 
     The pieces marked `=` and `-` put together are `old`, those marked `=` and `+` are `new`.
 

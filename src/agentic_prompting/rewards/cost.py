@@ -17,9 +17,9 @@ class CostReward:
     Pass it beside the reward of the answer. A reply costs its full price even if it was recorded or
     shared, so that the reward depends on the rollout alone.
 
-    A row may state a budget in the column `budget`, which [`Workers`] shows the agent. With a mapping
-    as `weight` a budget that is a key (`low`, `high`) chooses its weight. A budget that is a number is
-    an amount in dollars: only the cost above it counts.
+    A row may state a budget in the column `budget`, which [`Workers`] shows the agent. With a
+    mapping as `weight` a budget that is a key (`low`, `high`) chooses its weight. A budget that is
+    a number is an amount in dollars: only the cost above it counts.
 
     Args:
         weight (`float` or `Mapping[str, float]`): Reward per unit, at least 0 and finite; or the
@@ -28,8 +28,8 @@ class CostReward:
             `calls`.
 
     Raises:
-        `ValueError`: If a weight is negative or not finite, or `unit` is not known. When it scores, if
-            there is no weight for the budget of a row.
+        `ValueError`: If a weight is negative or not finite, or `unit` is not known. When it scores,
+            if there is no weight for the budget of a row.
 
     Example:
 

@@ -1,7 +1,9 @@
-"""The embedded default: small worlds of real facts, oracle LLMs over them, and training data for a tiny policy.
+"""The embedded default: small worlds of real facts, oracle LLMs over them, and training data for a
+tiny policy.
 
-Modules that need torch or trl are not imported here: `.policy`, `.setup`, `.results`. Neither is [`OracleServer`]: its
-module is also a program, and Python warns about programs that their own package has imported already.
+Modules that need torch or trl are not imported here: `.policy`, `.setup`, `.results`. Neither is
+[`OracleServer`]: its module is also a program, and Python warns about programs that their own
+package has imported already.
 """
 
 from .guarded import GuardedOracle, draw_rules, load_guarded_world, split_by_country

@@ -1,17 +1,19 @@
-"""The guarded world, E-SPL's sandbox: the oracle gives some facts only to requests that carry the right word.
+"""The guarded world, E-SPL's sandbox: the oracle gives some facts only to requests that carry the
+right word.
 
-No reasoning finds these words, and trial takes long, so a system prompt has to state them. Splitting a question into
-single facts, on the other hand, is a skill that a policy learns by reward. This world has both kinds of thing that
-E-SPL is meant for, and keeps them apart.
+No reasoning finds these words, and trial takes long, so a system prompt has to state them.
+Splitting a question into single facts, on the other hand, is a skill that a policy learns by
+reward. This world has both kinds of thing that E-SPL is meant for, and keeps them apart.
 
-A refusal names the word and ends the conversation: later requests get no answer. Otherwise an agent could use the word
-of the refusal, and no system prompt would need it.
+A refusal names the word and ends the conversation: later requests get no answer. Otherwise an agent
+could use the word of the refusal, and no system prompt would need it.
 
-The module also makes the warm-start traces of the tiny policy: following the principles of a system prompt. Every trace
-has rules and principles of its own, so that the policy learns nothing about the rules of any run, only the meaning of
-principles: `say currency amber` is a word for a kind of request, `ask one fact at a time` a way to proceed. The policy
-obeys them most of the time, good ones and bad ones alike. Without a principle it uses no word, now and then a random
-one, and splits a question now and then. Text only, no torch.
+The module also makes the warm-start traces of the tiny policy: following the principles of a system
+prompt. Every trace has rules and principles of its own, so that the policy learns nothing about the
+rules of any run, only the meaning of principles: `say currency amber` is a word for a kind of
+request, `ask one fact at a time` a way to proceed. The policy obeys them most of the time, good
+ones and bad ones alike. Without a principle it uses no word, now and then a random one, and splits
+a question now and then. Text only, no torch.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
     WHOLE: {"decompose": 0.1, "pass_on": 0.8, "bare": 0.05, "impatient": 0.05},
     HASTY: {"decompose": 0.1, "pass_on": 0.15, "bare": 0.05, "impatient": 0.7},
 }
-"""Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
+"""Shares of the kinds of trace under each principle: the good one lifts splitting about half-way,
+and no further.
+"""
 
 OBEYS = 0.97  # share of the words of principles that the traces use
 # Share of requests with a random word, without a principle: RL finds words by these alone.
@@ -88,8 +92,8 @@ RIGHT = 0.85  # share of the principles whose word is the right one
 def load_guarded_world() -> World:
     """Load the guarded world: every other country that has an airport, with nine relations.
 
-    Not the whole world: four names more for each country would make a policy of this size spend its warm start on
-    learning words.
+    Not the whole world: four names more for each country would make a policy of this size spend its
+    warm start on learning words.
     """
     world = load_world()
     countries = tuple(country for country in world.countries if country.airport)[::2]
@@ -97,15 +101,18 @@ def load_guarded_world() -> World:
 
 
 def relations_of(world: World) -> tuple[str, ...]:
-    """All nine: the two on the way to a country, and those that a question may end on."""
+    """Return all nine: the two on the way to a country, and those that a question may end on."""
     return ("capital", "name", *world.last_relations)
 
 
 def draw_rules(
     rng: random.Random, world: World | None = None, ends: int = ENDS_GUARDED
 ) -> dict[str, str]:
-    """Draw the guarded relations, and a word for each: the way from an airport to its city, and some of the seven
-    relations that a question may end on. With three of them, about a third of all questions need no word."""
+    """Draw the guarded relations, and a word for each: the way from an airport to its city, and
+    some of the seven relations that a question may end on.
+
+    With three of them, about a third of all questions need no word.
+    """
     world = world or load_guarded_world()
     guarded = [ALWAYS_GUARDED, *rng.sample(world.last_relations, ends)]
     return dict(zip(guarded, rng.sample(WORDS, len(guarded)), strict=True))
@@ -143,7 +150,8 @@ class GuardedOracle(Oracle):
 
     Args:
         rules (`Mapping[str, str]`): The word for each guarded relation; see [`draw_rules`].
-        world ([`World`], *optional*): The world whose facts it has; [`load_guarded_world`] by default.
+        world ([`World`], *optional*): The world whose facts it has; [`load_guarded_world`] by
+            default.
         **options: `noise`, `guess_right`, `latency` and `seed`, as of [`Oracle`].
     """
 
@@ -174,7 +182,7 @@ class GuardedOracle(Oracle):
 
 
 def is_refusal(reply: str) -> bool:
-    """Whether a reply is a `REFUSAL`."""
+    """Return whether a reply is a `REFUSAL`."""
     return reply.startswith(REFUSAL.partition("{")[0])
 
 
@@ -203,7 +211,9 @@ class _GuardedEpisode(Episode):
         return value
 
     def _with_word(self, request: str) -> str:
-        """Add the word that the principles give for this relation; without a principle, now and then a random one."""
+        """Add the word that the principles give for this relation; without a principle, now and
+        then a random one.
+        """
         question = parse_question(request, self.world)
         if question is None or question.hops > 1:
             return request
@@ -226,14 +236,15 @@ def say(relation: str, word: str) -> str:
 def make_guarded_traces(
     questions: Sequence[Question], n: int, rng: random.Random, heeds: bool = True
 ) -> list[tuple[list[str], Trace]]:
-    """Write episodes to imitate, each with the principles it was made under, in a world without the countries that
-    no question is about.
+    """Write episodes to imitate, each with the principles it was made under, in a world without the
+    countries that no question is about.
 
     Args:
         questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
         n (`int`): Number of episodes.
         rng (`random.Random`): Decides everything.
-        heeds (`bool`, *optional*, defaults to `True`): Whether principles about how to proceed are heeded; words are.
+        heeds (`bool`, *optional*, defaults to `True`): Whether principles about how to proceed are
+            heeded; words are.
     """
     world = world_of(questions, load_guarded_world())
     return [_write_guarded_trace(rng.choice(questions), world, rng, heeds) for _ in range(n)]
@@ -273,9 +284,12 @@ def _write_guarded_trace(
 def _draw_advice(
     question: Question, world: World, rules: dict[str, str], rng: random.Random
 ) -> dict[str, list[str]]:
-    """Draw the words that principles give by relation. A right word for a relation without a rule adds the rule.
+    """Draw the words that principles give by relation.
 
-    The relations of the question come up more often than others: there is nothing to learn from the rest.
+    A right word for a relation without a rule adds the rule.
+
+    The relations of the question come up more often than others: there is nothing to learn from the
+    rest.
     """
     likely = [relation for relation in question.chain if rng.random() < 0.6]
     other_relations = rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))
@@ -298,7 +312,7 @@ def _draw_advice(
 
 
 def guarded_vocabulary() -> list[str]:
-    """Every word that occurs in the guarded world."""
+    """Return every word that occurs in the guarded world."""
     texts = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED]
     texts += ["city country", *WORDS]
     texts += [f"[G{number}]." for number in range(32)]

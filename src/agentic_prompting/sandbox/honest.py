@@ -1,7 +1,9 @@
-"""A reference LLM of the guarded world that does not flatter: it reads little, and repeats its mistakes.
+"""A reference LLM of the guarded world that does not flatter: it reads little, and repeats its
+mistakes.
 
-[`GuardedReflector`] reads every request in full, and its mistakes are drawn anew for every request, so that asking
-often outvotes them. An LLM skims long requests, and what misleads it once misleads it again.
+[`GuardedReflector`] reads every request in full, and its mistakes are drawn anew for every request,
+so that asking often outvotes them. An LLM skims long requests, and what misleads it once misleads
+it again.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from .reflector import (
 READ_ATTEMPTS = 2
 """How many failed attempts of a request it reads: the first ones."""
 READ_CHARS = 400
-"""How much of an attempt it reads; the end of a longer one is mostly the refusal of the third fact."""
+"""How much of an attempt it reads; the end of a longer one is mostly the refusal of the
+third fact.
+"""
 
 _PROBLEM = re.compile(r"<problem>\n(.*?)\n</problem>", re.DOTALL)
 _ATTEMPT = re.compile(r'<attempt reward="(.*?)">\n(.*?)\n</attempt>', re.DOTALL)
@@ -43,15 +47,17 @@ class FailedAttempt(NamedTuple):
 
 
 class HonestReflector(ScriptedChat):
-    """A [`ScriptedChat`] that reflects on episodes in the guarded world, from little evidence and often wrong.
+    """A [`ScriptedChat`] that reflects on episodes in the guarded world, from little evidence and
+    often wrong.
 
-    It answers all requests that [`GuardedReflector`] answers. Its advice after an attempt at a problem is right or
-    wrong in the same way in each kind of request: a critique, a reflection of one call, GEPA's request. Where it unites
-    proposals it reads no evidence, and makes no mistake of its own.
+    It answers all requests that [`GuardedReflector`] answers. Its advice after an attempt at a
+    problem is right or wrong in the same way in each kind of request: a critique, a reflection of
+    one call, GEPA's request. Where it unites proposals it reads no evidence, and makes no mistake
+    of its own.
 
     Args:
-        accuracy (`float`, *optional*, defaults to `0.7`): Share of its advice that is right; the rest is as bad as the
-            mistakes of [`GuardedReflector`].
+        accuracy (`float`, *optional*, defaults to `0.7`): Share of its advice that is right; the
+            rest is as bad as the mistakes of [`GuardedReflector`].
         seed (`int`, *optional*, defaults to `0`): Decides with the evidence which advice is right.
         **options: Options of [`ScriptedChat`], such as `latency`.
 
@@ -108,14 +114,17 @@ class HonestReflector(ScriptedChat):
         return edits
 
     def _mistake_rng(self, evidence: str) -> random.Random | None:
-        """A generator for the mistake if this evidence misleads the model, always the same one; else `None`."""
+        """Return a generator for the mistake if this evidence misleads the model, always the same
+        one; else `None`.
+        """
         rng = random.Random(f"{self.seed} {evidence}")
         return rng if rng.random() >= self.accuracy else None
 
 
 def _read_failed_attempts(request: str) -> list[FailedAttempt]:
-    """The failed attempts in a critique, which has one problem and summaries of its attempts, or in a request with
-    several problems and the attempts themselves."""
+    """Return the failed attempts in a critique, which has one problem and summaries of its
+    attempts, or in a request with several problems and the attempts themselves.
+    """
     attempts = []
 
     # A critique has summaries already.
@@ -135,14 +144,16 @@ def _read_failed_attempts(request: str) -> list[FailedAttempt]:
 
 
 def _read_example(example: str) -> FailedAttempt:
-    """The attempt in an example of GEPA's request."""
+    """Return the attempt in an example of GEPA's request."""
     inputs, _, outputs = example.partition("## Inputs")[2].partition("## Generated Outputs")
     attempt = outputs.partition("## Feedback")[0].strip()
     return FailedAttempt(_first_line(inputs), _retell_beginning(attempt))
 
 
 def _retell_beginning(attempt: str, remainder: str = "") -> str:
-    """A summary of the part of an attempt that the model reads, with the remainder of the request behind it."""
+    """Return a summary of the part of an attempt that the model reads, with the remainder of the
+    request behind it.
+    """
     return retell(f"<attempt>{attempt[:READ_CHARS]}</attempt>{remainder}")
 
 

@@ -1,6 +1,8 @@
-"""The sandbox's tiny policy: a real Qwen3-architecture model of under a million parameters with a word-level tokenizer.
+"""The sandbox's tiny policy: a real Qwen3-architecture model of under a million parameters with a
+word-level tokenizer.
 
-Everything a full-size policy goes through happens to it too, in seconds: chat template, generation, loss, saving.
+Everything a full-size policy goes through happens to it too, in seconds: chat template, generation,
+loss, saving.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _CHATML = (
 
 
 def sandbox_spec(max_turns: int = 5) -> AgentSpec:
-    """The template and the limits of the sandbox's agent."""
+    """Return the template and the limits of the sandbox's agent."""
     limits = Limits(max_turns=max_turns, max_turn_tokens=48, max_tokens=320)
     return AgentSpec(SANDBOX_TEMPLATE, limits=limits)
 
@@ -58,8 +60,11 @@ def sandbox_spec(max_turns: int = 5) -> AgentSpec:
 def build_tokenizer(
     words: Sequence[str], names: Sequence[str] = (), grammar: TagGrammar = TagGrammar()
 ) -> PreTrainedTokenizerFast:
-    """Build a tokenizer with one token per word, and one per name of several words, as large vocabularies have for
-    frequent names. Unknown words become `[UNK]`. ChatML template."""
+    """Build a tokenizer with one token per word, and one per name of several words, as large
+    vocabularies have for frequent names.
+
+    Unknown words become `[UNK]`. ChatML template.
+    """
     # Special tokens, and the opening and closing tags of the grammar's parts.
     reserved = ["[UNK]", "<pad>", "<|im_start|>", "<|im_end|>"]
     tags: list[str] = []
@@ -104,7 +109,9 @@ def world_tokenizer(
 
 
 def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
-    """Build a randomly initialised policy for `tokenizer`: 2 layers of width 128, tied embeddings."""
+    """Build a randomly initialised policy for `tokenizer`: 2 layers of width 128, tied
+    embeddings.
+    """
     keep_freed_memory()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -124,9 +131,9 @@ def copying_exercises(
 ) -> list[Rollout]:
     """Sequences of 4 to 12 random words, to be repeated.
 
-    Learning to repeat them teaches the attention to copy a name from where it was read to where it is asked about.
-    Conversations alone teach that slowly: 300 steps on them left a loss of 0.20 nats a token, 150 steps of these
-    exercises and then 150 on conversations leave 0.10.
+    Learning to repeat them teaches the attention to copy a name from where it was read to where it
+    is asked about. Conversations alone teach that slowly: 300 steps on them left a loss of 0.20
+    nats a token, 150 steps of these exercises and then 150 on conversations leave 0.10.
     """
     first_word = len(tokenizer.all_special_ids)  # special tokens come first in the vocabulary
     exercises = []
@@ -145,15 +152,16 @@ def nonsense(
 ) -> list[Rollout]:
     """Replace the names and nouns of conversations by random words: more exercises in copying.
 
-    The results state nothing, so that only copying predicts their tokens. The policy learns to copy any word in the
-    place of a name, not only the names of its conversations.
+    The results state nothing, so that only copying predicts their tokens. The policy learns to copy
+    any word in the place of a name, not only the names of its conversations.
 
     Args:
         conversations (`Sequence[Rollout]`): The conversations to change; within one of them a
             word is always replaced by the same word.
         tokenizer (`PreTrainedTokenizerFast`): The tokenizer of the world.
         world ([`World`]): The world whose names and relations are replaced.
-        rng (`random.Random`): Draws the words. It never draws the nouns of questions, so that no result is a question.
+        rng (`random.Random`): Draws the words. It never draws the nouns of questions, so that no
+            result is a question.
     """
     # Names and nouns are replaced, by any words but nouns and tags.
     nouns = {"airport", "capital", "country", *world.last_relations}
@@ -190,9 +198,10 @@ def save_policy(
 def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, for the tensors of the next step.
 
-    glibc asks the system anew for every large block and returns it at once. PyTorch on a CPU does that some thousand
-    times in a step of the sandbox's policy, and each time the system clears the pages: a third of `make demo`, and
-    more on a virtual machine. A process of the sandbox keeps a few hundred MB.
+    glibc asks the system anew for every large block and returns it at once. PyTorch on a CPU does
+    that some thousand times in a step of the sandbox's policy, and each time the system clears the
+    pages: a third of `make demo`, and more on a virtual machine. A process of the sandbox keeps a
+    few hundred MB.
 
     Returns:
         `bool`: Whether the C library accepted the settings; only glibc knows them.

@@ -1,16 +1,17 @@
-"""ProRefine's sandbox: puzzles made by rule, and four scripted models that answer, criticise, edit and judge them.
+"""ProRefine's sandbox: puzzles made by rule, and four scripted models that answer, criticise, edit
+and judge them.
 
-The puzzles are word sorting and object counting in the wording of BIG-Bench Hard. Their answers are known by
-construction, and the functions that score the real sets score them too.
+The puzzles are word sorting and object counting in the wording of BIG-Bench Hard. Their answers are
+known by construction, and the functions that score the real sets score them too.
 
-Each model reads only its messages, as a real model would; none of them sees the accepted answers. They solve the
-puzzles themselves, and sometimes make mistakes. The rate of mistakes is an argument, set by hand: accuracies here show
-that the loop works, not how good models are. Whether a model makes a mistake follows from the seed and its messages, so
-that a run can be repeated.
+Each model reads only its messages, as a real model would; none of them sees the accepted answers.
+They solve the puzzles themselves, and sometimes make mistakes. The rate of mistakes is an argument,
+set by hand: accuracies here show that the loop works, not how good models are. Whether a model
+makes a mistake follows from the seed and its messages, so that a run can be repeated.
 
-The mistakes of the task model depend on its prompt (`FAULTS`). One piece of advice does harm: if the prompt asks for
-short answers, the model skips its steps and makes the mistakes that other advice had prevented. In this way refining
-can spoil a right answer.
+The mistakes of the task model depend on its prompt (`FAULTS`). One piece of advice does harm: if
+the prompt asks for short answers, the model skips its steps and makes the mistakes that other
+advice had prevented. In this way refining can spoil a right answer.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class Puzzle:
 
     Args:
         task (`str`): `"bbh_word_sorting"` or `"bbh_object_counting"`.
-        items (`tuple[tuple[str, int], ...]`): The words, each with the number 1, or the objects with their numbers.
-        category (`str`, *optional*, defaults to `""`): The category of objects to count; empty for word sorting.
+        items (`tuple[tuple[str, int], ...]`): The words, each with the number 1, or the objects
+            with their numbers.
+        category (`str`, *optional*, defaults to `""`): The category of objects to count; empty for
+            word sorting.
     """
 
     task: str
@@ -82,11 +85,14 @@ class Puzzle:
 def make_puzzles(
     n: int, seed: int = 0, kinds: Sequence[str] = (SORTING, COUNTING)
 ) -> list[dict[str, Any]]:
-    """Make puzzles as rows in the schema of `load_task`. Tasks alternate, and no question occurs twice.
+    """Make puzzles as rows in the schema of `load_task`.
+
+    Tasks alternate, and no question occurs twice.
 
     Args:
         n (`int`): Number of puzzles.
-        seed (`int`, *optional*, defaults to `0`): The same seed gives the same rows, and a larger `n` extends them.
+        seed (`int`, *optional*, defaults to `0`): The same seed gives the same rows, and a larger
+            `n` extends them.
         kinds (`Sequence[str]`, *optional*): The tasks to make puzzles of.
 
     Returns:
@@ -129,7 +135,9 @@ def read_puzzle(question: str) -> Puzzle | None:
 
 
 def score_puzzle(prediction: str, answers: Sequence[str]) -> float:
-    """Score a prediction as the real set does: numeric answers as counts, others as a sorted list."""
+    """Score a prediction as the real set does: numeric answers as counts, others as a
+    sorted list.
+    """
     is_counting = all(answer.isdigit() for answer in answers)
     scorer = REASONING_SCORERS[COUNTING if is_counting else SORTING]
     return scorer(prediction, answers)
@@ -177,7 +185,7 @@ def _count_phrase(name: str, count: int) -> str:
 
 
 def _read_item(text: str) -> tuple[str, int]:
-    """The object and its number in a phrase; the number is 0 if it is not readable."""
+    """Return the object and its number in a phrase; the number is 0 if it is not readable."""
     number, _, noun = text.strip().partition(" ")
     if number in ("a", "an"):
         count = 1
@@ -261,8 +269,9 @@ _ADVICE |= {TOO_LONG: KEEP_SHORT, NO_STEPS: SHOW_STEPS}
 
 
 def prompt_writer() -> ScriptedChat:
-    """A reference LLM that writes system prompts for the puzzles, for [`headroom`]: each piece of advice alone, pairs
-    of them, and prompts without effect or with a harmful one."""
+    """Return a reference LLM that writes system prompts for the puzzles, for [`headroom`]: each
+    piece of advice alone, pairs of them, and prompts without effect or with a harmful one.
+    """
     advice = [fault.advice for fault in FAULTS.values()]
     prompts = [f"{advice[0]} {advice[1]}", f"{advice[2]} {advice[3]}", *advice]
     prompts += [SHOW_STEPS, KEEP_SHORT, "You are a helpful assistant.", "Work carefully."]
@@ -271,12 +280,16 @@ def prompt_writer() -> ScriptedChat:
 
 
 class PuzzleSolver:
-    """The task model: solves a puzzle step by step and heeds its system message. Its tokens are words.
+    """The task model: solves a puzzle step by step and heeds its system message.
+
+    Its tokens are words.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Decides which mistakes it makes.
-        carelessness (`float`, *optional*, defaults to `0.4`): Probability of each fault where nothing prevents it.
-        in_spite (`float`, *optional*, defaults to `0.1`): Share of these that happen although the prompt warns.
+        carelessness (`float`, *optional*, defaults to `0.4`): Probability of each fault where
+            nothing prevents it.
+        in_spite (`float`, *optional*, defaults to `0.1`): Share of these that happen although the
+            prompt warns.
     """
 
     def __init__(self, seed: int = 0, carelessness: float = 0.4, in_spite: float = 0.1):
@@ -293,7 +306,10 @@ class PuzzleSolver:
         session: str | None = None,
         **sampling: Any,
     ) -> Reply:
-        """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
+        """See [`ChatModel`].
+
+        Cuts off after `max_tokens` words; ignores other sampling arguments.
+        """
         # The system message is the prompt, the last message the question.
         system_texts = [message["content"] for message in messages if message["role"] == "system"]
         words = self.answer(" ".join(system_texts), messages[-1]["content"]).split(" ")
@@ -308,7 +324,7 @@ class PuzzleSolver:
         )
 
     def answer(self, prompt: str, question: str) -> str:
-        """The whole answer to a question under a prompt."""
+        """Return the whole answer to a question under a prompt."""
         puzzle = read_puzzle(question)
         if puzzle is None:
             return "I only know how to sort words and to count things."
@@ -333,12 +349,15 @@ class PuzzleSolver:
 
 
 class PuzzleCritic(ScriptedChat):
-    """The feedback model: checks the steps of an output against the question, one remark for each kind of fault.
+    """The feedback model: checks the steps of an output against the question, one remark for each
+    kind of fault.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Decides when it is wrong.
-        misses (`float`, *optional*, defaults to `0.15`): Probability that it overlooks all mistakes.
-        alarms (`float`, *optional*, defaults to `0.15`): Probability that it complains where nothing is wrong.
+        misses (`float`, *optional*, defaults to `0.15`): Probability that it overlooks all
+            mistakes.
+        alarms (`float`, *optional*, defaults to `0.15`): Probability that it complains where
+            nothing is wrong.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
 
@@ -363,11 +382,13 @@ class PuzzleCritic(ScriptedChat):
 
 
 class PuzzleOptimizer(ScriptedChat):
-    """The optimizer: turns each remark into a sentence of the prompt, and leaves the rest of it as it is.
+    """The optimizer: turns each remark into a sentence of the prompt, and leaves the rest of it as
+    it is.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Decides when it is wrong.
-        vague (`float`, *optional*, defaults to `0.1`): Probability that it misses the point of the feedback.
+        vague (`float`, *optional*, defaults to `0.1`): Probability that it misses the point of the
+            feedback.
         untagged (`float`, *optional*, defaults to `0.05`): Probability that it forgets the tags.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
     """
@@ -434,11 +455,12 @@ class PuzzleVerifier(ScriptedChat):
 
 
 def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
-    """All four models with their defaults, as keyword arguments of [`ProRefiner`].
+    """Return all four models with their defaults, as keyword arguments of [`ProRefiner`].
 
     Args:
         seed (`int`, *optional*, defaults to `0`): The seed of all four.
-        latency (`float`, *optional*, defaults to `0.0`): Seconds until a reply arrives, for all but the task model.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until a reply arrives, for all but
+            the task model.
     """
     return {
         "task": PuzzleSolver(seed),
@@ -449,7 +471,9 @@ def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
 
 
 def _solve_sorting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
-    """The steps and the result of a word sorting: the words of each first letter, in order."""
+    """Return the steps and the result of a word sorting: the words of each first letter, in
+    order.
+    """
     words = [word for word, _ in puzzle.items]
     if "lost" in slips and len(words) > 8:  # only long lists lose a word
         words.pop()
@@ -472,7 +496,9 @@ def _solve_sorting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
 
 
 def _solve_counting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
-    """The steps and the result of a count: each object of the category, and the sum so far."""
+    """Return the steps and the result of a count: each object of the category, and the sum
+    so far.
+    """
     counted = [name for name, _ in puzzle.items if OBJECTS[name] == puzzle.category]
     strays = [name for name, _ in puzzle.items if OBJECTS[name] != puzzle.category]
     # One object of another category is counted by mistake.
@@ -491,7 +517,7 @@ def _solve_counting(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
 
 
 def _remarks(puzzle: Puzzle, output: str) -> list[str]:
-    """The critic's remarks on an output, which may be incomplete."""
+    """Return the critic's remarks on an output, which may be incomplete."""
     # Complete steps have the form "name: text."; an answer without any is judged by its result.
     lines = re.findall(r"^(\w+): (.+)\.$", output, re.MULTILINE)
     if not lines and "Answer: " in output:
@@ -532,7 +558,9 @@ def _find_counting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[s
 
 
 def _read_sections(messages: Sequence[Message], *headings: str) -> list[str]:
-    """Split the last message, in the form of `refine/templates.py`, into the text under each heading and the rest."""
+    """Split the last message, in the form of `refine/templates.py`, into the text under each
+    heading and the rest.
+    """
     content = messages[-1]["content"]
     pattern = r"\n\n".join(f"{heading}\n(.*)" for heading in headings)
     if headings[-1] == "Output:":
@@ -544,5 +572,7 @@ def _read_sections(messages: Sequence[Message], *headings: str) -> list[str]:
 
 
 def _draw(*key: object) -> float:
-    """A number in [0, 1) that follows from the key alone: no state, the same in every process."""
+    """Return a number in [0, 1) that follows from the key alone: no state, the same in every
+    process.
+    """
     return random.Random(repr(key)).random()

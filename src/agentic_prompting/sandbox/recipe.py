@@ -1,7 +1,8 @@
 """Warm-starts the sandbox's policies: a recipe decides everything about a policy.
 
-The package ships the policies of the two demonstrations, each with the fingerprint of its recipe: its training data,
-architecture and training settings. A recipe with another fingerprint has its policy trained on the spot.
+The package ships the policies of the two demonstrations, each with the fingerprint of its recipe:
+its training data, architecture and training settings. A recipe with another fingerprint has its
+policy trained on the spot.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Recipe:
         spec ([`AgentSpec`]): The policy's prompt, grammar and limits; saved with it.
         tokenizer (`PreTrainedTokenizerFast`): The policy's tokenizer.
         world ([`World`]): The world whose names the tokenizer knows.
-        traces (`Callable`): Writes a number of traces to imitate, and half as many whose names are replaced by random
-            words; see [`rollout_from_trace`] and [`nonsense`].
+        traces (`Callable`): Writes a number of traces to imitate, and half as many whose names are
+            replaced by random words; see [`rollout_from_trace`] and [`nonsense`].
         steps (`int`): Supervised steps of 32 traces.
         copying_steps (`int`): Supervised steps of 64 copying exercises, before those.
         seed (`int`): Decides the first weights and the order of the batches.
@@ -90,8 +91,9 @@ class Recipe:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the world, the tokenizer, the template, the traces and their mix, the architecture, the settings
-        of the training and the seed; not with the versions of libraries."""
+        """Changes with the world, the tokenizer, the template, the traces and their mix, the
+        architecture, the settings of the training and the seed; not with the versions of libraries.
+        """
         # The training data, by a sample of it: this covers the template, the traces and their mix.
         copied, conversations = self.rollouts(PROBE, PROBE)
         data = [
@@ -106,10 +108,12 @@ class Recipe:
 
 
 def warm_started(folder: str | Path, recipe: Recipe) -> Path:
-    """Return the folder of a policy that was warm-started by a recipe: the shipped one, or one trained here.
+    """Return the folder of a policy that was warm-started by a recipe: the shipped one, or one
+    trained here.
 
     Args:
-        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
+        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is
+            used again.
         recipe ([`Recipe`]): Decides the policy.
     """
     keep_freed_memory()
@@ -177,7 +181,9 @@ def make_policy(recipe: Recipe, folder: Path) -> Qwen3ForCausalLM:
 
 
 def load_shipped(recipe: Recipe, files: Sequence[Path]) -> Qwen3ForCausalLM | None:
-    """Load the policy that was made by this recipe from one of these files; `None` if there is none."""
+    """Load the policy that was made by this recipe from one of these files; `None` if there is
+    none.
+    """
     for file in filter(Path.is_file, files):
         with np.load(file) as arrays:
             # Another recipe made this policy.

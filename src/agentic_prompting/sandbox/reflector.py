@@ -1,7 +1,9 @@
-"""The reference LLM of the guarded world: reads the real reflection prompts, answers in the real format, can err.
+"""The reference LLM of the guarded world: reads the real reflection prompts, answers in the real
+format, can err.
 
-It knows nothing about that world: no words, no relations, no facts. Its advice, and its mistakes too, come from the
-attempts in the prompt. Like an LLM it recognises a refusal, a principle, and a request that asks everything at once.
+It knows nothing about that world: no words, no relations, no facts. Its advice, and its mistakes
+too, come from the attempts in the prompt. Like an LLM it recognises a refusal, a principle, and a
+request that asks everything at once.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class GuardedReflector(ScriptedChat):
     """A [`ScriptedChat`] that reflects on episodes in the guarded world.
 
     Args:
-        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations, crossovers and
-            revisions that are bad advice: a relation with the word of another, a word that was not asked for, a
-            harmful principle.
+        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations,
+            crossovers and revisions that are bad advice: a relation with the word of another, a
+            word that was not asked for, a harmful principle.
         seed (`int`, *optional*, defaults to `0`): Decides with the request which ones are bad.
         **options: Options of [`ScriptedChat`], such as `latency`.
 
@@ -112,7 +114,9 @@ def retell(request: str) -> str:
 
 
 def draw_lessons(request: str) -> list[EditFields]:
-    """Good advice from the attempts at one problem: the words that the refusals name, then how to proceed."""
+    """Good advice from the attempts at one problem: the words that the refusals name, then how to
+    proceed.
+    """
     return lessons(principles_in(request), request.partition("Right answer:")[2])
 
 
@@ -137,8 +141,11 @@ def lessons(principles: Mapping[str, str], summaries: str) -> list[EditFields]:
 
 
 def _state_word(principles: Mapping[str, str], relation: str, word: str) -> EditFields | None:
-    """The edit that states the word of a relation: it replaces a principle with another word for it, if there is one.
-    `None` if the principles state this word already, and no other."""
+    """Return the edit that states the word of a relation: it replaces a principle with another word
+    for it, if there is one.
+
+    `None` if the principles state this word already, and no other.
+    """
     new_text = say(relation, word)
     about_relation = {
         name: text for name, text in principles.items() if text.startswith(say(relation, ""))
@@ -158,8 +165,9 @@ def revise(request: str) -> list[EditFields]:
 
 
 def read_gepa_request(request: str) -> tuple[str, list[str]]:
-    """Read the instructions and the examples in GEPA's request for new instructions; each example is an attempt in the
-    form that [`retell`] reads."""
+    """Read the instructions and the examples in GEPA's request for new instructions; each example
+    is an attempt in the form that [`retell`] reads.
+    """
     _, instructions, examples_text = request.split("```", 2)
     examples = examples_text.split("# Example ")[1:]
     return instructions, [f"<attempt>{example}</attempt>" for example in examples]
@@ -173,7 +181,9 @@ def rewrite_instructions(instructions: str, edits: list[EditFields]) -> str:
 
 
 def mislead(principles: Mapping[str, str], attempts: str, rng: random.Random) -> list[EditFields]:
-    """Bad advice from these attempts: a relation with the word of another one, or a harmful principle."""
+    """Bad advice from these attempts: a relation with the word of another one, or a harmful
+    principle.
+    """
     # Relations and words of the refusals and of the principles.
     pairs = _NEED.findall(attempts)
     for text in principles.values():
@@ -189,8 +199,10 @@ def mislead(principles: Mapping[str, str], attempts: str, rng: random.Random) ->
 
 
 def unite(request: str, mistake_rng: random.Random | None) -> list[EditFields]:
-    """Take over the proposed wordings. Of several wordings for one principle, or several words for one relation, the
-    one that was proposed most often wins. Of contrary ways to proceed the good one stays.
+    """Take over the proposed wordings.
+
+    Of several wordings for one principle, or several words for one relation, the one that was
+    proposed most often wins. Of contrary ways to proceed the good one stays.
 
     A mistake, where there is a generator for one, keeps a random wording of a conflict.
     """
@@ -233,8 +245,11 @@ def _find_conflicts(principles: dict[str, str]) -> list[list[str]]:
 
 
 def learn_from_others(request: str, mistake_rng: random.Random | None) -> list[EditFields]:
-    """Take over the principles that set A lacks from sets that won problems, and remove its harmful ones. A mistake,
-    where there is a generator for one, adds a harmful principle or drops any other."""
+    """Take over the principles that set A lacks from sets that won problems, and remove its harmful
+    ones.
+
+    A mistake, where there is a generator for one, adds a harmful principle or drops any other.
+    """
     (_, instructions, _), *other_sets = _SET.findall(request)
     principles = principles_in(instructions)
 
@@ -276,12 +291,12 @@ def learn_from_others(request: str, mistake_rng: random.Random | None) -> list[E
 
 
 def principles_in(text: str) -> dict[str, str]:
-    """The principles of the first instructions in a prompt, by id."""
+    """Return the principles of the first instructions in a prompt, by id."""
     if "<instructions>" in text:
         text = between(text, "<instructions>", "</instructions>")
     return dict(_PRINCIPLE.findall(text))
 
 
 def between(text: str, opening: str, closing: str) -> str:
-    """The text behind the first `opening`, up to `closing`."""
+    """Return the text behind the first `opening`, up to `closing`."""
     return text.partition(opening)[2].partition(closing)[0]

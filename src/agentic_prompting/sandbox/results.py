@@ -1,4 +1,5 @@
-"""The results of a run in the sandbox: exact match on held-out questions, before and after training.
+"""The results of a run in the sandbox: exact match on held-out questions, before and after
+training.
 
 The model card and the report read `summary.json`. These numbers say nothing about real models.
 """
@@ -34,9 +35,11 @@ _FILES = (
 def report_sandbox_run(
     sandbox: SandboxRun, environment: Environment, trainer: Any, seconds: float
 ) -> dict[str, Any]:
-    """Evaluate the policy before and after training on the held-out questions; print and write the result.
+    """Evaluate the policy before and after training on the held-out questions; print and write the
+    result.
 
-    Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
+    Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's
+    `output_dir`.
 
     Args:
         sandbox ([`SandboxRun`]): The prepared run; its `model` is the policy before training.
@@ -111,7 +114,8 @@ def report_sandbox_run(
 def report_guarded_run(
     sandbox: GuardedRun, initial: SystemPrompt, trainer: Any, seconds: float
 ) -> dict[str, Any]:
-    """Evaluate the initial and the best prompt with the policy before and after; print, and write `summary.json`.
+    """Evaluate the initial and the best prompt with the policy before and after; print, and write
+    `summary.json`.
 
     Args:
         sandbox ([`GuardedRun`]): The prepared run; its `model` is the policy before training.
@@ -151,7 +155,8 @@ def report_guarded_run(
 
 
 def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPrompt) -> Estimate:
-    """Exact match of a policy under a system prompt on the held-out countries, always at the temperature of `SAMPLING`.
+    """Exact match of a policy under a system prompt on the held-out countries, always at the
+    temperature of `SAMPLING`.
 
     Args:
         sandbox ([`GuardedRun`]): The prepared run, with the questions and the oracle.
@@ -167,7 +172,12 @@ def guarded_exact_match(sandbox: GuardedRun, model: str | Path, prompt: SystemPr
 
 
 def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
-    """Share of right answers with its 95 % Wilson interval. A failed rollout has no answer and is left out."""
+    """Return the share of right answers with its 95 % Wilson interval.
+
+    A failed rollout has no answer and is left out.
+
+    A failed rollout has no answer and is left out.
+    """
     # Failures are not the policy's fault.
     scored = [rollout for rollout in rollouts if rollout.status != "failed"]
     right = sum(exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in scored)
@@ -175,7 +185,7 @@ def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
 
 
 def conversation(rollout: Rollout) -> list[str]:
-    """A rollout as lines to read."""
+    """Return a rollout as lines to read."""
     right_answers = " / ".join(rollout.row["answers"])
     lines = [f"question     {rollout.row['question']}   (right: {right_answers})"]
     for number, turn in enumerate(rollout.turns):

@@ -1,8 +1,9 @@
-"""Serves the oracle at an OpenAI-compatible address on this machine, so that the default run uses the real client.
+"""Serves the oracle at an OpenAI-compatible address on this machine, so that the default run uses
+the real client.
 
-`python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. It implements enough of the protocol
-for chat clients that do not stream: completions, the list of models, errors in OpenAI's form. It is not meant for other
-machines: one thread per connection, no TLS.
+`python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. It implements
+enough of the protocol for chat clients that do not stream: completions, the list of models, errors
+in OpenAI's form. It is not meant for other machines: one thread per connection, no TLS.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class OracleServer(ThreadingHTTPServer):
         oracle ([`ChatModel`], *optional*): The model that answers; `Oracle()` by default.
         host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on.
         port (`int`, *optional*, defaults to `0`): Port to listen on; 0 takes a free one.
-        api_key (`str`, *optional*): When given, requests without it get a 401. Needed where other machines can ask.
+        api_key (`str`, *optional*): When given, requests without it get a 401. Needed where other
+            machines can ask.
 
     Attributes:
         base_url (`str`): The address for clients, `/v1` included.
@@ -95,7 +97,10 @@ class OracleServer(ThreadingHTTPServer):
         self.base_url = f"http://{host}:{self.server_address[1]}/v1"
 
     def start(self) -> OracleServer:
-        """Serve from a new thread. `with` does this; `serve_forever` serves from the caller's thread."""
+        """Serve from a new thread.
+
+        `with` does this; `serve_forever` serves from the caller's thread.
+        """
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )

@@ -1,7 +1,7 @@
 """Prepares a run in the sandbox or the guarded world: data, oracle and a warm-started policy.
 
-Results hold for the sandbox only: a policy of 390,000 parameters in a world of 150 countries. The code that runs is the
-real one.
+Results hold for the sandbox only: a policy of 390,000 parameters in a world of 150 countries. The
+code that runs is the real one.
 """
 
 from __future__ import annotations
@@ -69,15 +69,17 @@ def prepare_sandbox(
 ) -> SandboxRun:
     """Build data and policy, and warm-start the policy on traces of mixed quality.
 
-    Whole countries are held out: no question, fact or name of a held-out country is in a training question or a trace.
-    Their names occur in copying exercises, which state no fact, because a policy cannot write a word it never saw.
+    Whole countries are held out: no question, fact or name of a held-out country is in a training
+    question or a trace. Their names occur in copying exercises, which state no fact, because a
+    policy cannot write a word it never saw.
 
     Args:
-        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
+        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is
+            used again.
         seed (`int`, *optional*, defaults to `0`): Decides split, traces and weights.
         n_test (`int`, *optional*, defaults to `256`): Held-out questions.
-        warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces, after half as many of
-            64 copying exercises.
+        warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces,
+            after half as many of 64 copying exercises.
         by (`str`, *optional*, defaults to `"country"`): The kind of split; see [`make_split`].
     """
     no_telemetry()
@@ -93,7 +95,7 @@ def prepare_sandbox(
 
 
 def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int = 450) -> Recipe:
-    """The warm start of [`prepare_sandbox`] on these questions."""
+    """Return the warm start of [`prepare_sandbox`] on these questions."""
     train_world = world_of(train)
 
     def draw_traces(n: int, rng: random.Random) -> tuple[list[Trace], list[Trace]]:
@@ -116,7 +118,9 @@ def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int =
 
 
 def no_telemetry() -> None:
-    """Keep TRL's trainers from pinging the Hub when they are constructed, here and in child processes."""
+    """Keep TRL's trainers from pinging the Hub when they are constructed, here and in child
+    processes.
+    """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     # huggingface_hub has read the variable already.
     constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -133,8 +137,10 @@ ROOT = SystemPrompt(PREAMBLE, ())
 """The first prompt of the evolution, without principles."""
 
 SAMPLING = {"temperature": 0.7}
-"""The paper samples at 0.6 to 0.7; a trainer's own settings replace this. At 1.0 even a good policy slips now and
-then."""
+"""The paper samples at 0.6 to 0.7; a trainer's own settings replace this.
+
+At 1.0 even a good policy slips now and then.
+"""
 
 WORLDS = ("rules", "habits", "misleading", "many")
 
@@ -167,17 +173,19 @@ def prepare_guarded(
     Whole countries are held out, from those episodes as well.
 
     Args:
-        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
+        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is
+            used again.
         seed (`int`, *optional*, defaults to `0`): Decides rules, split, traces and weights.
         n_test (`int`, *optional*, defaults to `256`): Questions about countries that were held out.
         warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces.
-        copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before. Without them a
-            policy of this size does not learn to say the words of its principles.
-        world (`str`, *optional*, defaults to `"rules"`): The skills to learn. `"rules"`: words that a sentence can
-            state, and splitting questions. `"habits"`: no fact is guarded, and the policy heeds no principle about how
-            to proceed, so that only practice helps. `"misleading"`: the first prompt gives words that are out of date,
-            and half of the reflector's advice is wrong. `"many"`: eight words instead of four, for every relation that
-            a question may end on.
+        copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before.
+            Without them a policy of this size does not learn to say the words of its principles.
+        world (`str`, *optional*, defaults to `"rules"`): The skills to learn. `"rules"`: words that
+            a sentence can state, and splitting questions. `"habits"`: no fact is guarded, and the
+            policy heeds no principle about how to proceed, so that only practice helps.
+            `"misleading"`: the first prompt gives words that are out of date, and half of the
+            reflector's advice is wrong. `"many"`: eight words instead of four, for every relation
+            that a question may end on.
 
     Raises:
         `ValueError`: There is no such world.
@@ -221,7 +229,7 @@ def prepare_guarded(
 def guarded_recipe(
     seed: int, warm_start_steps: int = 450, copying_steps: int = 150, world: str = "rules"
 ) -> Recipe:
-    """The warm start of [`prepare_guarded`]; all worlds but `"habits"` share one."""
+    """Return the warm start of [`prepare_guarded`]; all worlds but `"habits"` share one."""
     train, _ = split_by_country(seed)
     train_world = world_of(train, load_guarded_world())
     spec = replace(sandbox_spec(), sampling=SAMPLING)
@@ -255,11 +263,12 @@ def guarded_recipe(
 
 
 def guarded_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer with one token per word and name, and one for each guarding word with its relation, such as
-    `currency amber`.
+    """Build a tokenizer with one token per word and name, and one for each guarding word with its
+    relation, such as `currency amber`.
 
-    With separate tokens, a policy of two layers has to learn positions to find the word behind a relation; hundreds of
-    steps of exercises did not teach it that. A token that contains the relation needs nothing of the kind.
+    With separate tokens, a policy of two layers has to learn positions to find the word behind a
+    relation; hundreds of steps of exercises did not teach it that. A token that contains the
+    relation needs nothing of the kind.
     """
     world = load_guarded_world()
     names = list(chain.from_iterable(world.values.values()))
@@ -279,13 +288,15 @@ class Transcript(TagGrammar):
 
 
 class AgentChat:
-    """Wraps an agent and its environment as a [`ChatModel`], so that [`evolve`] can change its system prompt.
+    """Wraps an agent and its environment as a [`ChatModel`], so that [`evolve`] can change its
+    system prompt.
 
-    One call is a whole episode; the reply is its transcript, in which [`Transcript`] finds the answer. The samples
-    depend only on the conversation, its `repeat` and `seed`.
+    One call is a whole episode; the reply is its transcript, in which [`Transcript`] finds the
+    answer. The samples depend only on the conversation, its `repeat` and `seed`.
 
     Args:
-        agent ([`PromptAgent`]): The agent. Its own template is not used: the conversation is the prompt.
+        agent ([`PromptAgent`]): The agent. Its own template is not used: the conversation is the
+            prompt.
         seed (`int`, *optional*, defaults to `0`): The seed of all sampling.
     """
 
@@ -327,7 +338,7 @@ DEMO_SEED = 42
 
 
 def demo_recipes() -> list[Recipe]:
-    """The warm starts of the demonstrations, in the order of `SHIPPED`."""
+    """Return the warm starts of the demonstrations, in the order of `SHIPPED`."""
     return [sandbox_recipe(make_split(DEMO_SEED, 256)[0], DEMO_SEED), guarded_recipe(DEMO_SEED)]
 
 

@@ -1,8 +1,8 @@
 """Supervised traces of mixed quality: what the tiny policy is warm-started on. Text only, no torch.
 
-Mixed, because a policy that has seen nothing but good episodes has nothing left to learn by reward, and one that has
-seen none would never find them by chance. A turn does what its thought says, so that what GRPO has to learn is mostly
-which thought to have.
+Mixed, because a policy that has seen nothing but good episodes has nothing left to learn by reward,
+and one that has seen none would never find them by chance. A turn does what its thought says, so
+that what GRPO has to learn is mostly which thought to have.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from .world import (
 )
 
 DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
-"""Share of each kind. Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
-imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these traces end on the right
-answer."""
+"""Share of each kind.
+
+Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
+imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these
+traces end on the right answer.
+"""
 
 # All thoughts that occur in traces.
 FIRST = "first find the {sought}"
@@ -94,7 +97,7 @@ class Episode:
         )
 
     def trace(self, kind: str, question: Question) -> Trace:
-        """The complete episode as a trace."""
+        """Return the complete episode as a trace."""
         replies = [
             message["content"] for message in self.messages if message["role"] == "assistant"
         ]
@@ -117,7 +120,7 @@ def _find(thought: str, relation: str) -> str:
 
 
 def _decompose(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
-    """One fact after the other, each question made from the reply before it."""
+    """Ask for one fact after the other, each question made from the reply before it."""
     value = question.start
     thought = FIRST
     for relation in question.chain:
@@ -127,13 +130,15 @@ def _decompose(episode: Episode, question: Question, world: World, rng: random.R
 
 
 def _pass_on(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
-    """The question as it came; the answer is the oracle's guess."""
+    """Ask the question as it came; the answer is the oracle's guess."""
     guess = episode.ask(PASS_ON, question.text)
     episode.finish(DONE, guess)
 
 
 def _bare(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
-    """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
+    """Play one of the two above that ends without a thought: it can be acted on, but is not well
+    formed.
+    """
     write_episode = rng.choice((_decompose, _pass_on))
     write_episode(episode, question, world, rng)
     # Cut the thought off the last turn.
@@ -141,12 +146,14 @@ def _bare(episode: Episode, question: Question, world: World, rng: random.Random
 
 
 def _impatient(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
-    """A value of the right kind, out of nowhere."""
+    """Answer with a value of the right kind, out of nowhere."""
     episode.finish(IMPATIENT, rng.choice(world.values[question.chain[-1]]))
 
 
 def _partial(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
-    """The first fact, and then astray: it is taken for the answer, or something else is asked than the next hop."""
+    """Ask for the first fact, and then go astray: it is taken for the answer, or something else is
+    asked than the next hop.
+    """
     # The first fact, as in a good episode.
     first, *rest = question.chain
     value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
@@ -193,18 +200,20 @@ def make_traces(
     Args:
         questions (`Sequence[Question]`): Questions of two hops or more; drawn with replacement.
         n (`int`): Number of traces.
-        mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others; `DEFAULT_MIX`, for example.
+        mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others;
+            `DEFAULT_MIX`, for example.
         oracle ([`ChatModel`]): The model that replies. A noisy one makes the good traces worse.
         rng (`random.Random`): Draws questions, kinds and slips.
         grammar ([`TagGrammar`], *optional*): The tags to write.
-        world ([`World`], *optional*): The world that impatient answers are drawn from; the whole world by
-            default.
+        world ([`World`], *optional*): The world that impatient answers are drawn from; the whole
+            world by default.
 
     Returns:
         `list[Trace]`: In the order they were drawn.
 
     Raises:
-        `ValueError`: If `mix` has an unknown kind, or a question is not the sandbox's or has a single hop.
+        `ValueError`: If `mix` has an unknown kind, or a question is not the sandbox's or has a
+            single hop.
         `LLMError`: If the oracle fails.
     """
     unknown = set(mix) - set(KINDS)
@@ -232,7 +241,9 @@ def write_trace(
 
 
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
-    """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
+    """Return every word that occurs in a question, a reply, a trace or a name, sorted; names are
+    split at their spaces.
+    """
     world = world or load_world()
     # Questions, replies and thoughts.
     texts = [*world.texts.values(), ANSWER, NOT_UNDERSTOOD, *SOUGHT.values()]

@@ -1,14 +1,15 @@
-"""The sandbox's world: countries with a few facts each, questions about them, and an oracle that knows the facts.
+"""The sandbox's world: countries with a few facts each, questions about them, and an oracle that
+knows the facts.
 
-The facts are real, so that the reader of a run can check it, and few, so that a policy of under a million parameters
-can learn all the words. They are in `countries.csv`. It is not an atlas: a country is left out if a fact about it is
-contested, about to change or not unique (several capitals, a capital with the country's own name, a continent or an
-official language in dispute).
+The facts are real, so that the reader of a run can check it, and few, so that a policy of under a
+million parameters can learn all the words. They are in `countries.csv`. It is not an atlas: a
+country is left out if a fact about it is contested, about to change or not unique (several
+capitals, a capital with the country's own name, a continent or an official language in dispute).
 
-A question is where it starts, and the chain of relations to follow from there. `("NBO", ("capital", "name",
-"currency"))` is "what is the currency of the country whose capital is served by airport NBO ?". One relation, one hop.
-Every text is made for a tokenizer that splits at spaces: ASCII, a question mark that stands alone, no other punctuation
-but hyphens in names.
+A question is where it starts, and the chain of relations to follow from there. `("NBO", ("capital",
+"name", "currency"))` is "what is the currency of the country whose capital is served by airport NBO
+?". One relation, one hop. Every text is made for a tokenizer that splits at spaces: ASCII, a
+question mark that stands alone, no other punctuation but hyphens in names.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ NOT_UNDERSTOOD = "i do not understand ."
 
 @dataclass(frozen=True)
 class Country:
-    """One line of `countries.csv`. The last four are international standards, compared with pycountry, phonenumbers and
-    Babel in November 2026; only the guarded world asks for them.
+    """One line of `countries.csv`.
+
+    The last four are international standards, compared with pycountry, phonenumbers and Babel in
+    November 2026; only the guarded world asks for them.
 
     Args:
         name (`str`): In English, without an article.
@@ -68,7 +71,8 @@ class Country:
         currency (`str`): Its name without the country's: `shilling`, `CFA franc`.
         continent (`str`): One of `CONTINENTS`; Russia and Turkey lie where their capital lies.
         language (`str`): An official one, or the main one where the law names none.
-        airport (`str`): The IATA code of one that serves the capital; empty where that is not beyond doubt.
+        airport (`str`): The IATA code of one that serves the capital; empty where that is not
+            beyond doubt.
         domain (`str`): Its internet domain, `.ke`.
         code (`str`): Its telephone code, without a plus sign; some countries share one.
         symbol (`str`): The code of its currency in ISO 4217, `KES`.
@@ -89,7 +93,8 @@ class Country:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one country: every start belongs to exactly one country, and so does the whole chain.
+    """A question about one country: every start belongs to exactly one country, and so does the
+    whole chain.
 
     Args:
         start (`str`): An airport code, a capital or a country, spelled as the world spells it.
@@ -116,7 +121,9 @@ class Question:
 
     @property
     def path(self) -> tuple[tuple[str, str], ...]:
-        """The one-hop questions that solve it, in order, each with its answer; the last answer is the question's."""
+        """The one-hop questions that solve it, in order, each with its answer; the last answer is
+        the question's.
+        """
         steps = []
         start = self.start
         for relation in self.chain:
@@ -133,8 +140,8 @@ class World:
 
     Args:
         countries (`tuple[Country, ...]`): In a fixed order.
-        last_relations (`tuple[str, ...]`, *optional*): The fields that nothing starts from: where a chain ends once it
-            has reached a country. By default currency, continent and language.
+        last_relations (`tuple[str, ...]`, *optional*): The fields that nothing starts from: where a
+            chain ends once it has reached a country. By default currency, continent and language.
     """
 
     countries: tuple[Country, ...]
@@ -154,7 +161,9 @@ class World:
 
     @cached_property
     def values(self) -> dict[str, tuple[str, ...]]:
-        """The distinct values of each field that questions use, sorted; a missing airport is not a value."""
+        """The distinct values of each field that questions use, sorted; a missing airport is not a
+        value.
+        """
         by_field = {}
         for field in (*NAMING_FIELDS, *self.last_relations):
             distinct = {getattr(country, field) for country in self.countries}
@@ -163,7 +172,9 @@ class World:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, str]]:
-        """The field and the spelling of each name, in lower case: `{"nairobi": ("capital", "Nairobi")}`."""
+        """The field and the spelling of each name, in lower case: `{"nairobi": ("capital",
+        "Nairobi")}`.
+        """
         spellings = {}
         for field in NAMING_FIELDS:
             for name in self.values[field]:
@@ -172,7 +183,9 @@ class World:
 
     @cached_property
     def texts(self) -> dict[tuple[str, ...], str]:
-        """The wording of every chain that there is; `{start}` is the airport, city or country it starts from."""
+        """The wording of every chain that there is; `{start}` is the airport, city or country it
+        starts from.
+        """
         # The ways to a country, and the chains that go on from there to a last relation.
         wordings = dict(_WAYS)
         for way, template in _ENDS.items():
@@ -192,25 +205,25 @@ def parse_facts(lines: Iterable[str]) -> tuple[Country, ...]:
 
 @cache
 def load_world() -> World:
-    """The whole world, parsed once."""
+    """Return the whole world, parsed once."""
     lines = Path(__file__).with_name("countries.csv").read_text(encoding="utf-8").splitlines()
     # The first line names the fields.
     return World(parse_facts(lines[1:]))
 
 
 def sought(relation: str) -> str:
-    """The noun for the value of a relation: a city, a country, a currency."""
+    """Return the noun for the value of a relation: a city, a country, a currency."""
     return SOUGHT.get(relation, relation)
 
 
 def starts_from(chain: Sequence[str]) -> str:
-    """The field of [`Country`] that a chain starts from."""
+    """Return the field of [`Country`] that a chain starts from."""
     # A question about any other relation names the country itself.
     return {"capital": "airport", "name": "capital"}.get(chain[0], "name")
 
 
 def question_text(start: str, chain: Sequence[str]) -> str:
-    """The wording of a question.
+    """Return the wording of a question.
 
     Raises:
         `KeyError`: If there is no such way to follow.
@@ -226,15 +239,18 @@ def question_text(start: str, chain: Sequence[str]) -> str:
 def parse_question(text: str, world: World | None = None) -> Question | None:
     """Find a question of the sandbox in a request.
 
-    Case, punctuation, an article before a country and words around the question do not matter; its wording and the
-    spelling of its names do. Of several questions the first one counts, so that a request gets one answer.
+    Case, punctuation, an article before a country and words around the question do not matter; its
+    wording and the spelling of its names do. Of several questions the first one counts, so that a
+    request gets one answer.
 
     Args:
         text (`str`): The agent's request.
-        world ([`World`], *optional*): The world whose names are recognised; the whole one by default.
+        world ([`World`], *optional*): The world whose names are recognised; the whole one by
+            default.
 
     Returns:
-        [`Question`] or `None`: `None` if there is no question, or it is about a name the world does not have.
+        [`Question`] or `None`: `None` if there is no question, or it is about a name the world does
+            not have.
     """
     world = world or load_world()
     # Words between single spaces, so that a phrase is found only as whole words.
@@ -258,7 +274,9 @@ def parse_question(text: str, world: World | None = None) -> Question | None:
 
 
 def _leading_name(text: str, world: World) -> tuple[str, str]:
-    """Field and spelling of the longest name at the beginning of `text`: Mexico City is a city, not Mexico."""
+    """Field and spelling of the longest name at the beginning of `text`: Mexico City is a city, not
+    Mexico.
+    """
     # No name has more than eight words.
     words = text.removeprefix("the ").split(maxsplit=8)[:8]
     for length in range(len(words), 0, -1):
@@ -294,9 +312,10 @@ def make_split(
         n_test (`int`, *optional*, defaults to `200`): Number of test questions.
         hops (`Iterable[int]`, *optional*, defaults to `(2, 3)`): Numbers of hops.
         world ([`World`], *optional*): The whole world by default.
-        by (`str`, *optional*, defaults to `"country"`): The unit that is held out. Whole countries, as many as
-            needed, so that no training question is about a test country (surplus questions of the last country are in
-            neither part); or `"question"`: the same fact may then occur on both sides.
+        by (`str`, *optional*, defaults to `"country"`): The unit that is held out. Whole countries,
+            as many as needed, so that no training question is about a test country (surplus
+            questions of the last country are in neither part); or `"question"`: the same fact may
+            then occur on both sides.
 
     Returns:
         `tuple[list[Question], list[Question]]`: Train and test, with no question in both.
@@ -333,7 +352,7 @@ def make_split(
 
 
 def world_of(questions: Iterable[Question], world: World | None = None) -> World:
-    """The part of a world that these questions are about."""
+    """Return the part of a world that these questions are about."""
     world = world or load_world()
     # The countries stay in the order of the world.
     wanted_countries = {question.country for question in questions}
@@ -342,7 +361,9 @@ def world_of(questions: Iterable[Question], world: World | None = None) -> World
 
 
 def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
-    """Convert questions to rows in the schema of every data set here: `id`, `question`, `answers`, `task`, `meta`."""
+    """Convert questions to rows in the schema of every data set here: `id`, `question`, `answers`,
+    `task`, `meta`.
+    """
     rows = []
     for question in questions:
         # The id follows from the text, so that a question keeps it in every split.
@@ -360,25 +381,28 @@ def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
 
 
 class Oracle:
-    """The large LLM of the sandbox, a [`ChatModel`]: knows single facts, guesses when it would have to combine them.
+    """The large LLM of the sandbox, a [`ChatModel`]: knows single facts, guesses when it would have
+    to combine them.
 
-    This is Prompt-R1's premise and nothing else: the large model has the knowledge, and whether it comes out depends on
-    the request. It answers one-hop questions right and others with a guess of the right kind, always the same for the
-    same question. A guess looks like an answer: only the reward tells the agent which is which. A guess is right about
-    1 time in 6 for a continent, 70 for a currency or language, 170 for a country: 6 % over all questions of two and
-    three hops.
+    This is Prompt-R1's premise and nothing else: the large model has the knowledge, and whether it
+    comes out depends on the request. It answers one-hop questions right and others with a guess of
+    the right kind, always the same for the same question. A guess looks like an answer: only the
+    reward tells the agent which is which. A guess is right about 1 time in 6 for a continent, 70
+    for a currency or language, 170 for a country: 6 % over all questions of two and three hops.
 
-    It answers the last user message and ignores the earlier ones. It has no state: its reply follows from its seed and
-    the conversation. Sampling arguments are ignored.
+    It answers the last user message and ignores the earlier ones. It has no state: its reply
+    follows from its seed and the conversation. Sampling arguments are ignored.
 
     Args:
         world ([`World`], *optional*): The world whose facts it has; the whole world by default.
-        noise (`float`, *optional*, defaults to `0.0`): Probability that the answer to a one-hop question is a wrong
-            value of the right kind. Drawn anew for each conversation and `repeat`, so asking again later can help.
-        guess_right (`float`, *optional*, defaults to `0.0`): Probability that a guess is right on purpose; the others
-            are right by chance alone.
+        noise (`float`, *optional*, defaults to `0.0`): Probability that the answer to a one-hop
+            question is a wrong value of the right kind. Drawn anew for each conversation and
+            `repeat`, so asking again later can help.
+        guess_right (`float`, *optional*, defaults to `0.0`): Probability that a guess is right on
+            purpose; the others are right by chance alone.
         latency (`float`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
-        seed (`int`, *optional*, defaults to `0`): Two oracles with the same seed give the same replies.
+        seed (`int`, *optional*, defaults to `0`): Two oracles with the same seed give the same
+            replies.
 
     Raises:
         `ValueError`: If a probability is outside of [0, 1] or the latency is negative.
@@ -421,7 +445,8 @@ class Oracle:
 
         Args:
             text (`str`): The request.
-            draw (`str`, *optional*, defaults to `""`): Varies the noise beyond the seed and the request.
+            draw (`str`, *optional*, defaults to `""`): Varies the noise beyond the seed and the
+                request.
         """
         question = parse_question(text, self.world)
         if question is None:
@@ -455,7 +480,7 @@ class Oracle:
 
 
 def value_of(reply: str) -> str | None:
-    """The answer in a reply of the oracle; `None` if it did not understand."""
+    """Return the answer in a reply of the oracle; `None` if it did not understand."""
     prefix, suffix = ANSWER.split("{value}")
     if not reply.startswith(prefix) or not reply.endswith(suffix):
         return None

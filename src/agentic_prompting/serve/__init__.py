@@ -1,4 +1,7 @@
-"""A trained agent, and ProRefine, behind the APIs of OpenAI, Anthropic and Google. Needs the extra `serve`."""
+"""A trained agent, and ProRefine, behind the APIs of OpenAI, Anthropic and Google.
+
+Needs the extra `serve`.
+"""
 
 from .answering import AgentAnswers, Answers, ChatAnswers, ServedAnswer
 from .app import make_app

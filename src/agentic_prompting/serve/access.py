@@ -17,9 +17,9 @@ OPEN_PATHS = ("/health",)
 def check_access(request: web.Request, key: str | None, host: str) -> None:
     """Refuse a request without the key; if there is no key, one that a web page has caused.
 
-    Without a key, every client that reaches the service may spend. A web page in a browser on this machine can reach
-    it: its own name may lead to 127.0.0.1 (DNS rebinding), or it sends a request whose answer it may not read. Such
-    requests carry the page's name in `Host` or `Origin`.
+    Without a key, every client that reaches the service may spend. A web page in a browser on this
+    machine can reach it: its own name may lead to 127.0.0.1 (DNS rebinding), or it sends a request
+    whose answer it may not read. Such requests carry the page's name in `Host` or `Origin`.
 
     Args:
         request (`web.Request`): The request.
@@ -48,7 +48,9 @@ def check_access(request: web.Request, key: str | None, host: str) -> None:
 
 
 def find_key(request: web.Request) -> str:
-    """The key of a request, in the header that its vendor's clients use; empty if there is none."""
+    """Return the key of a request, in the header that its vendor's clients use; empty if there is
+    none.
+    """
     # OpenAI's clients send a bearer token, Anthropic's and Google's a header of their own.
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme == "Bearer" and token:
@@ -60,7 +62,7 @@ def find_key(request: web.Request) -> str:
 
 
 def _host_name(url: str) -> str:
-    """The host in an address, without its port; empty if it has none."""
+    """Return the host in an address, without its port; empty if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -54,7 +54,7 @@ class Metrics:
         self.registry.register(_Spending(budget))
 
     def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,6 @@
-"""[`Server`] runs the web application of a service, with limits for its connections; [`run_service`] until Ctrl-C."""
+"""[`Server`] runs the web application of a service, with limits for its connections;
+[`run_service`] until Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _SPARE_CONNECTIONS = 256
 class ConnectionLimits:
     """The open connections of a server. Their number and the time without a request are limited.
 
-    A connection is looked at every few seconds, and closed when it has had no request since the last look.
+    A connection is looked at every few seconds, and closed when it has had no request since the
+    last look.
 
     Args:
         max_connections (`int`): Further ones are refused.
@@ -49,7 +52,7 @@ class ConnectionLimits:
         self._busy: set[asyncio.Protocol] = set()  # have a request now
 
     def has_room(self) -> bool:
-        """Whether one more connection is allowed."""
+        """Return whether one more connection is allowed."""
         return len(self._transports) < self.max_connections
 
     def add(self, protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
@@ -65,7 +68,7 @@ class ConnectionLimits:
         self._busy.discard(protocol)
 
     def middleware(self) -> Any:
-        """Notes which connections have a request."""
+        """Note which connections have a request."""
 
         @web.middleware
         async def note(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -96,7 +99,9 @@ class ConnectionLimits:
 
 
 class Server:
-    """A server of a service. It runs in the thread that calls `run`, until `stop` is called in any thread.
+    """A server of a service.
+
+    It runs in the thread that calls `run`, until `stop` is called in any thread.
 
     Args:
         service ([`Service`]): The service.
@@ -172,8 +177,10 @@ class Server:
 
 
 def run_service(service: Service) -> None:
-    """Serve until interrupted, with a line per request on standard error; prints the address once it listens. Open
-    requests have ten seconds to end, and then get a 503.
+    """Serve until interrupted, with a line per request on standard error; prints the address once
+    it listens.
+
+    Open requests have ten seconds to end, and then get a 503.
 
     Raises:
         `ValueError`: If the address needs a key and there is none.

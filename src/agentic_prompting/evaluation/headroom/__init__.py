@@ -1,8 +1,10 @@
-"""Headroom: how much can be gained on a task, and whether a signal to gain it exists, before money is spent.
+"""Headroom: how much can be gained on a task, and whether a signal to gain it exists, before money
+is spent.
 
-The statistics are pure functions of scores: [`judge_prompts`] in two stages, [`measure_groups`] for GRPO,
-[`measure_ceiling`] for an oracle's choice. This is the only part of the package that imports scipy, which is
-slow; therefore `evaluation` does not import it, and it has to be imported by its own name.
+The statistics are pure functions of scores: [`judge_prompts`] in two stages, [`measure_groups`] for
+GRPO, [`measure_ceiling`] for an oracle's choice. This is the only part of the package that imports
+scipy, which is slow; therefore `evaluation` does not import it, and it has to be imported by its
+own name.
 """
 
 from .ceiling import Ceiling, measure_ceiling

@@ -1,13 +1,16 @@
-"""The ceiling: the score of a large LLM under the best of several requests, or of the best model of a pool.
+"""The ceiling: the score of a large LLM under the best of several requests, or of the best model of
+a pool.
 
-An oracle that picks the best of m requests for each row, by the mean of r repeats, is partly lucky: with four
-requests that do not differ at all, its mean is 0.18 too high at r = 2. Choosing on r - 1 repeats and scoring
-on the repeat left out, averaged over the repeats ("cross"), is free of luck, but its choice is worse than the
-oracle's. The true ceiling therefore lies between the two, and their intervals give a bracket:
+An oracle that picks the best of m requests for each row, by the mean of r repeats, is partly lucky:
+with four requests that do not differ at all, its mean is 0.18 too high at r = 2. Choosing on r - 1
+repeats and scoring on the repeat left out, averaged over the repeats ("cross"), is free of luck,
+but its choice is worse than the oracle's. The true ceiling therefore lies between the two, and
+their intervals give a bracket:
 
     [cross - h_cross, naive + h_naive]                                          h: t intervals over rows
 
-A model that answers the same each time (temperature 0) needs one repeat, and its naive ceiling is right.
+A model that answers the same each time (temperature 0) needs one repeat, and its naive ceiling is
+right.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Ceiling:
         names (`tuple[str, ...]`): Names of the choices, the plain one first.
         each (`dict[str, Estimate]`): Mean score of each choice alone.
         naive ([`Estimate`]): Score of the best choice for each row by all repeats: too high.
-        cross ([`Estimate`], *optional*): Score of the best choice by the other repeats: too low. `None` with
-            one repeat.
+        cross ([`Estimate`], *optional*): Score of the best choice by the other repeats: too low.
+            `None` with one repeat.
         low (`float`), high (`float`): The bracket of the true ceiling.
         gain ([`Estimate`]): `cross` minus the plain choice, row by row (`naive` with one repeat).
         repeats (`int`): Number of answers of each choice to a row.
@@ -48,7 +51,7 @@ class Ceiling:
     repeats: int
 
     def sentence(self) -> str:
-        """The bracket in one sentence."""
+        """Return the bracket in one sentence."""
         plain = self.each[self.names[0]]
         sentence = (
             f"{self.names[0]} {plain.mean:.3f} [{plain.low:.3f}, {plain.high:.3f}]; the best of {len(self.names)} for "
@@ -63,8 +66,9 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
     """Compute the ceiling from a table of scores.
 
     Args:
-        scores (`ArrayLike` of shape (rows, choices, repeats)): Scores between 0 and 1, the plain choice
-            first; NaN for a failed answer, whose row is left out. Ties go to the first choice.
+        scores (`ArrayLike` of shape (rows, choices, repeats)): Scores between 0 and 1, the plain
+            choice first; NaN for a failed answer, whose row is left out. Ties go to the first
+            choice.
         names (`Sequence[str]`): Names of the choices.
 
     Raises:
@@ -111,7 +115,9 @@ def measure_ceiling(scores: ArrayLike, names: Sequence[str]) -> Ceiling:
 
 
 def cross_choice(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each row, the score of the choice that is best on the other repeats, averaged over the repeats left out."""
+    """For each row, the score of the choice that is best on the other repeats, averaged over the
+    repeats left out.
+    """
     # Subtracting one repeat from these totals leaves the totals of the others.
     n, _, repeats = table.shape
     totals = table.sum(axis=2)

@@ -1,14 +1,15 @@
 """Whether GRPO has a signal on a task, estimated from an untrained agent's groups of rollouts.
 
-A group whose rewards are all equal has no advantage and no gradient. From g rollouts of each row, the share of
-groups of G <= g rollouts whose rewards differ, and pass@k for k <= g, can be estimated without bias as shares
-of subsets of the g (U-statistics, Hoeffding 1948; pass@k as in Chen et al. 2021, arXiv 2107.03374):
+A group whose rewards are all equal has no advantage and no gradient. From g rollouts of each row,
+the share of groups of G <= g rollouts whose rewards differ, and pass@k for k <= g, can be estimated
+without bias as shares of subsets of the g (U-statistics, Hoeffding 1948; pass@k as in Chen et al.
+2021, arXiv 2107.03374):
 
     differ(G) = mean over rows of 1 - sum over rewards v of C(c_v, G) / C(g, G)        c_v of the g rewards are v
     pass@k    = mean over rows of 1 - C(g - c, k) / C(g, k)                            c of the g are right
 
-For G > g only bounds are known (Lord 1969): measure with the group size of the planned training. All intervals
-are over rows: Wilson's if each row's statistic is 0 or 1, else the t interval.
+For G > g only bounds are known (Lord 1969): measure with the group size of the planned training.
+All intervals are over rows: Wilson's if each row's statistic is 0 or 1, else the t interval.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class GroupSignal:
     Args:
         group_size (`int`): The planned number of rollouts per group.
         measured_size (`int`): The largest number of scored rollouts of a row.
-        rows (`int`), rollouts (`int`): Number of rows with a scored rollout, and of rollouts of all rows.
-        differing ([`Estimate`], *optional*): Share of groups of the planned size whose rewards differ; `None`
-            if nothing was scored.
-        extrapolated (`bool`): Whether the planned size is larger than the measured one. The share is then a
-            lower bound, and 1 the upper one.
+        rows (`int`), rollouts (`int`): Number of rows with a scored rollout, and of rollouts of all
+            rows.
+        differing ([`Estimate`], *optional*): Share of groups of the planned size whose rewards
+            differ; `None` if nothing was scored.
+        extrapolated (`bool`): Whether the planned size is larger than the measured one. The share
+            is then a lower bound, and 1 the upper one.
         pass_at (`dict[int, Estimate]`): pass@k, by k.
-        always_right (`float`), never_right (`float`): Shares of rows whose rollouts are all right, or all
-            wrong.
+        always_right (`float`), never_right (`float`): Shares of rows whose rollouts are all right,
+            or all wrong.
         lost_to_form ([`Estimate`], *optional*): Share of rollouts that were malformed or truncated.
         failed ([`Estimate`], *optional*): Share of rollouts that ended with an outage.
     """
@@ -63,7 +65,9 @@ class GroupSignal:
 
     @property
     def verdict(self) -> Verdict:
-        """`worth it` if the interval of the share with a gradient is above a tenth, `not worth it` if below."""
+        """`worth it` if the interval of the share with a gradient is above a tenth, `not worth it`
+        if below.
+        """
         # Without a single reward there is no share.
         if self.differing is None:
             return "cannot tell"
@@ -74,7 +78,7 @@ class GroupSignal:
         return "cannot tell"
 
     def advice(self) -> str:
-        """The cheapest change that gives more groups a gradient. Empty if none is needed."""
+        """Return the cheapest change that gives more groups a gradient. Empty if none is needed."""
         if self.verdict == "worth it" or self.differing is None:
             return ""
         # The first reason that applies, from the rollouts' form to their number.
@@ -87,7 +91,7 @@ class GroupSignal:
         return "take more rollouts a group, and measure with as many"
 
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         if self.differing is None:
             return "cannot tell: no rollout has a reward"
         share = f"{self.differing.mean:.0%} [{self.differing.low:.0%}, {self.differing.high:.0%}]"
@@ -108,8 +112,8 @@ def measure_groups(
     """Measure the signal in the rewards of several rollouts of each row.
 
     Args:
-        rewards (`Sequence[Sequence[float]]`): By row, the reward of each rollout; `None` or NaN for a rollout
-            without a reward. A reward of 1 is right.
+        rewards (`Sequence[Sequence[float]]`): By row, the reward of each rollout; `None` or NaN for
+            a rollout without a reward. A reward of 1 is right.
         group_size (`int`): The planned number of rollouts per group, at least two.
         statuses (`Sequence[Sequence[str]]`, *optional*): The `status` of each [`Rollout`].
 
@@ -176,7 +180,7 @@ def measure_groups(
 
 
 def share_of_differing_groups(rewards: Sequence[float], size: int) -> float:
-    """The share of the groups of `size` rewards, drawn from these, that are not all equal.
+    """Return the share of the groups of `size` rewards, drawn from these, that are not all equal.
 
     Args:
         rewards (`Sequence[float]`): Rewards of one row, at least `size` of them.
@@ -194,10 +198,11 @@ def share_of_differing_groups(rewards: Sequence[float], size: int) -> float:
 
 
 def mean_over_rows(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """A mean of shares with an interval over rows: Wilson's if all are 0 or 1, else the t interval.
+    """Return a mean of shares with an interval over rows: Wilson's if all are 0 or 1, else the t
+    interval.
 
-    The variance of the t interval is at least that of a sample in which one row differs, so that the interval
-    of a sample without any difference has a width.
+    The variance of the t interval is at least that of a sample in which one row differs, so that
+    the interval of a sample without any difference has a width.
 
     Args:
         values (`Sequence[float]`): One share per row, at least one.

@@ -1,19 +1,19 @@
 """Headroom of prompts: the gain of a better system prompt, measured in two stages.
 
-Choosing and measuring on the same rows is too optimistic: the prompt that looks best is partly the luckiest.
-Therefore some rows choose a challenger among the prompts, and *fresh* rows measure the start prompt and the
-challenger:
+Choosing and measuring on the same rows is too optimistic: the prompt that looks best is partly the
+luckiest. Therefore some rows choose a challenger among the prompts, and *fresh* rows measure the
+start prompt and the challenger:
 
     gain = mean(d), d = score under the challenger - score under the start, over fresh rows
     interval = mean(d) -+ t * sqrt(var(d) / n)
 
-This assumes nothing about the prompts (data splitting, Cox 1975). An estimate from a single stage would assume
-that they are drawn from one distribution (empirical Bayes, Morris 1983), which is false for the user's start
-prompt. In a simulation (`benchmarks/learning/headroom.py`) the interval covers the true gain in 94 to 96 % of
-tasks.
+This assumes nothing about the prompts (data splitting, Cox 1975). An estimate from a single stage
+would assume that they are drawn from one distribution (empirical Bayes, Morris 1983), which is
+false for the user's start prompt. In a simulation (`benchmarks/learning/headroom.py`) the interval
+covers the true gain in 94 to 96 % of tasks.
 
-Scores are between 0 and 1. Tables have a row per question and a column per prompt, the start prompt first. NaN
-stands for a failed answer, whose row is left out.
+Scores are between 0 and 1. Tables have a row per question and a column per prompt, the start prompt
+first. NaN stands for a failed answer, whose row is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ POWER = 0.8
 # With fewer rows that differ, the observed variance is not trusted; see `paired_gain`.
 _FEW_DIFFERENCES = 4
 _RULE_OF_THREE = 3.5
-"""If none of n rows differs, a variance of 3.5 / n gives the interval a half-width of about 3.7 / n."""
+"""If none of n rows differs, a variance of 3.5 / n gives the interval a half-width of about 3.7 /
+n.
+"""
 
 
 class TooFewScores(ValueError):
@@ -55,7 +57,8 @@ class Gain:
     """The gain of one prompt over another on the same rows.
 
     Args:
-        estimate ([`Estimate`]): Mean and t interval over the rows for which both prompts have a score.
+        estimate ([`Estimate`]): Mean and t interval over the rows for which both prompts have a
+            score.
         variance (`float`): The variance of the difference on one row.
     """
 
@@ -65,13 +68,14 @@ class Gain:
 
 @dataclass(frozen=True)
 class PromptTest:
-    """Whether prompts differ at all: the F test between the columns of a table, with row effects removed.
+    """Whether prompts differ at all: the F test between the columns of a table, with row effects
+    removed.
 
     Args:
-        statistic (`float`), p_value (`float`): Result of the F test with (k - 1, (k - 1)(n - 1)) degrees of
-            freedom.
-        spread (`float`): Standard deviation between the true means of the prompts, by the method of moments:
-            the square root of max(0, variance of the means - their error).
+        statistic (`float`), p_value (`float`): Result of the F test with (k - 1, (k - 1)(n - 1))
+            degrees of freedom.
+        spread (`float`): Standard deviation between the true means of the prompts, by the method of
+            moments: the square root of max(0, variance of the means - their error).
     """
 
     statistic: float
@@ -86,16 +90,17 @@ class PromptHeadroom:
     Args:
         chosen (`int`): Column of the challenger.
         gain ([`Estimate`]): Gain of the challenger over the start prompt on fresh rows.
-        verdict (`str`): `worth it` if the interval is above 0, `not worth it` if it is below `delta`, else
-            `cannot tell`.
+        verdict (`str`): `worth it` if the interval is above 0, `not worth it` if it is below
+            `delta`, else `cannot tell`.
         delta (`float`): The smallest gain that would be worth it.
-        rows_needed (`int`): Number of fresh rows that could show a gain of `delta`, or exclude it if there is
-            no gain.
-        topped_up (`bool`): Whether the gain was measured on a second set of fresh rows, because the first
-            was inconclusive.
-        start (`float`), best (`float`): Mean scores of start prompt and challenger on the same fresh rows.
-        test ([`PromptTest`], *optional*): Test between all prompts on the choosing rows. Not part of the
-            verdict.
+        rows_needed (`int`): Number of fresh rows that could show a gain of `delta`, or exclude it
+            if there is no gain.
+        topped_up (`bool`): Whether the gain was measured on a second set of fresh rows, because the
+            first was inconclusive.
+        start (`float`), best (`float`): Mean scores of start prompt and challenger on the same
+            fresh rows.
+        test ([`PromptTest`], *optional*): Test between all prompts on the choosing rows. Not part
+            of the verdict.
         tried (`int`): Number of challengers.
         naive (`float`, *optional*): The gain on the choosing rows, which is too high.
     """
@@ -121,7 +126,7 @@ class PromptHeadroom:
         return possible_share(self.tried)
 
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {self.gain.n} fresh rows"
         if self.verdict == "worth it":
             return f"worth it: the best of {self.tried} prompts gains {interval}"
@@ -141,7 +146,8 @@ class StagePlan:
         prompts (`int`): Prompts to choose from, including the start prompt.
         choosing_rows (`int`): Rows that each of these prompts answers once.
         fresh_rows (`int`): Other rows, which the start prompt and the challenger answer.
-        repeats (`int`): Number of answers of each to a fresh row: one, unless there are too few rows.
+        repeats (`int`): Number of answers of each to a fresh row: one, unless there are too few
+            rows.
     """
 
     prompts: int
@@ -155,8 +161,10 @@ class StagePlan:
 
 
 CHOOSING_SHARE = 240 / 512
-"""Share of the calls that choose: of 512 calls, 12 prompts x 20 rows. If one prompt in ten is good, this finds it
-more often than 8 x 32."""
+"""Share of the calls that choose: of 512 calls, 12 prompts x 20 rows.
+
+If one prompt in ten is good, this finds it more often than 8 x 32.
+"""
 
 # Bounds of `plan_stages`.
 _MIN_CHOOSING_ROWS = 4
@@ -199,7 +207,9 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
 
 
 def default_delta(calls: int) -> float:
-    """The smallest gain that this number of calls can resolve: 0.05 from 2,000 calls on, else 0.10."""
+    """Return the smallest gain that this number of calls can resolve: 0.05 from 2,000 calls on,
+    else 0.10.
+    """
     return 0.05 if calls >= 2000 else 0.10
 
 
@@ -207,7 +217,7 @@ def default_delta(calls: int) -> float:
 
 
 def complete_rows(scores: ArrayLike) -> Table:
-    """The rows of a table that have a score in every column. Raises like [`read_table`]."""
+    """Return the rows of a table that have a score in every column. Raises like [`read_table`]."""
     table = read_table(scores)
     return table[~np.isnan(table).any(axis=1)]
 
@@ -230,17 +240,22 @@ def read_table(scores: ArrayLike) -> Table:
 
 
 def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
-    """The column with the best scores, except for the first. A random one of the best if there are several.
+    """Return the column with the best scores, except for the first.
 
-    Columns are compared by their mean difference from the mean of each row. Without missing scores, this is the
-    order of their means. With missing scores, it does not favour a prompt that failed on hard rows.
+    A random one of the best if there are several.
+
+    Columns are compared by their mean difference from the mean of each row. Without missing scores,
+    this is the order of their means. With missing scores, it does not favour a prompt that failed
+    on hard rows.
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): Scores, the start prompt first; NaN for a missing score.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores, the start prompt first; NaN for a
+            missing score.
         rng (`np.random.Generator`): Generator for ties.
 
     Raises:
-        [`TooFewScores`]: If no column but the first has a score on a row where another column has one.
+        [`TooFewScores`]: If no column but the first has a score on a row where another column has
+            one.
     """
     # Rows with a single score compare nothing.
     table = read_table(scores)
@@ -262,13 +277,15 @@ def choose_challenger(scores: ArrayLike, rng: np.random.Generator) -> int:
 
 
 def paired_gain(scores: ArrayLike, level: float = LEVEL) -> Gain:
-    """The gain of the second column over the first.
+    """Return the gain of the second column over the first.
 
-    With fewer than four differing rows, the variance of binary scores is hardly known: it is then taken to be at
-    least 3.5 / n, which gives a table without any difference the width of the rule of three.
+    With fewer than four differing rows, the variance of binary scores is hardly known: it is then
+    taken to be at least 3.5 / n, which gives a table without any difference the width of the rule
+    of three.
 
     Args:
-        scores (`ArrayLike` of shape (rows, 2)): Scores of start prompt and challenger on the same rows.
+        scores (`ArrayLike` of shape (rows, 2)): Scores of start prompt and challenger on the same
+            rows.
         level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
 
     Raises:
@@ -300,7 +317,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def decide(gain: Estimate, delta: float) -> Verdict:
-    """The verdict that follows from the interval of a gain."""
+    """Return the verdict that follows from the interval of a gain."""
     if gain.low > 0:
         return "worth it"
     if gain.high < delta:
@@ -309,11 +326,12 @@ def decide(gain: Estimate, delta: float) -> Verdict:
 
 
 def rows_needed(variance: float, delta: float, power: float = POWER) -> int:
-    """Fresh rows needed to show a gain of `delta` with probability `power`, or to exclude it if there is none.
+    """Fresh rows needed to show a gain of `delta` with probability `power`, or to exclude it if
+    there is none.
 
     Args:
-        variance (`float`): Variance of the difference on one row ([`Gain`]): about 0.25 for binary scores on
-            a mix of hard and easy rows, at most 0.5.
+        variance (`float`): Variance of the difference on one row ([`Gain`]): about 0.25 for binary
+            scores on a mix of hard and easy rows, at most 0.5.
         delta (`float`): The gain to show.
         power (`float`, *optional*, defaults to `0.8`): Probability of showing it.
     """
@@ -329,15 +347,16 @@ def judge_prompts(
     delta: float,
     top_up: ArrayLike | None = None,
 ) -> PromptHeadroom:
-    """The headroom of prompts, computed from the scores of both stages.
+    """Return the headroom of prompts, computed from the scores of both stages.
 
     Args:
         choosing (`ArrayLike` of shape (rows, prompts)): Scores on the choosing rows.
         chosen (`int`): The column from [`choose_challenger`].
         fresh (`ArrayLike` of shape (rows, 2)): Scores of start prompt and challenger on fresh rows.
         delta (`float`): The smallest gain that would be worth it.
-        top_up (`ArrayLike` of shape (rows, 2), *optional*): Scores of both on further rows. Used if `fresh`
-            is inconclusive, and then alone: pooling both looks would find gains that do not exist.
+        top_up (`ArrayLike` of shape (rows, 2), *optional*): Scores of both on further rows. Used if
+            `fresh` is inconclusive, and then alone: pooling both looks would find gains that do not
+            exist.
     """
     # The gain on fresh rows, or on those of the second look.
     gain = paired_gain(fresh)
@@ -374,10 +393,12 @@ def judge_prompts(
 
 
 def compare_prompts(scores: ArrayLike) -> PromptTest:
-    """The F test between prompts in a two-way table (Searle, Casella and McCulloch 1992): do any of them differ?
+    """Return the F test between prompts in a two-way table (Searle, Casella and McCulloch 1992): do
+    any of them differ?
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): Scores of at least two prompts on at least two rows.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores of at least two prompts on at least
+            two rows.
 
     Raises:
         [`TooFewScores`]: If there are fewer.
@@ -393,7 +414,9 @@ def compare_prompts(scores: ArrayLike) -> PromptTest:
 
 
 def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
-    """The means of the prompts, and the variance of such a mean in contrasts: residual mean square / rows."""
+    """Return the means of the prompts, and the variance of such a mean in contrasts: residual mean
+    square / rows.
+    """
     table = complete_rows(scores)
     n, k = table.shape
     if n < 2 or k < 2:
@@ -409,7 +432,8 @@ def _means_and_error(scores: ArrayLike) -> tuple[Table, float]:
 
 
 def possible_share(tried: int, level: float = LEVEL) -> float:
-    """The largest share of proposals that may be good if none of `tried` is: 1 - (1 - level)^(1 / tried).
+    """Return the largest share of proposals that may be good if none of `tried` is: 1 - (1 -
+    level)^(1 / tried).
 
     Args:
         tried (`int`): Number of tried proposals.
@@ -422,16 +446,17 @@ def possible_share(tried: int, level: float = LEVEL) -> float:
 def expect_further(
     scores: ArrayLike, further: int, rng: np.random.Generator, draws: int = 4000, scale: float = 0.1
 ) -> Estimate:
-    """The gain of the best of `further` more prompts over the start prompt, *if they are like the challengers*.
+    """Return the gain of the best of `further` more prompts over the start prompt, *if they are
+    like the challengers*.
 
-    Empirical Bayes without the start prompt (Efron and Morris 1975, Gelman 2006): the challengers' true means are
-    mu + s z, where s is 0 with probability 0.3 and half-normal otherwise, and the best of K draws is mu + s e_K.
-    The interval is too short if the challengers differ by more than about 0.1, because scores are limited to
-    [0, 1].
+    Empirical Bayes without the start prompt (Efron and Morris 1975, Gelman 2006): the challengers'
+    true means are mu + s z, where s is 0 with probability 0.3 and half-normal otherwise, and the
+    best of K draws is mu + s e_K. The interval is too short if the challengers differ by more than
+    about 0.1, because scores are limited to [0, 1].
 
     Args:
-        scores (`ArrayLike` of shape (rows, prompts)): Scores of the start prompt, then of at least two
-            challengers.
+        scores (`ArrayLike` of shape (rows, prompts)): Scores of the start prompt, then of at least
+            two challengers.
         further (`int`): K, the number of further prompts.
         rng (`np.random.Generator`): Generator for the draws.
         draws (`int`, *optional*, defaults to `4000`): Number of draws from the posterior.
@@ -470,7 +495,7 @@ def expect_further(
 
 @lru_cache
 def expected_maximum(draws: int) -> float:
-    """The expected maximum of this number of standard normal draws."""
+    """Return the expected maximum of this number of standard normal draws."""
     if draws == 1:
         return 0.0
     # The density of the largest of n draws is n * pdf(x) * cdf(x)^(n - 1).
@@ -480,16 +505,16 @@ def expected_maximum(draws: int) -> float:
 
 
 def route_prompts(first: ArrayLike, second: ArrayLike, rng: np.random.Generator) -> Estimate:
-    """The gain of choosing a prompt for each question over the single best prompt.
+    """Return the gain of choosing a prompt for each question over the single best prompt.
 
-    The first answers choose the prompt with the best score for each row, and the prompt with the best mean for
-    all rows (which also wins a row's ties). The second answers to the same rows measure both. With two answers
-    the power is low, so an interval around 0 excludes little. An F test of interaction is no alternative: it has
-    the wrong size for binary scores.
+    The first answers choose the prompt with the best score for each row, and the prompt with the
+    best mean for all rows (which also wins a row's ties). The second answers to the same rows
+    measure both. With two answers the power is low, so an interval around 0 excludes little. An F
+    test of interaction is no alternative: it has the wrong size for binary scores.
 
     Args:
-        first (`ArrayLike` of shape (rows, prompts)), second (`ArrayLike` of the same shape): Scores of two
-            independent answers of each prompt to each row.
+        first (`ArrayLike` of shape (rows, prompts)), second (`ArrayLike` of the same shape): Scores
+            of two independent answers of each prompt to each row.
         rng (`np.random.Generator`): Generator for ties between means.
     """
     choosing = np.asarray(first, dtype=float)

@@ -1,4 +1,7 @@
-"""System prompts and requests to compare. A reference LLM writes the system prompts from examples."""
+"""System prompts and requests to compare.
+
+A reference LLM writes the system prompts from examples.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ async def ask_for_prompts(
     Args:
         reference ([`ChatModel`]): The LLM.
         start (`str`): The current system prompt.
-        examples (`Sequence[dict]`): Rows with `question` and `answers`. They must not be used to measure a gain.
+        examples (`Sequence[dict]`): Rows with `question` and `answers`. They must not be used to
+            measure a gain.
         count (`int`): Number of prompts to ask for.
     """
     # Long questions and answers are truncated.
@@ -59,7 +63,7 @@ async def ask_for_prompts(
 
 
 def read_prompts(reply: str) -> list[str]:
-    """The distinct texts between `<prompt>` and `</prompt>` that are not empty."""
+    """Return the distinct texts between `<prompt>` and `</prompt>` that are not empty."""
     prompts = []
     # A prompt without its closing mark was cut off, and is skipped.
     for piece in reply.split("<prompt>")[1:]:

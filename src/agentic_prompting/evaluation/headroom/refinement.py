@@ -1,4 +1,6 @@
-"""Headroom of ProRefine: how many wrong answers a refinement repairs, and how many right ones it breaks."""
+"""Headroom of ProRefine: how many wrong answers a refinement repairs, and how many right ones it
+breaks.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ class RefineHeadroom:
         gain ([`Estimate`]): Score of refined minus plain answers on the same rows.
         verdict (`str`): Verdict, as in [`PromptHeadroom`].
         delta (`float`): The smallest gain that would be worth it.
-        rows_needed (`int`): Number of rows that could show a gain of `delta`, or exclude it if there is no gain.
+        rows_needed (`int`): Number of rows that could show a gain of `delta`, or exclude it if
+            there is no gain.
         plain (`float`), refined (`float`): Mean scores.
-        wrong (`int`), repaired (`int`): Number of wrong plain answers, and how many the refinement repairs.
-        right (`int`), broken (`int`): Number of right plain answers, and how many the refinement breaks.
+        wrong (`int`), repaired (`int`): Number of wrong plain answers, and how many the refinement
+            repairs.
+        right (`int`), broken (`int`): Number of right plain answers, and how many the refinement
+            breaks.
     """
 
     gain: Estimate
@@ -37,7 +42,7 @@ class RefineHeadroom:
     broken: int
 
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         interval = f"{self.gain.mean:+.3f} [{self.gain.low:+.3f}, {self.gain.high:+.3f}] on {self.gain.n} rows"
         counts = f"{self.repaired} of {self.wrong} wrong answers repaired, {self.broken} of {self.right} right ones broken"
         if self.verdict == "cannot tell":
@@ -46,11 +51,11 @@ class RefineHeadroom:
 
 
 def judge_refinement(scores: ArrayLike, delta: float) -> RefineHeadroom:
-    """The headroom of ProRefine, computed from the scores of plain and refined answers.
+    """Return the headroom of ProRefine, computed from the scores of plain and refined answers.
 
     Args:
-        scores (`ArrayLike` of shape (rows, 2)): Scores of plain and refined answers; NaN for a missing score,
-            whose row is left out.
+        scores (`ArrayLike` of shape (rows, 2)): Scores of plain and refined answers; NaN for a
+            missing score, whose row is left out.
         delta (`float`): The smallest gain that would be worth it.
 
     Raises:

@@ -73,7 +73,7 @@ class ChatCompletions(Dialect):
     def write_events(
         self, completion: Completion, request: CompletionRequest, by_word: bool = False
     ) -> Iterator[bytes]:
-        """The reply as events; with `by_word` the text is sent word by word."""
+        """Yield the reply as events; with `by_word` the text is sent word by word."""
         head = _write_head(completion, "chat.completion.chunk")
 
         def chunk(delta: dict[str, Any], **choice_fields: Any) -> bytes:
@@ -164,7 +164,7 @@ def _write_logprobs(completion: Completion) -> dict[str, Any] | None:
 
 
 def _split_words(text: str) -> list[str]:
-    """The words of a text, each but the first with the space in front of it."""
+    """Return the words of a text, each but the first with the space in front of it."""
     first_word, *other_words = text.split(" ")
     words = [first_word, *(f" {word}" for word in other_words)]
     # A text that begins with a space has an empty first word.

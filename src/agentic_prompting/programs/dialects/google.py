@@ -157,7 +157,10 @@ def _write_tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _camel_case(value: Any) -> dict[str, Any]:
-    """An object with names like `maxOutputTokens`, without nulls. Some clients write `max_output_tokens`."""
+    """Return an object with names like `maxOutputTokens`, without nulls.
+
+    Some clients write `max_output_tokens`.
+    """
     renamed: dict[str, Any] = {}
     for name, item in as_dict(value).items():
         if item is not None:
@@ -200,7 +203,7 @@ def _read_tool_choice(body: Mapping[str, Any]) -> str:
 
 
 def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
-    """The messages in one content: each result of a tool is one of its own."""
+    """Yield the messages in one content: each result of a tool is one of its own."""
     role_name = content.get("role") or "user"
     if role_name not in _ROLES:
         message = f"A content has the role {fields.quote(role_name)}; the roles are user and model."
@@ -257,7 +260,7 @@ def _read_text_parts(parts: Sequence[dict[str, Any]]) -> str:
 
 
 def _read_result(result: Mapping[str, Any]) -> str:
-    """A tool's result as the text that other dialects send."""
+    """Return a tool's result as the text that other dialects send."""
     if result.get("parts"):
         message = "A tool's result contains 'parts': this model reads only text."
         raise Refusal(400, message, "invalid_value")
@@ -283,7 +286,7 @@ def _build_tool(declaration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lower_case_types(schema: Any) -> Any:
-    """A schema with types as JSON Schema writes them: `object` instead of `OBJECT`."""
+    """Return a schema with types as JSON Schema writes them: `object` instead of `OBJECT`."""
     if isinstance(schema, list):
         return [_lower_case_types(item) for item in schema]
     if not isinstance(schema, dict):

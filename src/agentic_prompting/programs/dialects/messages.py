@@ -179,7 +179,7 @@ def _format_named_event(event_type: str, **data: Any) -> bytes:
 
 
 def _read_message(message: Mapping[str, Any]) -> Iterator[ChatMessage]:
-    """The messages in one message: each result of a tool is one of its own."""
+    """Yield the messages in one message: each result of a tool is one of its own."""
     role = fields.read_role(message.get("role"))
     builder = MessageBuilder(role)
     has_results = False

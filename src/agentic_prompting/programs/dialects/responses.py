@@ -104,7 +104,8 @@ class _Tools:
     Args:
         functions (`list[dict]`, *optional*): Tools that the policy can call, for the chat template.
         custom_names (`set[str]`, *optional*): Names of those that take free text.
-        dropped (`list[str]`, *optional*): Tools that the policy is not offered, and what else is lost.
+        dropped (`list[str]`, *optional*): Tools that the policy is not offered, and what else is
+            lost.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -155,14 +156,16 @@ def _read_messages(items: Sequence[Any]) -> list[ChatMessage]:
 
 
 def _belongs_to(builder: MessageBuilder, item: dict[str, Any], part: ChatMessage) -> bool:
-    """Whether an item is a part of the reply before it: a reply has reasoning, then text, then calls."""
+    """Return whether an item is a part of the reply before it: a reply has reasoning, then text,
+    then calls.
+    """
     is_same_reply = builder.role == part.role == "assistant" and item.get("type") != "reasoning"
     is_text_after_calls = bool(builder.tool_calls) and not part.tool_calls
     return is_same_reply and not is_text_after_calls
 
 
 def _read_item(item: dict[str, Any]) -> ChatMessage:
-    """One item as a message, or as a part of one."""
+    """Return one item as a message, or as a part of one."""
     item_type = item.get("type") or "message"
     if item_type == "message":
         return ChatMessage(fields.read_role(item.get("role")), read_text(item.get("content")))
@@ -282,7 +285,7 @@ def _format_named_event(event_type: str, number: int, data: dict[str, Any]) -> b
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of one output item: it is added, its text follows, it is done."""
+    """Yield the events of one output item: it is added, its text follows, it is done."""
     item_id = {"item_id": item["id"]}
     # Each item is announced empty, and its whole text follows as a single delta.
     if item["type"] == "message":

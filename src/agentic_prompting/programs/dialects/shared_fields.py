@@ -83,7 +83,8 @@ def build_request(
     stream_usage: bool = False,
     dropped_tools: Sequence[str] = (),
 ) -> CompletionRequest:
-    """Build a request from the parts that a dialect has read, and the fields that all dialects share.
+    """Build a request from the parts that a dialect has read, and the fields that all dialects
+    share.
 
     Args:
         body (`dict`): `model`, `n`, `stop`, `stream`, `logprobs`, `tool_choice`,
@@ -142,7 +143,7 @@ def _read_stops(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_sampling_settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings: numbers as they are, anything else as a short text."""
+    """Return the sampling settings: numbers as they are, anything else as a short text."""
     settings: dict[str, Any] = {}
     # What is no number is only reported, so a short text of it is enough.
     for name in _SAMPLING_SETTINGS:
@@ -159,7 +160,7 @@ def _read_sampling_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(body: Any, name: str) -> list[dict[str, Any]]:
-    """The list of messages in a field. Refuses anything else."""
+    """Return the list of messages in a field. Refuses anything else."""
     messages = as_dict(body).get(name)
     if (
         not isinstance(messages, list)
@@ -172,7 +173,9 @@ def read_messages(body: Any, name: str) -> list[dict[str, Any]]:
 
 
 def read_token_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """The smallest of several limits for the number of sampled tokens; `None` if there is none."""
+    """Return the smallest of several limits for the number of sampled tokens; `None` if there is
+    none.
+    """
     # The same limit can have several names, such as `max_completion_tokens`.
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):
@@ -181,7 +184,7 @@ def read_token_limit(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_role(role: Any) -> Role:
-    """The role of a message. Refuses unknown roles."""
+    """Return the role of a message. Refuses unknown roles."""
     if role not in _ROLES:
         message = f"A message has the role {quote(role)}; the roles are {', '.join(_ROLES)}."
         raise Refusal(400, message, "invalid_value")
@@ -189,7 +192,7 @@ def read_role(role: Any) -> Role:
 
 
 def read_text(content: Any) -> str:
-    """The text of a message's content: a text, or a list of parts with texts."""
+    """Return the text of a message's content: a text, or a list of parts with texts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -220,7 +223,10 @@ def read_text(content: Any) -> str:
 
 
 def build_tool(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function as a tool in the form that chat templates take. Refuses one without a name."""
+    """Return a function as a tool in the form that chat templates take.
+
+    Refuses one without a name.
+    """
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise Refusal(400, "A tool has no name.", "invalid_value", "tools")
@@ -234,11 +240,11 @@ def build_tool(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_hosted_tool(tool_type: Any) -> str:
-    """The type of a tool that its vendor would run. It is not offered to the policy.
+    """Return the type of a tool that its vendor would run. It is not offered to the policy.
 
     Raises:
-        [`Refusal`]: The client itself runs tools of this type, and only the vendor's models know how
-            to call them.
+        [`Refusal`]: The client itself runs tools of this type, and only the vendor's models know
+            how to call them.
     """
     # Versions of a tool differ in how its type ends, such as `web_search_20250305`.
     if not str(tool_type).startswith(_HOSTED_TOOLS):
@@ -263,8 +269,8 @@ def check_supported(is_supported: bool, name: str) -> None:
 def check_reply_format(reply_format: object, name: str) -> None:
     """Refuse a reply format that only constrained decoding could guarantee.
 
-    The policy's gradient is that of its own distribution. Tokens sampled under a grammar have another
-    one, which the trainer's log-probabilities do not know.
+    The policy's gradient is that of its own distribution. Tokens sampled under a grammar have
+    another one, which the trainer's log-probabilities do not know.
     """
     if as_dict(reply_format).get("type") not in (None, "text"):
         message = (
@@ -308,17 +314,17 @@ class MessageBuilder:
 
 
 def quote(value: object) -> str:
-    """A value of a request for an error message: short, and without secrets."""
+    """Return a value of a request for an error message: short, and without secrets."""
     return text_of(value, 80, repr)
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """The value if it is a dict, else an empty dict."""
+    """Return the value if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON."""
+    """Return whether a text is JSON."""
     try:
         load_json(text)
     except (ValueError, RecursionError):
@@ -327,7 +333,7 @@ def is_json(text: str) -> bool:
 
 
 def arguments_text(arguments: object) -> str:
-    """The arguments of a tool call as text: unchanged if they are text, else as JSON."""
+    """Return the arguments of a tool call as text: unchanged if they are text, else as JSON."""
     if isinstance(arguments, str):
         return arguments
     # A tool without parameters may be called without arguments.
@@ -337,7 +343,9 @@ def arguments_text(arguments: object) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """The arguments of a tool call as an object: empty if the policy wrote something else."""
+    """Return the arguments of a tool call as an object: empty if the policy wrote something
+    else.
+    """
     try:
         return as_dict(load_json(arguments or "{}"))
     except (ValueError, RecursionError):
@@ -345,5 +353,5 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def logprob_item(token: str, logprob: float) -> dict[str, Any]:
-    """A token's log-probability in OpenAI's format."""
+    """Return a token's log-probability in OpenAI's format."""
     return {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
+# Public name -> the module that defines it. One table, so that nothing is exported twice or
+# forgotten.
 _EXPORTS = {
     "llm": "FunctionChat OpenAIChat ReplayCache",
     "rollout": "Environment Limits",

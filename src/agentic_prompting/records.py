@@ -230,7 +230,8 @@ class SharedFile:
         self._busy_seconds = busy_seconds
         self._file_lock = threading.RLock()  # held during disk access
 
-        # The error of the last write, when the first of a row of errors occurred, and when to try again.
+        # The error of the last write, when the first of a row of errors occurred, and when to try
+        # again.
         self._fault: Exception | None = None
         self._failing_since = 0.0
         self._again_at = 0.0
@@ -320,8 +321,9 @@ def _enable_write_ahead_log(connection: sqlite3.Connection, deadline: float) -> 
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            # If several processes create the file at the same time, one of them switches the mode. SQLite then
-            # sometimes fails another one immediately instead of letting it wait (once in 40 starts of ten processes).
+            # If several processes create the file at the same time, one of them switches the mode.
+            # SQLite then sometimes fails another one immediately instead of letting it wait (once
+            # in 40 starts of ten processes).
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -126,7 +126,8 @@ def evaluate_agent(
     for task_name in task_names:
         if task_names.count(task_name) > 1:
             raise ValueError(
-                f"two tasks are called {task_name!r}: give each task a different name (a file's name "
+                f"two tasks are called {task_name!r}: give each task a different name (a file's "
+                "name "
                 "is the name of its task)"
             )
 
@@ -388,8 +389,8 @@ def _load_saved_answers(
         row = find_row(key)
         if row is None or list(row["answers"]) == record["answers"]:
             continue
-        # A verdict of a judge depends on the accepted answers of that time: ask again. Other scores are
-        # computed from the record, which is updated. Readers use the last record of a key.
+        # A verdict of a judge depends on the accepted answers of that time: ask again. Other scores
+        # are computed from the record, which is updated. Readers use the last record of a key.
         if record.get("judged") is not None:
             del records[key]
         else:

@@ -82,7 +82,8 @@ def load_encoder(model: str = DEFAULT_ENCODER, **options: Any) -> Encoder:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ImportError(
-            "semantic similarity needs sentence-transformers: pip install 'agentic-prompting[similarity]'"
+            "semantic similarity needs sentence-transformers: pip install "
+            "'agentic-prompting[similarity]'"
         ) from error
     return SentenceTransformer(model, **options)
 
@@ -112,7 +113,8 @@ def semantic_similarity(
     for number, accepted in enumerate(answers):
         if isinstance(accepted, str) or not len(accepted):
             raise ValueError(
-                f"answers of item {number} must be a list with at least one text, got {accepted!r:.80}"
+                f"answers of item {number} must be a list with at least one text, got "
+                f"{accepted!r:.80}"
             )
     pairs = list(zip(predictions, answers, strict=True))
 
@@ -233,7 +235,8 @@ def _find_score(name: str, metric: Metric) -> Score:
         return EvaluateScore(evaluate.load(base), key, hint=hint)
     except FileNotFoundError as error:
         raise ValueError(
-            f"unknown metric {metric!r}; known: {', '.join(METRICS)}; `evaluate` has none either: {error}"
+            f"unknown metric {metric!r}; known: {', '.join(METRICS)}; `evaluate` has none either: "
+            f"{error}"
         ) from None
 
 
@@ -262,7 +265,8 @@ class EvaluateScore:
     def __init__(self, module: Any, key: str | None = None, hint: str | None = None):
         if not hasattr(module, "features"):
             raise ValueError(
-                "a combination of metrics is not supported: pass its metrics separately, each by its name"
+                "a combination of metrics is not supported: pass its metrics separately, each by "
+                "its name"
             )
         self.module = module
 
@@ -311,7 +315,8 @@ class EvaluateScore:
     def __call__(
         self, predictions: Sequence[str], answers: Sequence[Sequence[str]]
     ) -> list[float | None]:
-        # Each prediction is scored against all its accepted answers at once, or against each of them.
+        # Each prediction is scored against all its accepted answers at once, or against each of
+        # them.
         repeated_predictions: list[str] = []
         references: list[Any] = []
         counts = []
@@ -340,7 +345,8 @@ class EvaluateScore:
         # Otherwise it returns one number for all answers, so each answer needs a call.
         numbers: list[float | None] = []
         for prediction, reference in zip(predictions, references, strict=True):
-            # The metric is third-party code: an answer on which it fails has no score, rather than 0.
+            # The metric is third-party code: an answer on which it fails has no score, rather than
+            # 0.
             try:
                 numbers.append(_finite(self._compute([prediction], [reference])[self.key]))
             except Exception as error:

@@ -78,8 +78,8 @@ def score_records(
     """
     scores: dict[str, list[float | None]] = {}
     for name, metric in metrics.items():
-        # A system that was asked and gave no answer has the score 0. A metric of `evaluate` is an exception:
-        # less may be better there, so it scores the empty text.
+        # A system that was asked and gave no answer has the score 0. A metric of `evaluate` is an
+        # exception: less may be better there, so it scores the empty text.
         scores_empty_text = isinstance(metric, EvaluateScore)
         metric_scores: list[float | None] = []
         indices: list[int] = []
@@ -239,8 +239,8 @@ def _mean_per_question(
 def _estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
     if not values:
         return None
-    # Wilson's interval also where several runs agree on every question: the bootstrap of such values has no
-    # width at 0 or 1.
+    # Wilson's interval also where several runs agree on every question: the bootstrap of such
+    # values has no width at 0 or 1.
     if is_share and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))
     return bootstrap_interval(values)
@@ -334,7 +334,8 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
 
-    # The ends are exact at 0 and n successes. Rounding must not put the mean outside of the interval.
+    # The ends are exact at 0 and n successes. Rounding must not put the mean outside of the
+    # interval.
     low = max(0.0, min(share, centre - half_width))
     high = min(1.0, max(share, centre + half_width))
     return Estimate(share, low, high, n)

@@ -146,7 +146,8 @@ def compare_runs(
         question = questions.get((record["task"], record["place"]), record["question"])
         if question != record["question"]:
             raise ValueError(
-                f"the runs asked different questions of {record['task']} (place {record['place']}): nothing is paired. "
+                f"the runs asked different questions of {record['task']} (place "
+                f"{record['place']}): nothing is paired. "
                 "Give both the same n and seed"
             )
 

@@ -94,7 +94,8 @@ async def run_command(
     for name, value in carrier().items():  # TRACEPARENT
         environment[name.upper()] = value
 
-    # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no memory.
+    # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no
+    # memory.
     with open(folders.root / "out", "w+b") as out, open(folders.root / "err", "w+b") as err:
         try:
             # The paths of the command as its user wrote it: a row could name any path.

@@ -280,11 +280,13 @@ def _path_in_source(files: Any, source: str | None) -> Path:
     quoted_files = repr(files)[:80]
     if not isinstance(files, str | Path):
         raise ServerFailed(
-            f"the row's files are neither texts by path nor the path of a folder or git bundle: {quoted_files}"
+            "the row's files are neither texts by path nor the path of a folder or git bundle: "
+            f"{quoted_files}"
         )
     if source is None:
         raise ServerFailed(
-            f"the row's files are a path, {quoted_files}: say with Workspace(source=FOLDER) in which folder such paths lie"
+            f"the row's files are a path, {quoted_files}: say with Workspace(source=FOLDER) in "
+            "which folder such paths lie"
         )
 
     # Resolve links before the comparison, so that none leads out of the source.

@@ -93,7 +93,8 @@ class Harness:
         installed_version = _find_version(Path(program).resolve(), self.package)
         if self.version and installed_version not in ("", self.version):
             logger.warning(
-                "%s is installed in version %s; its settings here were tried with %s: see what check-env says",
+                "%s is installed in version %s; its settings here were tried with %s: see what "
+                "check-env says",
                 self.name,
                 installed_version,
                 self.version,

@@ -22,7 +22,8 @@ _JUMP_IF_AT_LEAST = 0x35
 _JUMP_IF_ANY_BIT = 0x45
 _RETURN = 0x06
 
-# Offsets in `struct seccomp_data`. Arguments have 64 bits; the lower half comes first on both machines below.
+# Offsets in `struct seccomp_data`. Arguments have 64 bits; the lower half comes first on both
+# machines below.
 _NUMBER = 0
 _MACHINE = 4
 _FIRST_ARGUMENT = 16
@@ -142,7 +143,8 @@ def system_call_filter() -> bytes:
     for name in _REFUSED:
         program += [_step(_JUMP_IF_EQUAL, machine.calls[name], if_false=1), _fail(errno.EPERM)]
 
-    # A new process may not be in a user namespace of its own, in which it would have all capabilities.
+    # A new process may not be in a user namespace of its own, in which it would have all
+    # capabilities.
     program += [
         _step(_JUMP_IF_EQUAL, machine.calls["clone"], if_false=4),
         _step(_LOAD, _FIRST_ARGUMENT),
@@ -150,7 +152,8 @@ def system_call_filter() -> bytes:
         _fail(errno.EPERM),
         _step(_RETURN, _ALLOW),
     ]
-    # Sockets of the usual families alone: vsock, for example, reaches the host of a virtual machine.
+    # Sockets of the usual families alone: vsock, for example, reaches the host of a virtual
+    # machine.
     program += [_step(_JUMP_IF_EQUAL, machine.calls["socket"], if_true=1), _step(_RETURN, _ALLOW)]
     program += [_step(_LOAD, _FIRST_ARGUMENT)]
     for family in _FAMILIES:

@@ -154,9 +154,11 @@ class Workspace:
         reason = why_unavailable(self.network)
         if reason:
             raise Misconfigured(
-                f"a command that a policy drives is confined with bubblewrap (bwrap), which does not work here: "
+                "a command that a policy drives is confined with bubblewrap (bwrap), which does "
+                "not work here: "
                 f"{reason}. Install it, or allow user namespaces (docs/howto/harnesses.md). "
-                "Workspace(isolation='none'), or --isolation none, runs the command unconfined: only on a machine, and "
+                "Workspace(isolation='none'), or --isolation none, runs the command unconfined: "
+                "only on a machine, and "
                 "as a user, that you can lose"
             )
         if self.network:
@@ -294,7 +296,8 @@ class RolloutWorkspace:
             inherited.append(seccomp.open_filter())
             launcher = self._sandbox(needed_paths).command_line(launcher, inherited[1])
 
-        # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer has ended it.
+        # In a session of its own, so that Ctrl-C in a terminal does not reach it before the trainer
+        # has ended it.
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *launcher,
@@ -560,8 +563,10 @@ def open_process_folder() -> Path:
 @cache
 def _warn_unconfined() -> None:
     logger.warning(
-        "isolation='none': commands run what a policy in training writes, with all rights of this user. They can write "
-        "and read what this user can, the keys of other rollouts included, and use the network. Run the trainer on a "
+        "isolation='none': commands run what a policy in training writes, with all rights of this "
+        "user. They can write "
+        "and read what this user can, the keys of other rollouts included, and use the network. "
+        "Run the trainer on a "
         "machine that you can lose."
     )
 

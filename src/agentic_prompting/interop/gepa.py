@@ -106,7 +106,8 @@ class AgentAdapter:
         scores = eval_batch.scores if rollouts else []
         examples = []
         for rollout, score in zip(rollouts, scores, strict=True):
-            # The reflecting model reads what the agent was asked, what it wrote, and how well it did.
+            # The reflecting model reads what the agent was asked, what it wrote, and how well it
+            # did.
             accepted_answers = rollout.row.get("answers") or "unknown"
             examples.append(
                 {

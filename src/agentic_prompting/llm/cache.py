@@ -185,7 +185,8 @@ class ReplayCache(SharedFile):
         if self.mode == "record":
             return None
         missing = Misconfigured(
-            f"replay: {problem} for sample {key.repeat} of {key.label!r}, recorded file {self.path}: "
+            f"replay: {problem} for sample {key.repeat} of {key.label!r}, recorded file "
+            f"{self.path}: "
             'record it first (mode="record"), with the same model, prompts and sampling',
             key.model,
             attempts=0,

@@ -91,7 +91,8 @@ def as_dense_model(model: Model) -> Model:
         return model
     if getattr(model.hf_quantizer, "packed_modules", None):
         raise ValueError(
-            "the model's weights are packed in GGUF blocks, which can neither be trained nor saved: load it with "
+            "the model's weights are packed in GGUF blocks, which can neither be trained nor "
+            "saved: load it with "
             "quantization_config=GgufConfig(dequantize=True)"
         )
     # Remove every mark by which transformers recognises a quantised model.
@@ -128,7 +129,8 @@ def warn_of_copied_head(model: PreTrainedModel) -> None:
     """Log a warning if a model has the copied head that [`load_gguf`] would tie."""
     if has_copied_head(model):
         logger.warning(
-            "the model's head has the values of its embeddings, but is not tied to them: %.0f million weights are "
+            "the model's head has the values of its embeddings, but is not tied to them: %.0f "
+            "million weights are "
             "stored and trained twice. GGUF files of tied models load like this; "
             "agentic_prompting.local.load_gguf ties them",
             model.get_output_embeddings().weight.numel() / 1e6,

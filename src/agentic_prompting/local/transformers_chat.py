@@ -128,7 +128,8 @@ class TransformersChat:
     ):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
+                "template; "
                 "use an instruct model, or set tokenizer.chat_template"
             )
         if draft and not can_slab(model):
@@ -297,7 +298,8 @@ class TransformersChat:
             ) from None
         if self.context_length is not None and len(context) >= self.context_length:
             raise BadRequest(
-                f"the conversation has {len(context)} tokens, the model reads {self.context_length}",
+                f"the conversation has {len(context)} tokens, the model reads "
+                f"{self.context_length}",
                 self._where,
             )
         return list(context)

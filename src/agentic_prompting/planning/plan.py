@@ -435,7 +435,8 @@ class Planner:
         """Return what is not measured."""
         unmeasured = ", ".join(f"{size} GiB {part}" for part, size in UNMEASURED.items())
         notes = [
-            f"usable memory leaves out {unmeasured} and {FRAGMENTATION:.0%} fragmentation: assumed, "
+            f"usable memory leaves out {unmeasured} and {FRAGMENTATION:.0%} fragmentation: "
+            "assumed, "
             "not measured on a GPU"
         ]
         # Estimates that depend on the layout.

@@ -81,7 +81,8 @@ class Advice:
         if changed_message:
             self.warn_once(
                 "changed",
-                f"a history came back changed, so its call begins a new token sequence: {changed_message}",
+                "a history came back changed, so its call begins a new token sequence: "
+                f"{changed_message}",
             )
         if has_raised:
             self._warn_of_short_failures()
@@ -99,7 +100,8 @@ class Advice:
         self._warned.update(new_names)
         settings = ", ".join(f"{name}={quote(ignored_settings[name])}" for name in new_names)
         logger.warning(
-            "the program asked for %s, which has no effect: the policy samples as it is trained, and no vendor runs "
+            "the program asked for %s, which has no effect: the policy samples as it is trained, "
+            "and no vendor runs "
             "tools",
             settings,
         )
@@ -111,7 +113,8 @@ class Advice:
         if count >= _MIN_ROLLOUTS and 2 * single_calls > count:
             self.warn_once(
                 "single",
-                f"{single_calls} of the last {count} rollouts made a single call. If the agent has several turns, it "
+                f"{single_calls} of the last {count} rollouts made a single call. If the agent has "
+                "several turns, it "
                 "uses its base_url only for the first one, or gives up at the first reply",
             )
 
@@ -122,8 +125,10 @@ class Advice:
         if len(self._rollouts) >= _MIN_ROLLOUTS and 2 * cut_replies > calls:
             self.warn_once(
                 "cut",
-                f"{cut_replies} of the {calls} replies in the last {len(self._rollouts)} rollouts were cut off at their "
-                "limit. Raise max_turn_tokens (or max_completion_length), or the max_tokens of the program's requests",
+                f"{cut_replies} of the {calls} replies in the last {len(self._rollouts)} rollouts "
+                "were cut off at their "
+                "limit. Raise max_turn_tokens (or max_completion_length), or the max_tokens of "
+                "the program's requests",
             )
 
     def _warn_of_short_failures(self) -> None:
@@ -141,9 +146,12 @@ class Advice:
         if failed_median < _SHORT * other_median:
             self.warn_once(
                 "short",
-                f"the program raised in {len(failed_lengths)} of the last {len(self._rollouts)} rollouts, in which the "
-                f"policy wrote less (a median of {failed_median:g} tokens, {other_median:g} in the others). If it "
-                "raises because of what the policy writes, list the exception (or the exit code) in mistakes=: these "
+                f"the program raised in {len(failed_lengths)} of the last {len(self._rollouts)} "
+                "rollouts, in which the "
+                f"policy wrote less (a median of {failed_median:g} tokens, {other_median:g} in the "
+                "others). If it "
+                "raises because of what the policy writes, list the exception (or the exit code) "
+                "in mistakes=: these "
                 "rollouts have no reward now, so the policy does not learn to avoid them",
             )
 

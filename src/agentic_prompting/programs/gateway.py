@@ -133,7 +133,8 @@ class Gateway:
             # The next caller tries again.
             self._start_task = None
             raise Misconfigured(
-                f"the address of programs cannot be opened on host={self.host!r}, port={self.port}: {error}"
+                f"the address of programs cannot be opened on host={self.host!r}, "
+                f"port={self.port}: {error}"
             ) from error
 
     async def stop(self) -> None:

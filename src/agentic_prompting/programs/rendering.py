@@ -179,7 +179,8 @@ class Renderer:
             self._seam_needs_tools[seam_type] = bool(tools) and without_tools != seam
             if not self._is_seam_faithful[seam_type]:
                 logger.warning(
-                    "the chat template writes %s after a reply in another way than in the whole conversation: such "
+                    "the chat template writes %s after a reply in another way than in the whole "
+                    "conversation: such "
                     "calls begin a new token sequence each",
                     " and ".join(roles),
                 )
@@ -280,7 +281,8 @@ class Renderer:
         dropped_parts = [part for word, part in parts.items() if word not in rendered]
         if dropped_parts:
             return Misconfigured(
-                f"the chat template drops {' and '.join(dropped_parts)}: an agent would lose them unseen"
+                f"the chat template drops {' and '.join(dropped_parts)}: an agent would lose them "
+                "unseen"
             )
 
         # Whether calls are read back as the template writes them.

@@ -24,7 +24,8 @@ from ..rollout import AgentSpec, Limits, Rollout, TagGrammar
 from .traces import vocabulary
 from .world import World, load_world
 
-# The question alone: the tiny policy learns what to do from traces and reward, not from instructions.
+# The question alone: the tiny policy learns what to do from traces and reward, not from
+# instructions.
 SANDBOX_TEMPLATE = "question : {question}"
 
 ARCHITECTURE: Mapping[str, Any] = {
@@ -46,7 +47,8 @@ _M_MMAP_MAX = -4
 
 # Turns are framed as in ChatML, which Qwen3 uses too.
 _CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

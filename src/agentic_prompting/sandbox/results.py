@@ -69,7 +69,8 @@ def report_sandbox_run(
         result = _with_interval(f"exact match {time:6}", figures)
         lines.append(f"{result}, {len(rows)} held-out questions")
 
-    # Failed rollouts: those counted here, and those of training, which logs their share of each batch.
+    # Failed rollouts: those counted here, and those of training, which logs their share of each
+    # batch.
     failed_rollouts = 0
     for rollouts in rollouts_by_time.values():
         failed_rollouts += sum(rollout.status == "failed" for rollout in rollouts)
@@ -92,7 +93,8 @@ def report_sandbox_run(
         f"{summary['failed_rollouts']} failed rollouts"
     )
 
-    # One example: the first question that was wrong before and is right after, else the first of all.
+    # One example: the first question that was wrong before and is right after, else the first of
+    # all.
     example = 0
     for number in range(len(rows)):
         score_before = exact_match_of([rollouts_by_time["before"][number]]).mean
@@ -146,7 +148,8 @@ def report_guarded_run(
     }
     lines = [_with_interval(f"exact match, {name:29}", figures) for name, figures in table.items()]
     lines.append(
-        f"{summary['questions']} questions about countries held out, {summary['steps']} steps, {summary['prompts']} "
+        f"{summary['questions']} questions about countries held out, {summary['steps']} steps, "
+        f"{summary['prompts']} "
         f"prompts, {seconds:.0f} s"
     )
     lines += ["", "--- the best prompt", best.text]

@@ -85,7 +85,8 @@ class OracleServer(ThreadingHTTPServer):
         # Without a key, only this machine may ask.
         if not api_key and not is_loopback(host):
             raise ValueError(
-                f"other machines can reach {host}: pass api_key (on the command line, set {KEY_VARIABLE}), "
+                f"other machines can reach {host}: pass api_key (on the command line, set "
+                f"{KEY_VARIABLE}), "
                 "or listen on 127.0.0.1"
             )
         self.oracle = oracle or Oracle()
@@ -190,7 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
 
-        # Until this body is read, the beginning of the next request is unknown: an error closes the connection.
+        # Until this body is read, the beginning of the next request is unknown: an error closes the
+        # connection.
         close_connection = self.close_connection
         self.close_connection = True
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:

@@ -245,7 +245,8 @@ def guarded_recipe(
         guarded_traces = make_guarded_traces(train, n, rng, heeds=world != "habits")
         imitated = [with_prompt(trace, principles) for principles, trace in guarded_traces]
 
-        # Copying exercises without principles: a question without a relation would not show which word belongs to it.
+        # Copying exercises without principles: a question without a relation would not show which
+        # word belongs to it.
         oracle = Oracle(train_world, seed=seed)
         plain_traces = make_traces(train, n // 2, MIXES[None], oracle, rng, world=train_world)
         return imitated, [with_prompt(trace, ()) for trace in plain_traces]

@@ -32,7 +32,8 @@ NAMING_FIELDS = ("name", "capital", "airport")
 
 CONTINENTS = ("Africa", "Asia", "Europe", "North America", "Oceania", "South America")
 
-# A relation is the field of a country that it leads to. Chains of one relation are what the oracle knows.
+# A relation is the field of a country that it leads to. Chains of one relation are what the oracle
+# knows.
 _WAYS: dict[tuple[str, ...], str] = {
     ("capital",): "which city is served by airport {start} ?",
     ("name",): "which country has the capital {start} ?",
@@ -346,7 +347,8 @@ def make_split(
     # A split without training questions is of no use.
     if n_test < 0 or not train:
         raise ValueError(
-            f"n_test={n_test} leaves nothing to train on: there are {len(questions)} questions in all"
+            f"n_test={n_test} leaves nothing to train on: there are {len(questions)} questions in "
+            "all"
         )
     return train, test
 

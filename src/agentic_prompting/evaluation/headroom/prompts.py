@@ -188,7 +188,8 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
             f"headroom needs a start prompt and others to compare with, got {prompts} prompt"
         )
 
-    # The first stage gets its share of the calls and at most half of the rows, the second stage the rest.
+    # The first stage gets its share of the calls and at most half of the rows, the second stage the
+    # rest.
     choosing_rows = max(_MIN_CHOOSING_ROWS, int(calls * CHOOSING_SHARE) // prompts)
     choosing_rows = min(choosing_rows, rows // 2)
     remaining = calls - prompts * choosing_rows
@@ -197,7 +198,8 @@ def plan_stages(calls: int, prompts: int, rows: int) -> StagePlan:
         least_calls = prompts * _MIN_CHOOSING_ROWS + 2 * _MIN_FRESH_ROWS
         least_rows = 2 * _MIN_FRESH_ROWS
         raise ValueError(
-            f"{calls} calls and {rows} rows are too few for {prompts} prompts: give {least_calls} calls and "
+            f"{calls} calls and {rows} rows are too few for {prompts} prompts: give {least_calls} "
+            "calls and "
             f"{least_rows} rows at least, or fewer prompts"
         )
 
@@ -468,7 +470,8 @@ def expect_further(
     if len(challengers) < 2:
         raise TooFewScores("what further prompts may gain needs two challengers at least")
 
-    # The posterior of s, the spread between prompts, on a grid of equal prior mass, three tenths of which is at 0.
+    # The posterior of s, the spread between prompts, on a grid of equal prior mass, three tenths of
+    # which is at 0.
     mass = (np.arange(200) + 0.5) / 200
     spread = scale * stats.norm.ppf(0.5 + 0.5 * np.clip((mass - 0.3) / 0.7, 0, 1))
     # The likelihood of the observed means, with mu integrated out: their variance is s^2 + error.

@@ -17,7 +17,8 @@ DEFAULT_REQUESTS = (
     f"{{question}}\n\nThink step by step, and check each step. {_ANSWER_LINE}",
     "First state the facts that you know and that bear on this question. Then answer it.\n\n"
     f"{{question}}\n\n{_ANSWER_LINE}",
-    "Split this question into smaller ones, answer them one after another, then combine the answers.\n\n"
+    "Split this question into smaller ones, answer them one after another, then combine the "
+    "answers.\n\n"
     f"{{question}}\n\n{_ANSWER_LINE}",
 )
 """Templates of requests to a large LLM, the plain one first; `{question}` is filled in."""

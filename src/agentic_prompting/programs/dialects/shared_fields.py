@@ -103,7 +103,8 @@ def build_request(
     check_count(messages, MAX_MESSAGES, "messages")
     check_count(tools, MAX_TOOLS, "tools")
 
-    # Settings without an effect on the policy: it samples as it is trained, and no vendor runs tools.
+    # Settings without an effect on the policy: it samples as it is trained, and no vendor runs
+    # tools.
     other_settings = _read_sampling_settings(body)
     tool_choice = body.get("tool_choice")
     if tool_choice not in (None, {}, "auto", "none"):
@@ -274,8 +275,10 @@ def check_reply_format(reply_format: object, name: str) -> None:
     """
     if as_dict(reply_format).get("type") not in (None, "text"):
         message = (
-            f"`{name}` is not supported: the policy samples without constraints, as it is trained. Ask for JSON in "
-            "the prompt or as a tool's arguments, and list the errors of malformed JSON in `mistakes=`."
+            f"`{name}` is not supported: the policy samples without constraints, as it is trained. "
+            "Ask for JSON in "
+            "the prompt or as a tool's arguments, and list the errors of malformed JSON in "
+            "`mistakes=`."
         )
         raise Refusal(400, message, "unsupported_value", name)
 

@@ -96,13 +96,28 @@ def gradients(
 
     config = {"trl": GRPOConfig, "ours": MultiTurnGRPOConfig, "espl": ESPLConfig}[kind]
     arguments = {
-        "output_dir": str(folder), "num_generations": GROUP, "max_completion_length": LONGEST, "max_steps": 2,
-        "num_iterations": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "sgd",
-        "max_grad_norm": 0.0, "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "report_to": [],
-        "save_strategy": "no", "disable_tqdm": True, "shuffle_dataset": False, "scale_rewards": "group",
-        "loss_type": "dapo", "beta": 0.0,
-        **({"mode": "rl", "prompts_per_step": 1} if kind == "espl" else {}), **settings,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "num_generations": GROUP,
+        "max_completion_length": LONGEST,
+        "max_steps": 2,
+        "num_iterations": 2,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "scale_rewards": "group",
+        "loss_type": "dapo",
+        "beta": 0.0,
+        **({"mode": "rl", "prompts_per_step": 1} if kind == "espl" else {}),
+        **settings,
+    }
     arguments["per_device_train_batch_size"] = (
         2 * GROUP // arguments.get("gradient_accumulation_steps", 1)
     )

@@ -28,12 +28,42 @@ _TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 15166
 SIZE, SMALL_SIZE = 151672, 1024
 # Of Qwen's vocabulary, the words that fixed completions of the tests are made of.
 _WORDS = {
-    293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "de", 497: '",', 522: "</", 606: "name", 788: '":',
-    894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won", 4913: '{"',
-    5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n", 13477: "crement",
-    14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
-    64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
-}  # fmt: skip
+    293: " b",
+    314: " {",
+    330: ' "',
+    397: ">\n",
+    411: "out",
+    450: "de",
+    497: '",',
+    522: "</",
+    606: "name",
+    788: '":',
+    894: " any",
+    927: "sh",
+    944: "'t",
+    1318: "text",
+    1414: " know",
+    1513: " don",
+    2765: " won",
+    4913: '{"',
+    5212: ' {"',
+    5392: " tool",
+    6023: "hi",
+    6659: "call",
+    7692: "async",
+    9520: "step",
+    11248: "}}\n",
+    13477: "crement",
+    14172: "tool",
+    16252: " increment",
+    16370: "arguments",
+    17453: "Done",
+    22785: "_tool",
+    35744: "increment",
+    64648: "multiply",
+    93054: "_multiply",
+    95642: '"}}\n',
+}
 
 _SMALL = {
     "hidden_size": 8,
@@ -63,24 +93,40 @@ _MODELS: list[tuple[str, str, dict[str, Any], tuple[str | None, str]]] = [
     ("tiny-LlamaForCausalLM-3.2", "LlamaConfig", _DENSE, _LLAMA),
     ("tiny-LlamaForSequenceClassification-3.2", "LlamaConfig", _DENSE, _LLAMA),
     ("tiny-MistralForCausalLM-0.2", "MistralConfig", _DENSE, (None, "</s>")),
-    ("tiny-Gemma2ForCausalLM", "Gemma2Config", {**_DENSE, "head_dim": 4}, ("gemma", "<end_of_turn>")),
+    (
+        "tiny-Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_DENSE, "head_dim": 4},
+        ("gemma", "<end_of_turn>"),
+    ),
     ("tiny-Cohere2ForCausalLM", "Cohere2Config", _DENSE, ("cohere2", "<|END_OF_TURN_TOKEN|>")),
     (
         "tiny-GptOssForCausalLM",
         "GptOssConfig",
-        {**_DENSE, "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True},
+        {
+            **_DENSE,
+            "head_dim": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "output_router_logits": True,
+        },
         ("gptoss", "<|return|>"),
     ),
     (
         "tiny-Glm4MoeForCausalLM",
         "Glm4MoeConfig",
         {
-            **_DENSE, "head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-            "n_shared_experts": 1, "first_k_dense_replace": 1,
+            **_DENSE,
+            "head_dim": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
         },
         ("glm4moe", "<|user|>"),
     ),
-]  # fmt: skip
+]
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -88,9 +134,14 @@ _CHATML = (
 # Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on. The real data has
 # 17 rows for training; five are enough for the same tests, which train three epochs each.
 _LINES = [
-    "Beautiful is better than", "Explicit is", "Simple is better", "Complex", "Flat is better than", "Sparse is better",
+    "Beautiful is better than",
+    "Explicit is",
+    "Simple is better",
+    "Complex",
+    "Flat is better than",
+    "Sparse is better",
     "Readability",
-]  # fmt: skip
+]
 _TESTS = 2  # rows of the split `test`
 
 

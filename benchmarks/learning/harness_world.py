@@ -120,10 +120,19 @@ def make_policy(seed: int, parts: Parts, pieces: int) -> tuple[Any, Any]:
     tokenizer.add_tokens([*THINGS, *WORDS])
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, head_dim=16,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2**15, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        head_dim=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2**15,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
     return Qwen3ForCausalLM(config), tokenizer
 
 
@@ -213,15 +222,32 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
     loss = warm_start(model, tokenizer, parts, asked, rows, seed, warm_steps)
     log(f"{name}, seed {seed}: warm start, loss {loss:.3f}, {time.monotonic() - started:.0f} s")
     args = MultiTurnGRPOConfig(
-        str(folder), seed=seed, num_generations=GROUP, per_device_train_batch_size=GROUP * TASKS, max_steps=steps,
-        num_generations_eval=ASKED, per_device_eval_batch_size=ASKED * len(held_out), learning_rate=RATE,
-        lr_scheduler_type="constant", temperature=1.0, max_turn_tokens=160, max_completion_length=1000,
-        max_context=2**15, max_turns=8, use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
-        report_to=[], disable_tqdm=True, logging_steps=1, rollouts_max_mb=0,
-    )  # fmt: skip
+        str(folder),
+        seed=seed,
+        num_generations=GROUP,
+        per_device_train_batch_size=GROUP * TASKS,
+        max_steps=steps,
+        num_generations_eval=ASKED,
+        per_device_eval_batch_size=ASKED * len(held_out),
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        temperature=1.0,
+        max_turn_tokens=160,
+        max_completion_length=1000,
+        max_context=2**15,
+        max_turns=8,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+        rollouts_max_mb=0,
+    )
     trainer = MultiTurnGRPOTrainer(
         model, None, args, rows, held_out, processing_class=tokenizer, environment=program
-    )  # fmt: skip
+    )
     before = trainer.evaluate()["eval_reward"]
     log(f"{name}, seed {seed}: {before:.3f} before, {time.monotonic() - started:.0f} s")
     trainer.train()
@@ -231,11 +257,20 @@ def measure(name: str, seed: int, folder: Path, steps: int, warm_steps: int) -> 
         round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry
     ]
     return {
-        "harness": name, "dialect": HARNESSES[name], "seed": seed, "steps": steps, "warm_steps": warm_steps,
-        "warm_loss": round(loss, 4), "before": round(before, 4), "after": round(after, 4), "rewards": rewards,
-        "failed": len(program.failed), "errors": program.failed[:3], "witness_differences": program.differences,
+        "harness": name,
+        "dialect": HARNESSES[name],
+        "seed": seed,
+        "steps": steps,
+        "warm_steps": warm_steps,
+        "warm_loss": round(loss, 4),
+        "before": round(before, 4),
+        "after": round(after, 4),
+        "rewards": rewards,
+        "failed": len(program.failed),
+        "errors": program.failed[:3],
+        "witness_differences": program.differences,
         "seconds": round(time.monotonic() - started),
-    }  # fmt: skip
+    }
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -261,11 +296,13 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for name in HARNESSES:
         if own := [one for one in records if one["harness"] == name]:
             rows[name] = {
-                "before": interval([one["before"] for one in own]), "after": interval([one["after"] for one in own]),
-                "gain": interval([one["after"] - one["before"] for one in own]), "seeds": len(own),
+                "before": interval([one["before"] for one in own]),
+                "after": interval([one["after"] for one in own]),
+                "gain": interval([one["after"] - one["before"] for one in own]),
+                "seeds": len(own),
                 "failed": sum(one["failed"] for one in own),
                 "differences": sum(one["witness_differences"] for one in own),
-            }  # fmt: skip
+            }
     return rows
 
 

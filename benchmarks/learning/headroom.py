@@ -296,11 +296,16 @@ def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
                 for size in sizes:
                     cells.append(
                         {
-                            "world": name, "rows": n, "measured": g, "planned": size, "truth": truth[size],
+                            "world": name,
+                            "rows": n,
+                            "measured": g,
+                            "planned": size,
+                            "truth": truth[size],
                             "coverage": float(np.mean(differing[size])),
-                            "pass@1": float(np.mean(passing[1])), f"pass@{g}": float(np.mean(passing[g])),
+                            "pass@1": float(np.mean(passing[1])),
+                            f"pass@{g}": float(np.mean(passing[g])),
                         }
-                    )  # fmt: skip
+                    )
     return cells
 
 
@@ -332,11 +337,17 @@ def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str,
                     widths.append(ceiling.high - ceiling.low)
                 cells.append(
                     {
-                        "spread": spread, "base": base, "choices": choices, "repeats": repeats, "truth": truth,
-                        "coverage": float(np.mean(held)), "naive": float(np.mean(naive)),
-                        "cross": float(np.mean(cross)), "width": float(np.mean(widths)),
+                        "spread": spread,
+                        "base": base,
+                        "choices": choices,
+                        "repeats": repeats,
+                        "truth": truth,
+                        "coverage": float(np.mean(held)),
+                        "naive": float(np.mean(naive)),
+                        "cross": float(np.mean(cross)),
+                        "width": float(np.mean(widths)),
                     }
-                )  # fmt: skip
+                )
     return cells
 
 

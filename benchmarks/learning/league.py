@@ -65,11 +65,20 @@ MARGIN, GOOD, BATCHES = (
     3,
 )  # not worse by more; calls until this exact match, on the mean of so many batches
 AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
-    (f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded", "one_call_minus_joint",
-     "low_one_sided", -MARGIN),
+    (
+        f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded",
+        "one_call_minus_joint",
+        "low_one_sided",
+        -MARGIN,
+    ),
     ("one call is not above GEPA and then GRPO", "one_call_minus_gepa", "low", 0.0),
-    ("paired ratings with top-two do not gain over one call alone", "paired_minus_one_call", "low", 0.0),
-)  # fmt: skip
+    (
+        "paired ratings with top-two do not gain over one call alone",
+        "paired_minus_one_call",
+        "low",
+        0.0,
+    ),
+)
 FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
     "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",

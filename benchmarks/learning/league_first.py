@@ -13,9 +13,17 @@ from benchmarks.lab import interval, markdown, share, shown
 
 WORLDS = ("rules", "habits", "misleading")
 METHODS = (
-    "joint", "rl", "evolution", "GEPA, then GRPO", "warm start", "GRPO, then GEPA", "alternating",
-    "joint, then distillation", "joint, mutation only", "reflection",
-)  # fmt: skip
+    "joint",
+    "rl",
+    "evolution",
+    "GEPA, then GRPO",
+    "warm start",
+    "GRPO, then GEPA",
+    "alternating",
+    "joint, then distillation",
+    "joint, mutation only",
+    "reflection",
+)
 CORE = METHODS[:5]  # in the worlds after the first
 
 # The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.

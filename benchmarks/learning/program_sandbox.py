@@ -71,9 +71,15 @@ def table(records: Entries) -> str:
         ]
         sequences = f"{fmean(one['sequences'] for one in own):.2f}"
         rows.append(
-            [what, shown(before), shown([*after[name].values()]), shown(gains, "+"),
-             shown(other, "+") if name != NATIVE else "", sequences]
-        )  # fmt: skip
+            [
+                what,
+                shown(before),
+                shown([*after[name].values()]),
+                shown(gains, "+"),
+                shown(other, "+") if name != NATIVE else "",
+                sequences,
+            ]
+        )
     seeds = sorted({one["seed"] for one in records})
     titles = "agent", "before [95 %]", "after [95 %]", "gain", "minus native", "sequences a rollout"
     return f"{markdown(titles, rows)}\n\nSeeds: {', '.join(map(str, seeds))}."
@@ -84,8 +90,11 @@ def verdict(records: Entries) -> str:
     if not records:
         return NOTHING
     after = {(one["agent"], one["seed"]): share(one["after"]) for one in records}
-    pairs = [after["script", seed] - native for (agent, seed), native in after.items()
-             if agent == NATIVE and ("script", seed) in after]  # fmt: skip
+    pairs = [
+        after["script", seed] - native
+        for (agent, seed), native in after.items()
+        if agent == NATIVE and ("script", seed) in after
+    ]
     said = []
     if len(pairs) < 2:
         said.append("the script and the native loop have too few seeds in common")

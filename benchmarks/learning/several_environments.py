@@ -118,10 +118,13 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     }  # the sandbox's chat template cannot show tools
     started = time.perf_counter()
     trainer = train(
-        PromptR1Trainer, PromptR1Config(**settings(DEMO, **changes, overwrite=True)), sandbox,
+        PromptR1Trainer,
+        PromptR1Config(**settings(DEMO, **changes, overwrite=True)),
+        sandbox,
         {name: one for name, one in environments(seed).items() if name in names},
-        train_dataset=rows, prompt_template={name: TEMPLATES[name] for name in names},
-    )  # fmt: skip
+        train_dataset=rows,
+        prompt_template={name: TEMPLATES[name] for name in names},
+    )
     seconds = time.perf_counter() - started
     trainer.save_model()
     found = {}
@@ -182,10 +185,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def cost(records: Sequence[Mapping[str, Any]]) -> str:
     """The differences of the figure, in words."""
     costs = [
-        f"{one['mean']:+.3f}" + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
+        f"{one['mean']:+.3f}"
+        + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
         + (" in tags" if name == "tags" else " by tools")
         for name, one in differences(records).items()
-    ]  # fmt: skip
+    ]
     return " and ".join(costs)
 
 

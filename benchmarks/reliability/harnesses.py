@@ -161,12 +161,15 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     latest = {(one["harness"], one["dialect"]): one for one in records}
     rows = [
         (
-            one["harness"], one["dialect"], one["sequences_per_rollout"],
+            one["harness"],
+            one["dialect"],
+            one["sequences_per_rollout"],
             *("none" if one[name] is None else one[name] for name in COUNTS[:-1]),
-            f"{one['give_up_s']:g} ({one['load']:g})", ", ".join(one["looked_up"]) or "nothing",
+            f"{one['give_up_s']:g} ({one['load']:g})",
+            ", ".join(one["looked_up"]) or "nothing",
         )
         for one in latest.values()
-    ]  # fmt: skip
+    ]
     titles = [name.replace("_", " ") for name in COUNTS[:-1]]
     return markdown(
         ("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows

@@ -354,10 +354,15 @@ def gepa_adapter() -> tuple[bool, None, bool]:
 
     rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
     found = gepa.optimize(
-        {"system_prompt": "Say Lima"}, trainset=rows[:2], valset=rows[2:],
-        adapter=AgentAdapter(Agent(""), exact_match_reward), reflection_lm=lambda prompt: "```\nSay Nairobi\n```",
-        reflection_minibatch_size=2, max_metric_calls=12, logger=Quiet(),
-    )  # fmt: skip
+        {"system_prompt": "Say Lima"},
+        trainset=rows[:2],
+        valset=rows[2:],
+        adapter=AgentAdapter(Agent(""), exact_match_reward),
+        reflection_lm=lambda prompt: "```\nSay Nairobi\n```",
+        reflection_minibatch_size=2,
+        max_metric_calls=12,
+        logger=Quiet(),
+    )
     try:
         down = AgentAdapter(Agent("", ServerFailed("down")), exact_match_reward)
         down.evaluate(rows, {"system_prompt": "Say Nairobi"})
@@ -469,9 +474,18 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
 
     with tempfile.TemporaryDirectory() as folder:
         settings = MultiTurnGRPOConfig(
-            folder, max_steps=2, per_device_train_batch_size=4, num_generations=4, use_cpu=True, bf16=False,
-            report_to="none", max_turn_tokens=8, disable_tqdm=True, learning_rate=1e-2, save_strategy="no",
-        )  # fmt: skip
+            folder,
+            max_steps=2,
+            per_device_train_batch_size=4,
+            num_generations=4,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            max_turn_tokens=8,
+            disable_tqdm=True,
+            learning_rate=1e-2,
+            save_strategy="no",
+        )
         provider = TrainerProvider(
             lambda **given: MultiTurnGRPOTrainer(
                 model=model, processing_class=tokenizer, args=settings, **given
@@ -602,8 +616,17 @@ def matrix() -> dict[str, Any]:
             )
         lines = len((ROOT / file).read_text().splitlines())
         green = worked and exact is not False and counted
-        rows.append({"adapter": name, "green": green, "worked": worked, "token_exact": exact, "outage_counted": counted,
-                     "lines": lines, "reason": reason})  # fmt: skip
+        rows.append(
+            {
+                "adapter": name,
+                "green": green,
+                "worked": worked,
+                "token_exact": exact,
+                "outage_counted": counted,
+                "lines": lines,
+                "reason": reason,
+            }
+        )
     return {"green": sum(row["green"] for row in rows), "of": len(rows), "rows": rows}
 
 

@@ -60,16 +60,26 @@ PARTS = {
     ),
     "step, 4B, LoRA": Part(step, 270, {"shape": "4B", "sampled": 0.05, "predict": True}),
     "step, 0.6B, LoRA, 32,768 tokens in 20 turns": Part(
-        step, 300, {"shape": "0.6B", "context": 32_768, "turns": 20, "sampled": 0.1, "predict": True}
+        step,
+        300,
+        {"shape": "0.6B", "context": 32_768, "turns": 20, "sampled": 0.1, "predict": True},
     ),
-    "step, 0.6B, LoRA, ZeRO-3 of one process": Part(step, 210, {"shape": "0.6B", "backend": "zero3"}, ("deepspeed",)),
-    "step, 0.6B, LoRA, FSDP2 of one process": Part(step, 180, {"shape": "0.6B", "backend": "fsdp2"}),
-    "step, 0.6B, LoRA, vLLM colocated": Part(step, 210, {"shape": "0.6B", "vllm": "colocate"}, ("vllm",)),
-    "step, 0.6B, LoRA, vLLM server by adapter": Part(step, 225, {"shape": "0.6B", "vllm": "adapter"}, ("vllm",)),
+    "step, 0.6B, LoRA, ZeRO-3 of one process": Part(
+        step, 210, {"shape": "0.6B", "backend": "zero3"}, ("deepspeed",)
+    ),
+    "step, 0.6B, LoRA, FSDP2 of one process": Part(
+        step, 180, {"shape": "0.6B", "backend": "fsdp2"}
+    ),
+    "step, 0.6B, LoRA, vLLM colocated": Part(
+        step, 210, {"shape": "0.6B", "vllm": "colocate"}, ("vllm",)
+    ),
+    "step, 0.6B, LoRA, vLLM server by adapter": Part(
+        step, 225, {"shape": "0.6B", "vllm": "adapter"}, ("vllm",)
+    ),
     "step, 0.6B, LoRA, vLLM server by NCCL": Part(
         step, 225, {"shape": "0.6B", "vllm": "nccl"}, ("vllm", "two GPUs")
     ),
-}  # fmt: skip
+}
 MINIATURE: dict[Callable[..., None], dict[str, Any]] = {
     engine: {"shape": "tiny", "tokens": 10},
     beside_trl: {"flags": ("--quick",)},

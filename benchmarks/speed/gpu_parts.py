@@ -16,13 +16,30 @@ from typing import Any
 GIB = 2**30
 QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
 SHAPES = {  # of Qwen3's config.json files; and one that fits anywhere
-    "0.6B": {**QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-             "num_attention_heads": 16},
-    "4B": {**QWEN3, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-           "num_attention_heads": 32},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1_024},
-}  # fmt: skip
+    "0.6B": {
+        **QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
+    "4B": {
+        **QWEN3,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 1_024,
+    },
+}
 
 
 def saved_model(folder: Path, shape: str) -> Path:
@@ -34,9 +51,14 @@ def saved_model(folder: Path, shape: str) -> Path:
 
     tokenizer = world_tokenizer()
     config = Qwen3Config(
-        **SHAPES[shape], max_position_embeddings=40_960, tie_word_embeddings=True, bos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16",
-    )  # fmt: skip
+        **SHAPES[shape],
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="bfloat16",
+    )
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
@@ -80,9 +102,16 @@ def beside_trl(folder: Path, flags: tuple[str, ...] = ()) -> None:
 
 
 def step(
-    folder: Path, shape: str, context: int = 8192, turns: int = 5, sampled: float = 0.25, lora: bool = True,
-    backend: str = "", vllm: str = "", predict: bool = False,
-) -> None:  # fmt: skip
+    folder: Path,
+    shape: str,
+    context: int = 8192,
+    turns: int = 5,
+    sampled: float = 0.25,
+    lora: bool = True,
+    backend: str = "",
+    vllm: str = "",
+    predict: bool = False,
+) -> None:
     """Seconds and memory of a training step of two rollouts, beside what `plan` predicts.
 
     Args:
@@ -121,12 +150,27 @@ def step(
             LoraConfig(r=32, target_modules="all-linear") if lora else None,
         )
         args = MultiTurnGRPOConfig(
-            str(folder / "out"), max_turns=turns, max_turn_tokens=own, max_completion_length=context - 64,
-            max_context=context, num_generations=2, per_device_train_batch_size=1, gradient_accumulation_steps=2,
-            max_steps=2, bf16=True, gradient_checkpointing=True, use_cpu=not on_gpu, report_to=[], save_strategy="no",
-            logging_steps=1, learning_rate=1e-5, rollouts_max_mb=0, disable_tqdm=True,
-            model_init_kwargs={"dtype": "bfloat16" if lora else "float32"}, **options,
-        )  # fmt: skip
+            str(folder / "out"),
+            max_turns=turns,
+            max_turn_tokens=own,
+            max_completion_length=context - 64,
+            max_context=context,
+            num_generations=2,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=2,
+            max_steps=2,
+            bf16=True,
+            gradient_checkpointing=True,
+            use_cpu=not on_gpu,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            learning_rate=1e-5,
+            rollouts_max_mb=0,
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": "bfloat16" if lora else "float32"},
+            **options,
+        )
         if predict:
             memory = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else 80.0
             predicted = plan(
@@ -137,10 +181,15 @@ def step(
             }
             print(json.dumps(found), flush=True)
         trainer = MultiTurnGRPOTrainer(
-            model=str(model), environment=fixed_replies(int((context - 64) / turns) - own - 24), args=args,
-            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout], peft_config=peft,
-            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Kenya"}]}] * 64),
-        )  # fmt: skip
+            model=str(model),
+            environment=fixed_replies(int((context - 64) / turns) - own - 24),
+            args=args,
+            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout],
+            peft_config=peft,
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": "Kenya"}]}] * 64
+            ),
+        )
         watch = Watch(trainer)
         trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
@@ -148,10 +197,12 @@ def step(
         name.rpartition("/")[2]: value for name, value in log.items() if "logp_difference/" in name
     }
     found |= {
-        "type": trainer.accelerator.distributed_type.name, "turns": log["rollout/turns"],
+        "type": trainer.accelerator.distributed_type.name,
+        "turns": log["rollout/turns"],
         "tokens": log["rollout/agent_tokens"] + log["rollout/observation_tokens"],
-        **watch.figures(log["rollout/agent_tokens"] * 2), "sampler_and_trainer_differ_by": differences,
-    }  # fmt: skip
+        **watch.figures(log["rollout/agent_tokens"] * 2),
+        "sampler_and_trainer_differ_by": differences,
+    }
     if predict and on_gpu:
         most = max(size for name, size in found["predicted_gib"].items() if name != "sampling")
         found["error_of_training_peak"] = round(most / found["peak_gib"]["training"] - 1, 4)
@@ -259,8 +310,9 @@ def sharded(backend: str, folder: Path) -> Any:
     }
     (folder / "zero3.json").write_text(json.dumps(config))
     os.environ |= {name: value for name, value in names.items() if "FSDP" not in name} | {
-        "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "zero3.json"),
-    }  # fmt: skip
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "zero3.json"),
+    }
     if not on_gpu:
         import deepspeed
 

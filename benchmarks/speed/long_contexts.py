@@ -51,9 +51,16 @@ def live(context: int, scored: float) -> float:
     from agentic_prompting.planning.measured_step import PASSES, TrainingJob, measure_training
 
     shape = Qwen3Config(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
-        head_dim=128, vocab_size=151_936, max_position_embeddings=40_960, tie_word_embeddings=True,
-    )  # fmt: skip
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+    )
     args = {"bf16": True, "gradient_checkpointing": True, "beta": 0.0}
     of = measure_training(TrainingJob(args, shape, "bfloat16", 1, context, scored=scored)).moments[
         PASSES
@@ -93,9 +100,16 @@ def small(context: int) -> Any:
     from agentic_prompting.planning.measured_step import TrainingJob
 
     shape = Qwen3Config(
-        hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=64, vocab_size=8192, max_position_embeddings=40_960, tie_word_embeddings=True,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=8192,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+    )
     args = {
         "bf16": False,
         "gradient_checkpointing": False,
@@ -140,10 +154,13 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     )
     del tokens["rollout"]
     plain = GRPOTrainer(
-        model=initialised(build_model(job)), args=args, processing_class=tokenizer,
+        model=initialised(build_model(job)),
+        args=args,
+        processing_class=tokenizer,
         reward_funcs=lambda completions, **columns: [0.0] * len(completions),
-        train_dataset=Dataset.from_list([{"prompt": "a"}] * 64), rollout_func=lambda prompts, trainer: dict(tokens),
-    )  # fmt: skip
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 64),
+        rollout_func=lambda prompts, trainer: dict(tokens),
+    )
     return {"ours": ours, "trl": plain}
 
 
@@ -210,9 +227,10 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
         new += observed + (turn > 0)  # the last token of a turn is read with the next one
     growth = statistics.mean(seconds[-3:]) / statistics.mean(seconds[1:4])
     return {
-        "turns": [round(one, 6) for one in seconds], "turn_growth": round(growth, 3),
+        "turns": [round(one, 6) for one in seconds],
+        "turn_growth": round(growth, 3),
         "read_again": engine.stats["read"] - new,
-    }  # fmt: skip
+    }
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

@@ -30,8 +30,15 @@ from benchmarks.lab import RECORDS, Records, markdown
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 MIB = 2**20
 
-SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8000}  # fmt: skip
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 8000,
+}
 LARGER = {
     **SMALL,
     "hidden_size": 512,
@@ -87,10 +94,13 @@ def job_of(name: str) -> Any:
     }
     of |= SETTINGS[name]
     args = {
-        "bf16": of.get("bf16", False), "beta": of.get("beta", 0.0), "learning_rate": 1e-5, "seed": 0,
+        "bf16": of.get("bf16", False),
+        "beta": of.get("beta", 0.0),
+        "learning_rate": 1e-5,
+        "seed": 0,
         "gradient_checkpointing": of.get("checkpointing", False),
         "gradient_accumulation_steps": of.get("accumulation", 1),
-    }  # fmt: skip
+    }
     peft = (
         LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
         if of.get("lora")
@@ -158,11 +168,16 @@ def in_processes(name: str, real: bool) -> int:
     started = [
         subprocess.Popen(
             [sys.executable, "-m", __spec__.name, "--one", name, *(["--real"] if real else [])],
-            env={**shared, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={
+                **shared,
+                **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(processes)
-    ]  # fmt: skip
+    ]
     printed = [one.communicate(timeout=600) for one in started]
     if any(one.returncode for one in started):
         raise RuntimeError(f"{name} failed:\n{printed[0][1][-3000:]}")

@@ -300,12 +300,22 @@ def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
         queue.cancel_join_thread()
     finished, raised, metrics = queues
     return kind(
-        model_name="policy", dataset=Dataset.from_list([{"prompt": []}]), reward_funcs=[lambda **columns: [0.0]],
-        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=finished,
-        model_version_value=here.Value("i", 0), heartbeat_value=here.Value("d", 0.0), failed_event=here.Event(),
-        exception_info_queue=raised, metrics_queue=metrics, tools=[tool], max_inflight_tasks=1024,
-        max_tool_calling_iterations=MAX_INTERACTIONS, **more,
-    )  # fmt: skip
+        model_name="policy",
+        dataset=Dataset.from_list([{"prompt": []}]),
+        reward_funcs=[lambda **columns: [0.0]],
+        processing_class=byte_tokenizer(),
+        eos_token_ids=[byte_tokenizer().eos_token_id],
+        rollout_buffer=finished,
+        model_version_value=here.Value("i", 0),
+        heartbeat_value=here.Value("d", 0.0),
+        failed_event=here.Event(),
+        exception_info_queue=raised,
+        metrics_queue=metrics,
+        tools=[tool],
+        max_inflight_tasks=1024,
+        max_tool_calling_iterations=MAX_INTERACTIONS,
+        **more,
+    )
 
 
 def play_trl_async(workload: Workload) -> float:
@@ -365,12 +375,19 @@ def play_trl(workload: Workload) -> float:
             processing_class=tokenizer,
             reward_funcs=lambda completions, **columns: [0.0] * len(completions),
             args=GRPOConfig(
-                folder, use_cpu=True, bf16=False, report_to="none", max_completion_length=8192,
-                per_device_train_batch_size=8, max_tool_calling_iterations=MAX_INTERACTIONS,
+                folder,
+                use_cpu=True,
+                bf16=False,
+                report_to="none",
+                max_completion_length=8192,
+                per_device_train_batch_size=8,
+                max_tool_calling_iterations=MAX_INTERACTIONS,
             ),
-            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "rollout 0"}]}] * 8),
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": "rollout 0"}]}] * 8
+            ),
             tools=[tool],
-        )  # fmt: skip
+        )
         trainer._generate_single_turn = sample
         prompts = [
             [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))

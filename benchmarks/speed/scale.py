@@ -110,16 +110,27 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
     from agentic_prompting.planning import plan
 
     args = {
-        "bf16": True, "gradient_checkpointing": True, "beta": 0.001, "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8, "max_context": a.context, "max_completion_length": a.context,
-    }  # fmt: skip
+        "bf16": True,
+        "gradient_checkpointing": True,
+        "beta": 0.001,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "max_context": a.context,
+        "max_completion_length": a.context,
+    }
     zero3 = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}
     for model in MODELS:
         shape = Qwen3Config(
-            hidden_size=model.hidden, intermediate_size=model.intermediate, num_hidden_layers=model.layers,
-            num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, head_dim=model.head_size,
-            vocab_size=151_936, max_position_embeddings=40_960, tie_word_embeddings=model.tied,
-        )  # fmt: skip
+            hidden_size=model.hidden,
+            intermediate_size=model.intermediate,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            num_key_value_heads=model.kv_heads,
+            head_dim=model.head_size,
+            vocab_size=151_936,
+            max_position_embeddings=40_960,
+            tie_word_embeddings=model.tied,
+        )
         for kind in ("full", "LoRA"):
             peft = LoraConfig(r=a.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
             adapters = None if kind == "full" else peft
@@ -191,11 +202,18 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
         )
         # With a lead of 1 the two overlap, and two steps are in flight at once.
         ahead = max(decoding, training, (sampling + training) / 2)
-        rows.append([
-            model.name, f"{batch:.0f}", f"{tokens:,.0f}", f"{sampling:.0f}", f"{training:.0f}",
-            f"{a.rollouts * a.calls / sampling:.0f}", f"{1000 * (sampling + training) / 3600:.0f}",
-            f"{1000 * ahead / 3600:.0f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                model.name,
+                f"{batch:.0f}",
+                f"{tokens:,.0f}",
+                f"{sampling:.0f}",
+                f"{training:.0f}",
+                f"{a.rollouts * a.calls / sampling:.0f}",
+                f"{1000 * (sampling + training) / 3600:.0f}",
+                f"{1000 * ahead / 3600:.0f}",
+            ]
+        )
     return rows
 
 
@@ -209,32 +227,52 @@ def crowd_rows(a: Assumptions) -> list[list[str]]:
     rows = []
     for crowd in (100, 1_000, 10_000):
         kv = crowd * model.kv_bytes * a.context / 2
-        rows.append([
-            f"{crowd:,}", f"{kv / 1e9:,.0f} GB", f"{kv / a.kv_memory:.1f}",
-            f"{crowd * a.calls / (a.calls * a.call_seconds):,.0f}",
-            f"{crowd * a.call_output / a.call_seconds:,.0f}",
-            f"{crowd * a.context / 2 * a.python_bytes / 1e9:,.1f} GB",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{crowd:,}",
+                f"{kv / 1e9:,.0f} GB",
+                f"{kv / a.kv_memory:.1f}",
+                f"{crowd * a.calls / (a.calls * a.call_seconds):,.0f}",
+                f"{crowd * a.call_output / a.call_seconds:,.0f}",
+                f"{crowd * a.context / 2 * a.python_bytes / 1e9:,.1f} GB",
+            ]
+        )
     return rows
 
 
 def report(a: Assumptions = Assumptions()) -> str:
     per_step = a.rollouts * a.calls
     money = per_step * dollars_per_call(a)
-    return "\n\n".join([
-        markdown(
-            ["model", "rollouts at once per copy", "tokens/s, all copies", "sampling, s", "training, s", "calls/s",
-             "1,000 steps, h", "the same with `async_lead: 1`, h"],
-            speed_rows(a),
-        ),
-        f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "
-        f"${1000 * money:,.0f} per 1,000 steps.",
-        markdown(
-            ["rollouts at once", "keys and values", "80 GB GPUs for them", "calls/s", "large LLM, tokens/s",
-             "this library, memory"],
-            crowd_rows(a),
-        ),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            markdown(
+                [
+                    "model",
+                    "rollouts at once per copy",
+                    "tokens/s, all copies",
+                    "sampling, s",
+                    "training, s",
+                    "calls/s",
+                    "1,000 steps, h",
+                    "the same with `async_lead: 1`, h",
+                ],
+                speed_rows(a),
+            ),
+            f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "
+            f"${1000 * money:,.0f} per 1,000 steps.",
+            markdown(
+                [
+                    "rollouts at once",
+                    "keys and values",
+                    "80 GB GPUs for them",
+                    "calls/s",
+                    "large LLM, tokens/s",
+                    "this library, memory",
+                ],
+                crowd_rows(a),
+            ),
+        ]
+    )
 
 
 def main() -> None:

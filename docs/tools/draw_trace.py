@@ -41,10 +41,19 @@ def spans_of_a_step() -> list[Any]:
     with tempfile.TemporaryDirectory() as folder, OracleServer(Oracle(latency=0.04)) as server:
         sandbox = prepare_sandbox(folder, DEMO_SEED)
         args = PromptR1Config(
-            output_dir=f"{folder}/run", max_steps=1, num_generations=2, per_device_train_batch_size=4,
-            max_turn_tokens=48, max_completion_length=320, use_cpu=True, bf16=False, gradient_checkpointing=False,
-            report_to=[], traces=True, save_strategy="no",
-        )  # fmt: skip
+            output_dir=f"{folder}/run",
+            max_steps=1,
+            num_generations=2,
+            per_device_train_batch_size=4,
+            max_turn_tokens=48,
+            max_completion_length=320,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to=[],
+            traces=True,
+            save_strategy="no",
+        )
         with OpenAIChat(MODEL, base_url=server.base_url) as chat:
             PromptR1Trainer(
                 str(sandbox.model),

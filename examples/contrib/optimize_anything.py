@@ -82,9 +82,16 @@ def optimize_anything(
             problems_per_step=size, num_generations=1, reflect_on="imperfect", grammar=FreeText()
         )
     return evolve(
-        evaluate, reference, problems, _score, prompt, config, checkpoint=checkpoint, budget=budget,
+        evaluate,
+        reference,
+        problems,
+        _score,
+        prompt,
+        config,
+        checkpoint=checkpoint,
+        budget=budget,
         eval_rows=rows(valset) or None,
-    )  # fmt: skip
+    )
 
 
 def _score(rollout: Sequence[Any], **columns: Any) -> list[float]:

@@ -67,9 +67,17 @@ def test_the_config_is_the_examples():
 
 @pytest.mark.parametrize(
     ("pair", "variant"),
-    [("hmmt", "joint"), ("hmmt", "mutation_only"), ("aime25", "rl_grpo"), ("aime25", "rl_cispo"),
-     ("search", "evolution"), ("beyondaime", "joint"), ("beyondaime", "reflection"), ("sandbox", "policy_edits")],
-)  # fmt: skip
+    [
+        ("hmmt", "joint"),
+        ("hmmt", "mutation_only"),
+        ("aime25", "rl_grpo"),
+        ("aime25", "rl_cispo"),
+        ("search", "evolution"),
+        ("beyondaime", "joint"),
+        ("beyondaime", "reflection"),
+        ("sandbox", "policy_edits"),
+    ],
+)
 def test_every_training_of_the_figures_is_one_that_the_program_takes(
     pair, variant, tmp_path, monkeypatch
 ):

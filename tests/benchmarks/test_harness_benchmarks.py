@@ -32,8 +32,10 @@ def test_the_warm_start_imitates_what_was_recorded():
     asked = rows[0]["question"]
     parts = [
         (f"<|im_start|>the harness's own prompt<|im_end|>{asked}", False),
-        (f"echo {harness_world.WORDS[0]} > answer.txt", True), ("no output\n", False), ("done", True),
-    ]  # fmt: skip
+        (f"echo {harness_world.WORDS[0]} > answer.txt", True),
+        ("no output\n", False),
+        ("done", True),
+    ]
     model, tokenizer = harness_world.make_policy(1, parts, 2000)
     ids, labels = harness_world._imitated(tokenizer, parts, asked, rows[1], "jade")
     assert rows[1]["question"] in tokenizer.decode(ids) and asked not in tokenizer.decode(ids)

@@ -14,9 +14,12 @@ def record(trained, seed, tags, tools):
 
 
 RECORDS = [
-    record("tags", 1, 4, 1), record("tools", 1, 0, 3), record("both", 1, 3, 4),
-    record("tags", 2, 4, 1), record("both", 2, 4, 4),
-]  # fmt: skip
+    record("tags", 1, 4, 1),
+    record("tools", 1, 0, 3),
+    record("both", 1, 3, 4),
+    record("tags", 2, 4, 1),
+    record("both", 2, 4, 4),
+]
 
 
 def test_differences_are_paired_by_seed():

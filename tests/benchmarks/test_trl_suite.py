@@ -28,13 +28,20 @@ def test_only_what_trls_class_passes_counts(benchmark, monkeypatch):
     suite = benchmark("trl_suite")
     monkeypatch.setattr(suite, "INTENDED", {r"::test_images": "text alone"})
     theirs = {
-        "T::test_a": ("passed", ""), "T::test_b": ("passed", ""), "T::test_images[x]": ("passed", ""),
-        "T::test_gone": ("passed", ""), "T::test_no_model": ("failed", "OSError"), "T::test_gpu": ("skipped", "no GPU"),
-    }  # fmt: skip
+        "T::test_a": ("passed", ""),
+        "T::test_b": ("passed", ""),
+        "T::test_images[x]": ("passed", ""),
+        "T::test_gone": ("passed", ""),
+        "T::test_no_model": ("failed", "OSError"),
+        "T::test_gpu": ("skipped", "no GPU"),
+    }
     ours = {
-        "T::test_a": ("passed", ""), "T::test_b": ("failed", "AssertionError"), "T::test_no_model": ("passed", ""),
-        "T::test_images[x]": ("failed", "ValueError"), "T::test_gpu": ("skipped", "no GPU"),
-    }  # fmt: skip
+        "T::test_a": ("passed", ""),
+        "T::test_b": ("failed", "AssertionError"),
+        "T::test_no_model": ("passed", ""),
+        "T::test_images[x]": ("failed", "ValueError"),
+        "T::test_gpu": ("skipped", "no GPU"),
+    }
     found = suite.compared(theirs, ours)
     assert (found["trl_passes"], found["ours_passes"]) == (4, 1)
     assert found["differences"] == {

@@ -70,8 +70,12 @@ def found(tmp_path_factory):
         (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([COMMANDS, str(folder)])],
-        capture_output=True, text=True, timeout=280, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     assert not (folder / "owned").exists()
     return json.loads(done.stdout.split("FOUND")[1])

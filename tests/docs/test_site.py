@@ -54,8 +54,13 @@ def test_the_pages_are_behind_tabs_and_a_reference_is_no_scroll():
     start = (SITE / "index.html").read_text(encoding="utf-8")
     tabs = re.findall(r'class="md-tabs__link">\s*(.+?)\s*</a>', start, re.S)
     assert [tab.split("\n")[-1].strip() for tab in tabs] == [
-        "Start", "How to", "Methods", "Tools", "Reference", "Background"
-    ]  # fmt: skip
+        "Start",
+        "How to",
+        "Methods",
+        "Tools",
+        "Reference",
+        "Background",
+    ]
     for page in (".", "configuration"):
         text = (SITE / "reference" / page / "index.html").read_text(encoding="utf-8")
         assert "_setting(" not in text, page

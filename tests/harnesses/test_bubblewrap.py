@@ -48,10 +48,17 @@ def test_a_program_shows_its_installation(home, monkeypatch):
         "PATH", f"{home}/.nvm/node/v22/bin:{home}/.local/bin:{home}/project/bin:{home}/bin:/usr/bin"
     )
     assert below(module.paths_of(["agent"]), home) == {
-        ".nvm/node/v22/bin", ".nvm/node/v22/lib", ".nvm/node/v22/bin/agent", ".nvm/node/v22/bin/node",
-        ".nvm/node/v22/lib/node_modules", ".nvm/node/v22/lib/node_modules/agent/cli.js", ".local/bin", ".local/lib",
-        "project/bin", "bin",
-    }  # fmt: skip
+        ".nvm/node/v22/bin",
+        ".nvm/node/v22/lib",
+        ".nvm/node/v22/bin/agent",
+        ".nvm/node/v22/bin/node",
+        ".nvm/node/v22/lib/node_modules",
+        ".nvm/node/v22/lib/node_modules/agent/cli.js",
+        ".local/bin",
+        ".local/lib",
+        "project/bin",
+        "bin",
+    }
 
 
 def test_an_interpreter_is_found_by_its_line(home):

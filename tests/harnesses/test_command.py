@@ -19,10 +19,36 @@ url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 urllib.request.urlopen(urllib.request.Request(url, body), timeout=20).read()
 """
 TEXTS = [
-    "Paris", "42", "12.50", "0.10", "3.0", "1e3", "2.0e-5", "007", "-0", "1e400", "NaN", "Infinity", "null", "true",
-    "[1, 2]", "[3]", '"yes"', '"\\ud800"', "1" * 5000, "[" * 5000, "{" * 5000 + "}", '{"a": 1}', "{x}", "{}",
-    '{"answer": [1]}', '{"answer": {"answer": "x"}}', '{"answer": "x"', "a\u2028b", "a\x0cb",
-]  # fmt: skip
+    "Paris",
+    "42",
+    "12.50",
+    "0.10",
+    "3.0",
+    "1e3",
+    "2.0e-5",
+    "007",
+    "-0",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "null",
+    "true",
+    "[1, 2]",
+    "[3]",
+    '"yes"',
+    '"\\ud800"',
+    "1" * 5000,
+    "[" * 5000,
+    "{" * 5000 + "}",
+    '{"a": 1}',
+    "{x}",
+    "{}",
+    '{"answer": [1]}',
+    '{"answer": {"answer": "x"}}',
+    '{"answer": "x"',
+    "a\u2028b",
+    "a\x0cb",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text)[:20])
@@ -33,13 +59,19 @@ def test_a_text_stays_that_text(text):
 @pytest.mark.parametrize(
     "fields, answer",
     [
-        ('"answer": "Paris"', "Paris"), ('"answer": 12.50', "12.50"), ('"answer": 1e3', "1e3"),
-        ('"answer": Infinity', "Infinity"), ('"answer": ' + "1" * 5000, "1" * 5000), ('"answer": null', ""),
-        ('"answer": "x", "reward": 1000000000', "x"), ('"answer": "x", "reward": "good"', "x"),
-        ('"answer": "x", "reward": NaN, "error": "y", "replies": []', "x"), ('"answer": "\\ud800x"', "\ufffdx"),
+        ('"answer": "Paris"', "Paris"),
+        ('"answer": 12.50', "12.50"),
+        ('"answer": 1e3', "1e3"),
+        ('"answer": Infinity', "Infinity"),
+        ('"answer": ' + "1" * 5000, "1" * 5000),
+        ('"answer": null', ""),
+        ('"answer": "x", "reward": 1000000000', "x"),
+        ('"answer": "x", "reward": "good"', "x"),
+        ('"answer": "x", "reward": NaN, "error": "y", "replies": []', "x"),
+        ('"answer": "\\ud800x"', "\ufffdx"),
         ('"answer": "x", "n": 1e400', "x"),
     ],
-)  # fmt: skip
+)
 def test_an_object_names_its_answer(fields, answer):
     returned = read_output("{" + fields + "}")
     assert returned["answer"] == answer and "reward" not in returned

@@ -134,13 +134,20 @@ def test_nothing_is_reached_from_another_user(tmp_path):
         [
             *("bwrap", "--dev-bind", "/", "/"),
             *("--perms", "0755", "--tmpfs", home, "--perms", "0755", "--tmpfs", "/tmp"),
-            *(word for bind in binds for word in ("--perms", "0755", "--dir", str(Path(bind[1]).parent), *bind)),
+            *(
+                word
+                for bind in binds
+                for word in ("--perms", "0755", "--dir", str(Path(bind[1]).parent), *bind)
+            ),
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
             *(sys.executable, "-c", AS_OTHER_USER, str(folder)),
         ],
-        env=environment, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     check(*json.loads(ended.stdout.splitlines()[-1]))
 

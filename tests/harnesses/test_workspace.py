@@ -299,11 +299,19 @@ def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
 @pytest.mark.parametrize(
     "space, text, says",
     [
-        (Workspace(max_bytes=2**20), "[open(str(i), 'wb').write(bytes(2**19)) for i in range(9)]", "disk"),
-        (Workspace(max_processes=9), "import subprocess as s; [s.Popen(['sleep', '99']) for _ in range(20)]", "proc"),
+        (
+            Workspace(max_bytes=2**20),
+            "[open(str(i), 'wb').write(bytes(2**19)) for i in range(9)]",
+            "disk",
+        ),
+        (
+            Workspace(max_processes=9),
+            "import subprocess as s; [s.Popen(['sleep', '99']) for _ in range(20)]",
+            "proc",
+        ),
         (Workspace(max_memory=2**26), "x = bytearray(2**27)", "memory"),
     ],
-)  # fmt: skip
+)
 def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, space, text, says):
     command = script(tmp_path, f"ask()\n{text}\nimport time; time.sleep(60)")
     with caplog.at_level(logging.INFO):

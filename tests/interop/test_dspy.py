@@ -101,9 +101,15 @@ def test_dspys_sampling_reaches_the_model(awaited):
         "json_schema": {"name": "city", "schema": {"type": "object"}},
     }
     assert chat.sampling == [
-        {"temperature": 0.5, "max_tokens": 7, "top_p": 0.9, "seed": 3, "stop": ["END"],
-         "response_format": openai_schema}
-    ]  # fmt: skip
+        {
+            "temperature": 0.5,
+            "max_tokens": 7,
+            "top_p": 0.9,
+            "seed": 3,
+            "stop": ["END"],
+            "response_format": openai_schema,
+        }
+    ]
     assert [message["role"] for message in chat.calls[0]] == ["system", "user"]
     assert response.text == "Lima, " and response.finish_reason == "stop"
     assert [(one.field, one.action) for one in response.adaptations] == [
@@ -137,8 +143,9 @@ def test_dspy_learns_how_an_episode_ended(status, theirs):
     response = completed(agent, lm15.Request("m", lm15.Message.user("?"), config=config))
     assert agent.asked == [("?", 11)]
     assert {(one.field, one.action) for one in response.adaptations} == {
-        ("config.temperature", "dropped"), ("config.stop", "client_side")
-    }  # fmt: skip
+        ("config.temperature", "dropped"),
+        ("config.stop", "client_side"),
+    }
     if status == "answered":
         assert response.text.endswith("Nai") and response.finish_reason == "stop"
     else:
@@ -155,8 +162,11 @@ def test_no_text_of_a_message_for_dspy_is_dropped():
     )
     completed(chat, lm15.Request("m", messages, ["Be", " brief."]))
     assert [message["content"] for message in chat.calls[0]] == [
-        "Be brief.", 'one\ntwo\n{"city": "Lima"}', "three", "four",
-    ]  # fmt: skip
+        "Be brief.",
+        'one\ntwo\n{"city": "Lima"}',
+        "three",
+        "four",
+    ]
     assert [message["role"] for message in chat.calls[0]] == [
         "system",
         "user",
@@ -202,9 +212,21 @@ def test_an_agent_writes_no_json_for_dspy():
         (ServerFailed("broken", status=500), "LMServerError", True),
         (BadReply("empty"), "LMServerError", True),
         (BadRequest("no such field", status=400), "LMInvalidRequestError", False),
-        (BadRequest("the maximum context length is 10 tokens", status=400), "ContextWindowExceededError", False),
-        (BadRequest("prompt is too long: 9 tokens > 8 maximum"), "ContextWindowExceededError", False),
-        (BadRequest("request (9 tokens) exceeds the available context size (8)"), "ContextWindowExceededError", False),
+        (
+            BadRequest("the maximum context length is 10 tokens", status=400),
+            "ContextWindowExceededError",
+            False,
+        ),
+        (
+            BadRequest("prompt is too long: 9 tokens > 8 maximum"),
+            "ContextWindowExceededError",
+            False,
+        ),
+        (
+            BadRequest("request (9 tokens) exceeds the available context size (8)"),
+            "ContextWindowExceededError",
+            False,
+        ),
         (Misconfigured("wrong key", status=401), "LMAuthError", False),
         (Misconfigured("no such model", status=404), "LMUnsupportedModelError", False),
         (Misconfigured("no key"), "LMConfigurationError", False),
@@ -215,7 +237,7 @@ def test_an_agent_writes_no_json_for_dspy():
         (LLMError("another"), "LMProviderError", False),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_dspy_tries_again_only_what_may_pass(error, theirs, again, awaited, monkeypatch):
     monkeypatch.setattr(execution, "_delay", lambda *_: 0)
     chat = ScriptedChat([error])

@@ -67,9 +67,18 @@ def reinforced(tmp_path, **wanted):
         Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
     )
     settings = MultiTurnGRPOConfig(
-        str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, num_generations=4, use_cpu=True, bf16=False,
-        report_to="none", max_turn_tokens=8, disable_tqdm=True, logging_steps=1, learning_rate=1e-2,
-    )  # fmt: skip
+        str(tmp_path / "run"),
+        max_steps=5,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_turn_tokens=8,
+        disable_tqdm=True,
+        logging_steps=1,
+        learning_rate=1e-2,
+    )
     provider = TrainerProvider(
         lambda **given: MultiTurnGRPOTrainer(
             model=model, processing_class=tokenizer, args=settings, **given
@@ -78,9 +87,15 @@ def reinforced(tmp_path, **wanted):
     program = dspy.Predict("question -> answer")
     program.set_lm(provider.lm)
     optimizer = GRPO(
-        **{"metric": lambda example, predicted, trace=None: float(len(predicted.answer) % 7), "num_train_steps": 2,
-           "num_rollouts_per_grpo_step": 4, **wanted}, exclude_demos=True, adapter=Plain(),
-    )  # fmt: skip
+        **{
+            "metric": lambda example, predicted, trace=None: float(len(predicted.answer) % 7),
+            "num_train_steps": 2,
+            "num_rollouts_per_grpo_step": 4,
+            **wanted,
+        },
+        exclude_demos=True,
+        adapter=Plain(),
+    )
     rows = [
         dspy.Example(question=f"Capital {n}?", answer="x").with_inputs("question") for n in range(2)
     ]

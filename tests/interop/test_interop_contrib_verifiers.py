@@ -143,9 +143,17 @@ def test_a_line_without_end_restarts_the_process(bridged, monkeypatch):
 
 @pytest.mark.parametrize(
     "answer",
-    ['{"x": 1}', '{"messages": 3}', '{"messages": [3]}', '{"messages": [{"role": "user"}]}', '{"reward": "much"}',
-     '{"reward": null}', '{"reward": true}', '{"reward": NaN}'],
-)  # fmt: skip
+    [
+        '{"x": 1}',
+        '{"messages": 3}',
+        '{"messages": [3]}',
+        '{"messages": [{"role": "user"}]}',
+        '{"reward": "much"}',
+        '{"reward": null}',
+        '{"reward": true}',
+        '{"reward": NaN}',
+    ],
+)
 def test_an_answer_that_breaks_the_protocol_is_an_outage(bridged, answer):
     rollout = begun(bridged, task=0)
     assert isinstance(step(bridged, rollout, answer).error, ServerFailed)

@@ -110,10 +110,19 @@ def byte_policy():
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, head_dim=16,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2**15, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=2**15,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
     return Qwen3ForCausalLM(config), tokenizer
 
 
@@ -152,8 +161,9 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
     answers = {one["seed"]: one["answer"] for one in records}
     assert len(answers) == 12 and all(
         (answers[one.seed] in ("shilling", "florin")) == (one.status == "answered")
-        for one in program.played if one.row["style"] != "sampled"
-    )  # fmt: skip
+        for one in program.played
+        if one.row["style"] != "sampled"
+    )
 
     # Every sample is in the loss, token for token and once; but those of failed rollouts, which are counted.
     drawn = Counter((context, ids) for _, context, ids in program.samples)

@@ -143,9 +143,15 @@ def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
     changes = {"per_device_train_batch_size": 4, "max_steps": 3, "evolution_lag": 0}
     args = espl_arguments(tmp_path, **changes, max_turn_tokens=400, max_completion_length=4000)
     trainer = ESPLTrainer(
-        model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program, reference=Reference(),
+        model,
+        None,
+        args,
+        [ROW] * 3,
+        processing_class=tokenizer,
+        environment=program,
+        reference=Reference(),
         initial_prompt="Work in small steps.\n[G0]. Look first.",
-    )  # fmt: skip
+    )
     before = model.lm_head.weight.clone()
     trainer.train()
     program.close()

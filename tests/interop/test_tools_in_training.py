@@ -206,16 +206,28 @@ def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
             "num_attention_heads": 1,
         }
         trainer = MultiTurnGRPOTrainer(
-            model=Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)),
+            model=Qwen3ForCausalLM(
+                Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+            ),
             args=MultiTurnGRPOConfig(
-                str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4, use_cpu=True,
-                bf16=False, report_to="none", max_turn_tokens=8, max_turns=2, disable_tqdm=True, logging_steps=1,
-                reward_weights=reward_weights, overwrite=True,
+                str(tmp_path / "run"),
+                max_steps=1,
+                per_device_train_batch_size=4,
+                num_generations=4,
+                use_cpu=True,
+                bf16=False,
+                report_to="none",
+                max_turn_tokens=8,
+                max_turns=2,
+                disable_tqdm=True,
+                logging_steps=1,
+                reward_weights=reward_weights,
+                overwrite=True,
             ),
             train_dataset=rows,
             processing_class=tokenizer,
             **given,
-        )  # fmt: skip
+        )
         trainer.train()
         return trainer, tokenizer.decode(
             trainer.chat_format.prompt_ids([{"role": "user", "content": "x"}])

@@ -49,10 +49,19 @@ def tokenizer():
 
 
 CHECKED = {
-    "sampled": "engine", "greedy as `generate`": "yes", "log-probabilities within 1e-4": "yes", "`ScoredTokens`": "yes",
-    "gradient checkpointing": "yes", "all weights": "yes", "LoRA": "yes", "QLoRA": "yes", "saved and loaded": "yes",
-    "bfloat16": "", "system message": "yes", "thoughts": "plain text",
-}  # fmt: skip
+    "sampled": "engine",
+    "greedy as `generate`": "yes",
+    "log-probabilities within 1e-4": "yes",
+    "`ScoredTokens`": "yes",
+    "gradient checkpointing": "yes",
+    "all weights": "yes",
+    "LoRA": "yes",
+    "QLoRA": "yes",
+    "saved and loaded": "yes",
+    "bfloat16": "",
+    "system message": "yes",
+    "thoughts": "plain text",
+}
 IN_BATCHES = {"sampled": "in batches"}
 OTHERWISE = {  # what has a condition, which the tests below check
     ("Granite hybrid", "all weights"): "with `router_aux_loss_coef: 0`",
@@ -97,9 +106,13 @@ def test_greedy_answers_are_those_of_generate(model, tokenizer):
     requests = [SampleRequest(text, 4 + n % 3 * 4, n) for n, text in enumerate(texts(6))]
     for request, one in zip(requests, sample(policy, requests), strict=True):
         output = model.generate(
-            torch.tensor([request.context]), max_new_tokens=request.max_new_tokens, do_sample=False,
-            eos_token_id=END, pad_token_id=0, attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
-        )  # fmt: skip
+            torch.tensor([request.context]),
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            eos_token_id=END,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
+        )
         assert one.ids == output[0, len(request.context) :].tolist()
 
 

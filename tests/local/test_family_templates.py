@@ -46,9 +46,11 @@ def test_conversation_equals_the_rendered_template(in_its_template):
     observed = form.grammar.frame[0] + REPLY + form.grammar.frame[1]
     expected = rendered(form, "Which currency?", "QTURNQ", observed)
     thought = {
-        "plain text": "<think> a </think> ", "kept": "<think> a </think> ", "opened, kept": "a </think> ",
+        "plain text": "<think> a </think> ",
+        "kept": "<think> a </think> ",
+        "opened, kept": "a </think> ",
         "kept, a channel": "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
-    }[thoughts]  # fmt: skip
+    }[thoughts]
     turn = thought + header + ask
     stopped, eos = (
         form.tokenizer(turn, add_special_tokens=False)["input_ids"],

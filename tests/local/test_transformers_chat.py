@@ -40,10 +40,16 @@ VOCABULARY = 120
 GREEDY = Sampling(temperature=0)
 # Grouped-query attention everywhere; an initialisation wide enough that outputs differ from one context to the next.
 SHAPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
     "initializer_range": 0.3,
-}  # fmt: skip
+}
 MODELS = {
     "qwen3": (Qwen3ForCausalLM, lambda: Qwen3Config(**SHAPE, tie_word_embeddings=True)),
     "llama": (LlamaForCausalLM, lambda: LlamaConfig(**SHAPE)),

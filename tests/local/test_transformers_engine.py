@@ -378,9 +378,16 @@ SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 def test_sliding_windows(tokenizer):
     """Layers that see only the last tokens: the window is in the mask."""
     config = Qwen3Config(
-        vocab_size=len(tokenizer), num_attention_heads=2, num_key_value_heads=1, head_dim=8, use_sliding_window=True,
-        sliding_window=8, max_window_layers=1, eos_token_id=tokenizer.eos_token_id, **SHAPE,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=1,
+        eos_token_id=tokenizer.eos_token_id,
+        **SHAPE,
+    )
     model = Qwen3ForCausalLM(config).eval()
     assert set(model.config.layer_types) == {"full_attention", "sliding_attention"}
     engine = local_policy(model, tokenizer, GREEDY)

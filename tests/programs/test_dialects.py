@@ -29,8 +29,14 @@ read_google = partial(Google().read_request, path=GOOGLE.format("streamGenerateC
 def test_a_request_of_messages_as_a_coding_agent_sends_it():
     asked = Messages().read_request(
         {
-            "model": "policy", "max_tokens": 16384, "stream": True, "tool_choice": {"type": "auto"}, "temperature": 1,
-            "system": [{"type": "text", "text": "You code.", "cache_control": {"type": "ephemeral"}}],
+            "model": "policy",
+            "max_tokens": 16384,
+            "stream": True,
+            "tool_choice": {"type": "auto"},
+            "temperature": 1,
+            "system": [
+                {"type": "text", "text": "You code.", "cache_control": {"type": "ephemeral"}}
+            ],
             "thinking": {"type": "enabled", "budget_tokens": 8192, "display": "summarized"},
             "stop_sequences": ["END"],
             "tools": [
@@ -39,25 +45,48 @@ def test_a_request_of_messages_as_a_coding_agent_sends_it():
             ],
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "Create a file"}]},
-                {"role": "assistant", "content": [
-                    {"type": "thinking", "thinking": "hm", "signature": "handle-1"},
-                    {"type": "tool_use", "id": "call_1", "name": "write", "input": {"path": "a.txt"}},
-                    {"type": "tool_use", "id": "call_2", "name": "write", "input": {}},
-                ]},
-                {"role": "user", "content": [
-                    {"type": "tool_result", "tool_use_id": "call_1", "content": "wrote it", "is_error": False},
-                    {"type": "tool_result", "tool_use_id": "call_2", "content": [{"type": "text", "text": "no"}]},
-                    {"type": "text", "text": "go on"},
-                ]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "hm", "signature": "handle-1"},
+                        {
+                            "type": "tool_use",
+                            "id": "call_1",
+                            "name": "write",
+                            "input": {"path": "a.txt"},
+                        },
+                        {"type": "tool_use", "id": "call_2", "name": "write", "input": {}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "call_1",
+                            "content": "wrote it",
+                            "is_error": False,
+                        },
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "call_2",
+                            "content": [{"type": "text", "text": "no"}],
+                        },
+                        {"type": "text", "text": "go on"},
+                    ],
+                },
             ],
         }
-    )  # fmt: skip
+    )
     calls = (CALL, ToolCall("call_2", "write", "{}"))
     assert asked.messages == (
-        ChatMessage("system", "You code."), ChatMessage("user", "Create a file"),
+        ChatMessage("system", "You code."),
+        ChatMessage("user", "Create a file"),
         ChatMessage("assistant", "", "hm", calls),
-        ChatMessage("tool", "wrote it"), ChatMessage("tool", "no"), ChatMessage("user", "go on"),
-    )  # fmt: skip
+        ChatMessage("tool", "wrote it"),
+        ChatMessage("tool", "no"),
+        ChatMessage("user", "go on"),
+    )
     assert asked.messages[2].handle == "handle-1"
     assert (asked.max_tokens, asked.stream, asked.stops, asked.allows_tool_calls) == (
         16384,
@@ -79,34 +108,69 @@ def test_a_request_of_google_as_a_coding_agent_sends_it():
         {
             "systemInstruction": {"role": "user", "parts": [{"text": "You code."}]},
             "generationConfig": {
-                "temperature": 1, "topP": 0.95, "topK": 64, "maxOutputTokens": 99, "stopSequences": ["END"],
+                "temperature": 1,
+                "topP": 0.95,
+                "topK": 64,
+                "maxOutputTokens": 99,
+                "stopSequences": ["END"],
                 "thinkingConfig": {"includeThoughts": True},
             },
-            "tools": [{"functionDeclarations": [
-                {"name": "write", "description": "Writes.", "parameters": schema},
-                {"name": "read", "parametersJsonSchema": {"type": "object"}},
-            ]}, {"googleSearch": {}}],
+            "tools": [
+                {
+                    "functionDeclarations": [
+                        {"name": "write", "description": "Writes.", "parameters": schema},
+                        {"name": "read", "parametersJsonSchema": {"type": "object"}},
+                    ]
+                },
+                {"googleSearch": {}},
+            ],
             "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
             "contents": [
-                {"role": "user", "parts": [{"text": "Today is Monday. "}, {"text": "Create a file"}]},
-                {"role": "model", "parts": [
-                    {"text": "hm", "thought": True},
-                    {"functionCall": {"name": "write", "args": args}, "thoughtSignature": "aGFuZGxl"},
-                ]},
-                {"role": "user", "parts": [{"functionResponse": {"name": "write", "response": {"output": "wrote"}}}]},
+                {
+                    "role": "user",
+                    "parts": [{"text": "Today is Monday. "}, {"text": "Create a file"}],
+                },
+                {
+                    "role": "model",
+                    "parts": [
+                        {"text": "hm", "thought": True},
+                        {
+                            "functionCall": {"name": "write", "args": args},
+                            "thoughtSignature": "aGFuZGxl",
+                        },
+                    ],
+                },
+                {
+                    "role": "user",
+                    "parts": [
+                        {"functionResponse": {"name": "write", "response": {"output": "wrote"}}}
+                    ],
+                },
                 {"role": "model", "parts": [{"text": "so"}]},
-                {"role": "user", "parts": [
-                    {"functionResponse": {"name": "write", "response": {"name": "write", "content": "again"}}},
-                    {"functionResponse": {"name": "write", "response": {"error": "no"}}},
-                ]},
+                {
+                    "role": "user",
+                    "parts": [
+                        {
+                            "functionResponse": {
+                                "name": "write",
+                                "response": {"name": "write", "content": "again"},
+                            }
+                        },
+                        {"functionResponse": {"name": "write", "response": {"error": "no"}}},
+                    ],
+                },
             ],
         }
-    )  # fmt: skip
+    )
     assert asked.messages == (
-        ChatMessage("system", "You code."), ChatMessage("user", "Today is Monday. Create a file"),
-        ChatMessage("assistant", "", "hm", (ToolCall("", "write", '{"path": "a.txt"}'),)), ChatMessage("tool", "wrote"),
-        ChatMessage("assistant", "so"), ChatMessage("tool", "again"), ChatMessage("tool", '{"error": "no"}'),
-    )  # fmt: skip
+        ChatMessage("system", "You code."),
+        ChatMessage("user", "Today is Monday. Create a file"),
+        ChatMessage("assistant", "", "hm", (ToolCall("", "write", '{"path": "a.txt"}'),)),
+        ChatMessage("tool", "wrote"),
+        ChatMessage("assistant", "so"),
+        ChatMessage("tool", "again"),
+        ChatMessage("tool", '{"error": "no"}'),
+    )
     assert asked.messages[2].handle == "aGFuZGxl"
     assert (asked.model, asked.stream, asked.max_tokens, asked.stops) == (
         "agent",
@@ -229,10 +293,12 @@ def test_the_whole_set_of_events_of_a_message():
     assert [one["type"] for one in events] == kinds
     deltas = [one["delta"] for one in events if one["type"] == "content_block_delta"]
     assert deltas == [
-        {"type": "thinking_delta", "thinking": "hm"}, {"type": "signature_delta", "signature": "h"},
-        {"type": "text_delta", "text": "text"}, {"type": "input_json_delta", "partial_json": CALL.arguments},
+        {"type": "thinking_delta", "thinking": "hm"},
+        {"type": "signature_delta", "signature": "h"},
+        {"type": "text_delta", "text": "text"},
+        {"type": "input_json_delta", "partial_json": CALL.arguments},
         {"type": "input_json_delta", "partial_json": BROKEN.arguments},
-    ]  # fmt: skip
+    ]
     assert [one["index"] for one in events if one["type"] == block[0]] == [0, 1, 2, 3]
     assert (
         events[-2]["delta"]["stop_reason"] == "tool_use"

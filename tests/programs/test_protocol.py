@@ -68,49 +68,100 @@ def function(arguments, id="call_1", **more):
 # One line for each way in which a client was seen to send our own reply back.
 SAME_CALL = {
     "verbatim": chat(function(ISSUED.arguments, content="I write now.")),
-    "re-serialised, no spaces": chat(function('{"path":"a.txt","size":1,"text":"hi é\\n"}', content="")),
-    "escaped, other order": chat(function('{"text": "hi \\u00e9\\n", "size": 1.0, "path": "a.txt"}', content=None)),
+    "re-serialised, no spaces": chat(
+        function('{"path":"a.txt","size":1,"text":"hi é\\n"}', content="")
+    ),
+    "escaped, other order": chat(
+        function('{"text": "hi \\u00e9\\n", "size": 1.0, "path": "a.txt"}', content=None)
+    ),
     "an object instead of its text": chat(function(json.loads(ISSUED.arguments))),
     "ids dropped": chat(function(ISSUED.arguments, id="")),
     "ids replaced": chat(function(ISSUED.arguments, id="toolu_9")),
     "the thought beside": chat(function(ISSUED.arguments, reasoning_content="I think.")),
-    "the thought in the text": chat(function(ISSUED.arguments, content="<think>I think.</think>I write now.")),
-    "unknown fields": chat({**function(ISSUED.arguments), "refusal": None, "provider_specific_fields": {"x": 1}}),
+    "the thought in the text": chat(
+        function(ISSUED.arguments, content="<think>I think.</think>I write now.")
+    ),
+    "unknown fields": chat(
+        {**function(ISSUED.arguments), "refusal": None, "provider_specific_fields": {"x": 1}}
+    ),
     "items": responses(
-        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I think."}], "content": None,
-         "encrypted_content": "handle-1"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I write now."}]},
-        {"type": "function_call", "call_id": "call_1", "name": "write", "arguments": ISSUED.arguments},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "I think."}],
+            "content": None,
+            "encrypted_content": "handle-1",
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I write now."}],
+        },
+        {
+            "type": "function_call",
+            "call_id": "call_1",
+            "name": "write",
+            "arguments": ISSUED.arguments,
+        },
     ),
     "items without the thought": responses(
-        {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "write", "arguments": ISSUED.arguments},
+        {
+            "type": "function_call",
+            "id": "fc_x",
+            "call_id": "c",
+            "name": "write",
+            "arguments": ISSUED.arguments,
+        },
     ),
     "blocks": messages(
         {"type": "thinking", "thinking": "I think.", "signature": "handle-1"},
         {"type": "text", "text": "I write now."},
-        {"type": "tool_use", "id": "call_1", "name": "write", "input": json.loads(ISSUED.arguments)},
+        {
+            "type": "tool_use",
+            "id": "call_1",
+            "name": "write",
+            "input": json.loads(ISSUED.arguments),
+        },
     ),
     "parts": google(
-        {"text": "I think.", "thought": True}, {"text": "I write now."},
-        {"functionCall": {"id": "call_1", "name": "write", "args": json.loads(ISSUED.arguments)},
-         "thoughtSignature": "aGFuZGxl"},
+        {"text": "I think.", "thought": True},
+        {"text": "I write now."},
+        {
+            "functionCall": {"id": "call_1", "name": "write", "args": json.loads(ISSUED.arguments)},
+            "thoughtSignature": "aGFuZGxl",
+        },
     ),
     "parts without the thought and the id": google(
-        {"functionCall": {"name": "write", "args": json.loads(ISSUED.arguments)}, "thought_signature": "aGFuZGxl"},
+        {
+            "functionCall": {"name": "write", "args": json.loads(ISSUED.arguments)},
+            "thought_signature": "aGFuZGxl",
+        },
     ),
-}  # fmt: skip
+}
 SAME_TEXT = {
     "verbatim": chat({"role": "assistant", "content": "It is  done."}),
     "white space": chat({"role": "assistant", "content": "It is done.\n"}),
-    "parts": chat({"role": "assistant", "content": [{"type": "text", "text": one} for one in ("It is ", "done.")]}),
+    "parts": chat(
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": one} for one in ("It is ", "done.")],
+        }
+    ),
     "the thought in a message": responses(
-        {"role": "assistant", "content": [{"type": "output_text", "text": "<think>\nI think.\n</think>\n\n"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "<think>\nI think.\n</think>\n\n"}],
+        },
         {"role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]},
     ),
-    "a block": messages({"type": "text", "text": "It is done.", "cache_control": {"type": "ephemeral"}}),
+    "a block": messages(
+        {"type": "text", "text": "It is done.", "cache_control": {"type": "ephemeral"}}
+    ),
     "a text": messages(said="It is done."),
-    "parts of Google": google({"text": "hm", "thought": True}, {"text": "It is "}, {"text": "done."}),
-}  # fmt: skip
+    "parts of Google": google(
+        {"text": "hm", "thought": True}, {"text": "It is "}, {"text": "done."}
+    ),
+}
 
 
 @pytest.mark.parametrize("shape", SAME_CALL)

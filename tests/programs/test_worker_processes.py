@@ -154,9 +154,13 @@ sys.stdin.read()
 def script(*words):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
 
 
 def test_workers_end_with_a_trainer_that_is_killed():

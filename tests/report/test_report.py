@@ -376,15 +376,21 @@ def test_the_log_that_grows_is_read_before_a_checkpoints(tmp_path):
     ("summary", "shown"),
     [
         (
-            {"exact_match_before": 0.3, "interval_before": [0.2, 0.4], "exact_match_after": 0.9,
-             "interval_after": [0.8, 1.0]},
+            {
+                "exact_match_before": 0.3,
+                "interval_before": [0.2, 0.4],
+                "exact_match_after": 0.9,
+                "interval_after": [0.8, 1.0],
+            },
             [["before", 0.3, 0.2, 0.4], ["after", 0.9, 0.8, 1.0]],
         ),
-        ({"exact_match": {"policy after, best prompt": [0.9, 0.8, 1.0], "x": [None, 0, 1]}},
-         [["policy after, best prompt", 0.9, 0.8, 1.0]]),
+        (
+            {"exact_match": {"policy after, best prompt": [0.9, 0.8, 1.0], "x": [None, 0, 1]}},
+            [["policy after, best prompt", 0.9, 0.8, 1.0]],
+        ),
         ([1], []),
     ],
-)  # fmt: skip
+)
 def test_the_held_out_result_of_every_method_is_shown(tmp_path, summary, shown):
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     html = write_report(write_run(tmp_path, [one()]), pictures=False).read_text()
@@ -495,8 +501,11 @@ def test_two_runs_side_by_side(tmp_path):
     panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
     assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
     assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
-        (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
-    ]  # fmt: skip
+        (0, 0.25, 0.75),
+        (1, 0.25, 0.75),
+        (2, 0.25, 0.75),
+        (3, None, 0.75),
+    ]
     evaluations = [evaluated(tmp_path / name) for name in ("e1", "e2")]
     differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")[
         "differences"

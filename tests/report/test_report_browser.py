@@ -84,8 +84,11 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     )
     page = watched.page
     assert page.locator("#contents a").all_text_contents() == [
-        "Training", "Evolution of the system prompt", "Refined prompts", "Trajectories"
-    ]  # fmt: skip
+        "Training",
+        "Evolution of the system prompt",
+        "Refined prompts",
+        "Trajectories",
+    ]
     assert (
         page.locator("#training figure").count() == 5
         and page.locator("#evolution .node[role=button]").count() > 20
@@ -208,9 +211,17 @@ def told_of(run, text):
         "refused": text,
     }
     one = {
-        "step": 0, "attempt": 0, "operator": text, "reason": "child", "child": 1, "parents": [0], "counts": {text: 1},
-        "edits": [edit], "evidence": [{**problem, "won": [0], "lost": [1]}], "held_out": {},
-    }  # fmt: skip
+        "step": 0,
+        "attempt": 0,
+        "operator": text,
+        "reason": "child",
+        "child": 1,
+        "parents": [0],
+        "counts": {text: 1},
+        "edits": [edit],
+        "evidence": [{**problem, "won": [0], "lost": [1]}],
+        "held_out": {},
+    }
     EvolutionJournal(run / "evolution.jsonl").append(
         [one, {**one, "attempt": 1, "child": None, "reason": text}]
     )
@@ -251,9 +262,17 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     turn = {"text": text, "kind": text, "well_formed": False, "problem": text}
     reply = {"text": text, "error": text, "seconds": 0.1, "cached": True}
     attack = {
-        "question": text, "answers": [text], "answer": text, "task": text, "status": text, "turns": [turn],
-        "observations": [reply], "error": {"kind": text, "what": text}, "rewards": {text: 1.0}, "mode": "train",
-    }  # fmt: skip
+        "question": text,
+        "answers": [text],
+        "answer": text,
+        "task": text,
+        "status": text,
+        "turns": [turn],
+        "observations": [reply],
+        "error": {"kind": text, "what": text},
+        "rewards": {text: 1.0},
+        "mode": "train",
+    }
     run = tmp_path / "<img src=x onerror=alert(1)>"
     write_run(run, [record(0, rng, 3, **attack), record(1, rng, 3)])
     population = (run / "population.json").write_text
@@ -429,8 +448,13 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     page = looked_at(browser, write_report(run, pictures=False), width, scheme)
     titles = page.locator("#training figcaption span").all_text_contents()
     assert titles[-6:] == [
-        "loss", "KL divergence", "gradient norm", "entropy", "learning rate", "age of tokens (updates)",
-    ]  # fmt: skip
+        "loss",
+        "KL divergence",
+        "gradient norm",
+        "entropy",
+        "learning rate",
+        "age of tokens (updates)",
+    ]
     pictured(page, "training", "#training")
     pictured(page, "groups", "#trajectories")
 

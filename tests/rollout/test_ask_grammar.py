@@ -6,9 +6,24 @@ from agentic_prompting.rollout import AskGrammar, Observation, Rollout, Sample
 
 GRAMMAR = AskGrammar()
 MARKS = [
-    "<think>", "</think>", "<ask>", '<ask to="A">', "<ask to='B'>", "<ask to=C>", "</ask>", "<answer>", "</answer>",
-    "<replies>", "</replies>", "< ask >", "#1", "text", "\n", '"', ">",
-]  # fmt: skip
+    "<think>",
+    "</think>",
+    "<ask>",
+    '<ask to="A">',
+    "<ask to='B'>",
+    "<ask to=C>",
+    "</ask>",
+    "<answer>",
+    "</answer>",
+    "<replies>",
+    "</replies>",
+    "< ask >",
+    "#1",
+    "text",
+    "\n",
+    '"',
+    ">",
+]
 texts = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=12).map("".join)
 
 

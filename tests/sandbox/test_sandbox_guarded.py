@@ -93,9 +93,10 @@ def test_facts_by_standards():
     kenya = WORLD.by["name"]["Kenya"]
     assert (kenya.domain, kenya.code, kenya.symbol, kenya.letters) == (".ke", "254", "KES", "KEN")
     for country in WORLD.countries:
-        assert re.fullmatch(r"\.[a-z]{2} \d{1,3} [A-Z]{3} [A-Z]{3}", " ".join(
-            (country.domain, country.code, country.symbol, country.letters)
-        ))  # fmt: skip
+        assert re.fullmatch(
+            r"\.[a-z]{2} \d{1,3} [A-Z]{3} [A-Z]{3}",
+            " ".join((country.domain, country.code, country.symbol, country.letters)),
+        )
     for field in ("domain", "letters"):
         assert len(WORLD.values[field]) == len(WORLD.countries)
 
@@ -217,9 +218,12 @@ def test_where_no_sentence_helps_principles_change_nothing_but_words():
 
 
 def test_the_vocabulary_has_every_word():
-    words = {word for principles, trace in traces(500) for text in [
-        PREAMBLE, *principles, *trace["turns"], *trace["observations"]
-    ] for word in text.split()}  # fmt: skip
+    words = {
+        word
+        for principles, trace in traces(500)
+        for text in [PREAMBLE, *principles, *trace["turns"], *trace["observations"]]
+        for word in text.split()
+    }
     assert words <= set(guarded_vocabulary())
 
 
@@ -260,8 +264,12 @@ def test_advice_comes_from_the_trajectories_shown(relation, word):
 def test_it_holds_nothing_of_any_world():
     """Neither in what it imports nor in its own text."""
     source = Path(reflector_module.__file__).read_text()
-    imported = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
-                for alias in node.names}  # fmt: skip
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert not {"WORDS", "GuardedOracle", "World", "load_guarded_world", "draw_rules"} & imported
     assert not {*WORDS, *map(sought, relations_of(WORLD))} & set(re.findall(r"\w+", source)) - {
         "code",
@@ -289,7 +297,7 @@ def test_it_is_wrong_as_often_as_asked_and_by_seed():
         trial(refused_for("currency", a), refused_for("city", b), question=a + b)
         for a in WORDS[:12]
         for b in WORDS[12:]
-    ]  # fmt: skip
+    ]
     good = [{say("currency", a), say("city", b)} for a in WORDS[:12] for b in WORDS[12:]]
     for mistakes, low, high in ((0.0, 0.0, 0.0), (0.3, 0.2, 0.4), (1.0, 0.8, 1.0)):
         got = [set(advice(one, mistakes)) for one in shown]

@@ -38,9 +38,11 @@ def pings(monkeypatch):
 
 def made(policy, folder, rows):
     return PromptR1Trainer(
-        str(policy), environment=LLMEnvironment(ScriptedChat(["x"])), args=PromptR1Config(**vars_for(folder)),
+        str(policy),
+        environment=LLMEnvironment(ScriptedChat(["x"])),
+        args=PromptR1Config(**vars_for(folder)),
         train_dataset=rows,
-    )  # fmt: skip
+    )
 
 
 def test_a_trainer_pings_unless_the_switch_is_set(tiny_policy, rows, tmp_path, pings, monkeypatch):

@@ -116,11 +116,19 @@ def test_what_is_not_offered_is_refused(address, name, more):
 @pytest.mark.parametrize(
     ("name", "more", "ignored"),
     [
-        ("responses", {"top_p": 0.5, "store": False, "temperature": 0.7}, "store, temperature, top_p"),
+        (
+            "responses",
+            {"top_p": 0.5, "store": False, "temperature": 0.7},
+            "store, temperature, top_p",
+        ),
         ("messages", {"top_k": 5, "stop_sequences": ["x"]}, "stop_sequences, top_k"),
-        ("google", {"generationConfig": {"topP": 0.5, "seed": 3}, "safetySettings": []}, "safetySettings, topP"),
+        (
+            "google",
+            {"generationConfig": {"topP": 0.5, "seed": 3}, "safetySettings": []},
+            "safetySettings, topP",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_ignored_is_named(address, name, more, ignored):
     status, headers, text = send(address, name, more=more)
     assert (status, headers["X-Ignored-Parameters"]) == (200, ignored), text

@@ -51,9 +51,13 @@ def statuses_of(operation, mode):
     statuses = set()
 
     @settings(
-        max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def agrees(case):
         response = case.call(headers=HERE)

@@ -176,10 +176,21 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
         for t in trace["observations"]
     ]
     return record(
-        0, rng, 1, step=step, rewards={"prompt_r1_reward": reward}, reward=reward, task="sandbox", turns=turns,
-        question=trace["question"], answers=trace["answers"], answer=answer, observations=said,
-        status="answered" if whole else "malformed", cost_usd=3e-5 * len(said),
-    )  # fmt: skip
+        0,
+        rng,
+        1,
+        step=step,
+        rewards={"prompt_r1_reward": reward},
+        reward=reward,
+        task="sandbox",
+        turns=turns,
+        question=trace["question"],
+        answers=trace["answers"],
+        answer=answer,
+        observations=said,
+        status="answered" if whole else "malformed",
+        cost_usd=3e-5 * len(said),
+    )
 
 
 def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:

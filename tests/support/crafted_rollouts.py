@@ -91,10 +91,18 @@ class Crafted:
 def trainer_for(tiny_policy, folder, environment, **options):
     spg = options.get("steps_per_generation", 1)
     settings = {
-        "per_device_train_batch_size": B // spg, "num_generations": 4, "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "report_to": [], "max_completion_length": 64, "max_failed_share": 1.0,
-        "disable_tqdm": True, "save_strategy": "no", **options,
-    }  # fmt: skip
+        "per_device_train_batch_size": B // spg,
+        "num_generations": 4,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": [],
+        "max_completion_length": 64,
+        "max_failed_share": 1.0,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        **options,
+    }
     return MultiTurnGRPOTrainer(
         AutoModelForCausalLM.from_pretrained(tiny_policy).double(),
         [Program.reward] if environment is None else None,
@@ -140,9 +148,12 @@ def split_errors(tiny_policy, folder, loss_type, parts, beta):
         (component), `losses`, and `rows` (of each).
     """
     options = {
-        "loss_type": loss_type, "beta": beta, "steps_per_generation": parts, "gradient_accumulation_steps": parts,
+        "loss_type": loss_type,
+        "beta": beta,
+        "steps_per_generation": parts,
+        "gradient_accumulation_steps": parts,
         "failed": (2, 5),
-    }  # fmt: skip
+    }
     native, *own = gradient(tiny_policy, folder / "native", lambda i: 1, native=True, **options)
     whole, *one = gradient(tiny_policy, folder / "whole", lambda i: 1, **options)
     split, *some = gradient(tiny_policy, folder / "split", lambda i: 1 + i % 3, most=2, **options)
@@ -222,9 +233,13 @@ def launched(policy, folder, loss_type, backend="ddp"):
 def main(policy, folder, loss_type, backend):
     prepare(backend, folder)
     found = parameters_after_a_step(
-        policy, folder, lambda i: 1 if i < B // 2 else 3, Program(agent), loss_type=loss_type,
+        policy,
+        folder,
+        lambda i: 1 if i < B // 2 else 3,
+        Program(agent),
+        loss_type=loss_type,
         per_device_train_batch_size=4,
-    )  # fmt: skip
+    )
     rank = torch.distributed.get_rank()
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -31,9 +31,16 @@ def failing(settings):
     down = {1, 2} if os.environ["RANK"] == "0" else {1}
     folder = Path(settings["folder"]) / "failing"
     trainer, watch = watched_run(
-        settings["policy"], folder, rows(), down, chat=Flaky(), max_steps=3, per_device_train_batch_size=2,
-        weight_decay=0.5, beta=0.05,
-    )  # fmt: skip
+        settings["policy"],
+        folder,
+        rows(),
+        down,
+        chat=Flaky(),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        weight_decay=0.5,
+        beta=0.05,
+    )
     failed = [
         entry["rollout/failed"] for entry in trainer.state.log_history if "rollout/failed" in entry
     ]
@@ -44,9 +51,15 @@ def spending(settings):
     """15 tokens a call, 2 calls a step on each process: the last call of the second step finds 90 tokens spent."""
     with OpenAIChat("m", settings["url"], price=(1e6, 1e6), max_concurrency=1) as chat:
         trainer = trainer_for(
-            settings["policy"], Path(settings["folder"]) / "spending", rows(), chat, budget_tokens=90, max_steps=9,
-            per_device_train_batch_size=2, check_environment=False,
-        )  # fmt: skip
+            settings["policy"],
+            Path(settings["folder"]) / "spending",
+            rows(),
+            chat,
+            budget_tokens=90,
+            max_steps=9,
+            per_device_train_batch_size=2,
+            check_environment=False,
+        )
         trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         try:
             trainer.train()

@@ -63,16 +63,27 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
         loading |= {"model_init_kwargs": {"quantization_config": bits}}
     folder = Path(folder)
     args = arguments(
-        folder / "out", per_device_train_batch_size=8 // processes, num_generations=4, max_turns=1, max_turn_tokens=8,
-        max_completion_length=24, full_determinism=True, shuffle_dataset=False, beta=0.0,
+        folder / "out",
+        per_device_train_batch_size=8 // processes,
+        num_generations=4,
+        max_turns=1,
+        max_turn_tokens=8,
+        max_completion_length=24,
+        full_determinism=True,
+        shuffle_dataset=False,
+        beta=0.0,
         **{"learning_rate": 1e-3 if way == "full" else 2e-2, **loading, **changes},
-    )  # fmt: skip
+    )
     with mock.patch("torch.nn.init.kaiming_uniform_", of_its_shape):
         trainer = MultiTurnGRPOTrainer(
-            model=str(saved(family, folder / "model")), args=args, prompt_template=SANDBOX_TEMPLATE,
-            environment=LLMEnvironment(ScriptedChat(lambda *_: "a")), train_dataset=Dataset.from_list(QUESTIONS),
-            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout], **options,
-        )  # fmt: skip
+            model=str(saved(family, folder / "model")),
+            args=args,
+            prompt_template=SANDBOX_TEMPLATE,
+            environment=LLMEnvironment(ScriptedChat(lambda *_: "a")),
+            train_dataset=Dataset.from_list(QUESTIONS),
+            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout],
+            **options,
+        )
     trainer.train()
     return trainer
 

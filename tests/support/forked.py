@@ -58,9 +58,12 @@ def started(imported: tuple[str, ...] = ALL) -> subprocess.Popen[str]:
     if imported not in _servers or _servers[imported].poll() is not None:
         paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
         _servers[imported] = subprocess.Popen(
-            [sys.executable, __file__, *imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__, *imported],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        )  # fmt: skip
+        )
         ready = _servers[imported].stdout
         assert ready is not None and ready.readline() == "ready\n"
     return _servers[imported]

@@ -29,9 +29,21 @@ def files_of(folder):
 
 def small(folder):
     return [
-        "--config", ROOT / "examples" / "configs" / "sandbox.yaml", "--output_dir", folder, "--max_steps", 1,
-        "--n_test", 8, "--warm_start_steps", 1, "--num_generations", 2, "--per_device_train_batch_size", 6,
-    ]  # fmt: skip
+        "--config",
+        ROOT / "examples" / "configs" / "sandbox.yaml",
+        "--output_dir",
+        folder,
+        "--max_steps",
+        1,
+        "--n_test",
+        8,
+        "--warm_start_steps",
+        1,
+        "--num_generations",
+        2,
+        "--per_device_train_batch_size",
+        6,
+    ]
 
 
 def train(folder):
@@ -84,9 +96,15 @@ def demo_of_prorefine(folder):
 
 
 SECOND = {
-    train: "training", espl: "training", evolve: "state.json", evolve_command: "state.json",
-    evaluate: "system.jsonl", evaluate_command: "evaluation", refine: "results.jsonl", demo_of_prorefine: "refine",
-}  # fmt: skip
+    train: "training",
+    espl: "training",
+    evolve: "state.json",
+    evolve_command: "state.json",
+    evaluate: "system.jsonl",
+    evaluate_command: "evaluation",
+    refine: "results.jsonl",
+    demo_of_prorefine: "refine",
+}
 
 
 def beside_a_first(second: Callable[[Path], None], folder: Path) -> tuple[list[Path], str]:

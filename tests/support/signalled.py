@@ -28,8 +28,11 @@ class Signalled:
     def __init__(self, words: list[Any], log: Path, command: list[str] = COMMAND):
         self.log = log
         environment = {
-            **os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OPENAI_API_KEY": "none",
+            "OMP_NUM_THREADS": "1",
+        }
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
                 [*command, *map(str, words)],

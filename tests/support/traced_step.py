@@ -22,9 +22,14 @@ def main(policy, folder, address):
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     with OracleServer(Oracle()) as server, OpenAIChat(MODEL, base_url=server.base_url) as chat:
         trainer = trainer_for(
-            policy, Path(folder, "run"), rows, environment=LLMEnvironment(chat), traces=True, max_steps=1,
+            policy,
+            Path(folder, "run"),
+            rows,
+            environment=LLMEnvironment(chat),
+            traces=True,
+            max_steps=1,
             per_device_train_batch_size=2,
-        )  # fmt: skip
+        )
         trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         trainer.train()
     from opentelemetry import trace

@@ -95,10 +95,20 @@ def one_batch(trainer, sampler=Acts):
 
 def vars_for(folder):
     return {
-        "output_dir": str(folder), "num_generations": 2, "per_device_train_batch_size": 4, "max_steps": 1,
-        "max_turns": 2, "max_turn_tokens": 8, "max_completion_length": 40, "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "num_generations": 2,
+        "per_device_train_batch_size": 4,
+        "max_steps": 1,
+        "max_turns": 2,
+        "max_turn_tokens": 8,
+        "max_completion_length": 40,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
 
 
 def rows_of(inputs):

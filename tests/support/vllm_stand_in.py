@@ -164,10 +164,16 @@ class _Handler(BaseHTTPRequestHandler):
                 "top_logprobs": top,
                 "text_offset": [0] * len(ids),
             }
-            choices.append({
-                "index": len(choices), "text": self.server.engine.tokenizer.decode(ids), "finish_reason": reason,
-                "prompt_token_ids": prompt, "token_ids": ids, "logprobs": scored,
-            })  # fmt: skip
+            choices.append(
+                {
+                    "index": len(choices),
+                    "text": self.server.engine.tokenizer.decode(ids),
+                    "finish_reason": reason,
+                    "prompt_token_ids": prompt,
+                    "token_ids": ids,
+                    "logprobs": scored,
+                }
+            )
         self._answer(
             {
                 "id": "1",

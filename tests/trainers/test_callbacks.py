@@ -203,10 +203,18 @@ def test_nothing_in_tensorboards_markdown_is_markup():
 
 def trainer_for(policy, folder, rows, tracker, **changes):
     args = {
-        **vars_for(folder), "prompts_per_step": 2, "per_device_train_batch_size": 4, "max_steps": 3, "logging_steps": 1,
-        "max_turn_tokens": 12, "p_crossover": 0.0, "evolution_lag": 0, "report_to": [tracker],
-        "gradient_accumulation_steps": 1, **changes,
-    }  # fmt: skip
+        **vars_for(folder),
+        "prompts_per_step": 2,
+        "per_device_train_batch_size": 4,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "max_turn_tokens": 12,
+        "p_crossover": 0.0,
+        "evolution_lag": 0,
+        "report_to": [tracker],
+        "gradient_accumulation_steps": 1,
+        **changes,
+    }
     trainer = ESPLTrainer(
         model=str(policy),
         reward_funcs=reward_by_word,

@@ -20,9 +20,14 @@ def seen(request, tiny_policy, tmp_path_factory):
         Server(tiny_policy, weights, max_model_len=40) as narrow,
     ):
         settings = {
-            "policy": str(tiny_policy), "folder": str(folder), "weights": str(weights), "backend": request.param,
-            "server": server.url, "narrow_server": narrow.url, "paths": PATHS[request.param],
-        }  # fmt: skip
+            "policy": str(tiny_policy),
+            "folder": str(folder),
+            "weights": str(weights),
+            "backend": request.param,
+            "server": server.url,
+            "narrow_server": narrow.url,
+            "paths": PATHS[request.param],
+        }
         launch("vllm_runs.py", 2, settings, imported=BEFORE_TRL)
     processes = read(folder, 2)
     for process in processes:
@@ -67,9 +72,13 @@ def test_turns_go_on_while_the_weights_are_pushed(tiny_policy, tmp_path):
     """With a lead, by TRL's push: the turns under way end first, and each token is as old as it says."""
     with Server(tiny_policy, tmp_path, slow_update=0.3) as server:
         settings = {
-            "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
-            "paths": [], "lead": server.url,
-        }  # fmt: skip
+            "policy": str(tiny_policy),
+            "folder": str(tmp_path),
+            "weights": str(tmp_path),
+            "backend": "ddp",
+            "paths": [],
+            "lead": server.url,
+        }
         launch("vllm_runs.py", 2, settings, imported=BEFORE_TRL)
     assert server.updates == 4
     for process in read(tmp_path, 2):
@@ -85,9 +94,13 @@ def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp
     with Server(tiny_policy, tmp_path) as one, Server(tiny_policy, tmp_path) as other:
         servers = {"rollouts": one.url, "rewards": other.url}
         settings = {
-            "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
-            "paths": [], "vanishing": servers,
-        }  # fmt: skip
+            "policy": str(tiny_policy),
+            "folder": str(tmp_path),
+            "weights": str(tmp_path),
+            "backend": "ddp",
+            "paths": [],
+            "vanishing": servers,
+        }
         launch("vllm_runs.py", 2, settings, timeout=200, imported=BEFORE_TRL)
     for process in read(tmp_path, 2):
         for when, stopped_at in (("rollouts", 1), ("rewards", 2)):

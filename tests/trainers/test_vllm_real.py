@@ -426,9 +426,13 @@ def in_process(model, requests, folder):
     from vllm import LLM
 
     llm = LLM(
-        str(model), dtype="float32", enforce_eager=True, enable_chunked_prefill=False, max_num_batched_tokens=16384,
+        str(model),
+        dtype="float32",
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=16384,
         logprobs_mode="processed_logprobs",
-    )  # fmt: skip
+    )
     policy = VLLMEnginePolicy(llm, arguments(folder), PLAIN)
 
     async def with_one_cancelled():

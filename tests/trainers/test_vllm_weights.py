@@ -225,9 +225,16 @@ def test_inside_a_harness_it_is_the_policy(name, monkeypatch, tmp_path):
     }
     with VLLMServer(tmp_path / "policy", tmp_path, *LORA) as server:
         trainer = trainer_of_rounds(
-            tmp_path / "policy", tmp_path / "run", program, None, vllm_server_base_url=server.url, max_turn_tokens=24,
-            vllm_sync="adapter", vllm_server_timeout=300, **options,
-        )  # fmt: skip
+            tmp_path / "policy",
+            tmp_path / "run",
+            program,
+            None,
+            vllm_server_base_url=server.url,
+            max_turn_tokens=24,
+            vllm_sync="adapter",
+            vllm_server_timeout=300,
+            **options,
+        )
         trainer.train()
     program.close()
     assert_on_policy(trainer, steps=3)
@@ -290,9 +297,14 @@ def test_the_other_replica_takes_over(train, servers):
 def test_the_sandbox_learns_through_it(tmp_path):
     sandbox = prepare_sandbox(tmp_path / "sandbox", n_test=128)
     settings = yaml.safe_load((ROOT / "examples" / "configs" / "sandbox.yaml").read_text()) | {
-        "output_dir": str(tmp_path / "run"), "max_steps": 20, "learning_rate": 5e-3, "disable_tqdm": True,
-        "use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter",
-    }  # fmt: skip
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 20,
+        "learning_rate": 5e-3,
+        "disable_tqdm": True,
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_sync": "adapter",
+    }
     del settings["sandbox"]
     environment = LLMEnvironment(Oracle())
     with VLLMServer(sandbox.model, tmp_path, *LORA) as server:

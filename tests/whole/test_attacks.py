@@ -106,14 +106,49 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
 
     with LoopbackServer(said) as server:
         address = server.base_url.replace("http://", f"http://someone:{PASSWORD}@")
-        train_program.main("prompt-r1", [
-            "--model_name_or_path", str(tiny_policy), "--dataset", str(rows), "--output_dir", str(folder),
-            "--environment_model", "m", "--environment_base_url", address, "--budget_tokens", "1000000",
-            "--max_steps", "2", "--save_steps", "1", "--num_generations", "2", "--per_device_train_batch_size", "4",
-            "--max_turns", "2", "--max_turn_tokens", "24", "--max_completion_length", "120", "--use_cpu", "true",
-            "--bf16", "false", "--gradient_checkpointing", "false", "--report_to", "none", "--max_failed_share", "1",
-            "--replay_cache", str(folder / "replies.sqlite"),
-        ])  # fmt: skip
+        train_program.main(
+            "prompt-r1",
+            [
+                "--model_name_or_path",
+                str(tiny_policy),
+                "--dataset",
+                str(rows),
+                "--output_dir",
+                str(folder),
+                "--environment_model",
+                "m",
+                "--environment_base_url",
+                address,
+                "--budget_tokens",
+                "1000000",
+                "--max_steps",
+                "2",
+                "--save_steps",
+                "1",
+                "--num_generations",
+                "2",
+                "--per_device_train_batch_size",
+                "4",
+                "--max_turns",
+                "2",
+                "--max_turn_tokens",
+                "24",
+                "--max_completion_length",
+                "120",
+                "--use_cpu",
+                "true",
+                "--bf16",
+                "false",
+                "--gradient_checkpointing",
+                "false",
+                "--report_to",
+                "none",
+                "--max_failed_share",
+                "1",
+                "--replay_cache",
+                str(folder / "replies.sqlite"),
+            ],
+        )
     printed = capfd.readouterr()
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"training_args.bin", "spending.sqlite", "README.md"} <= {path.name for path in files}

@@ -40,8 +40,18 @@ TIMEOUT = 240
 CAN_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
 
 # The demo's configuration, made as small as it goes.
-DEMO = ["--config", "examples/configs/sandbox.yaml", "--warm_start_steps", "2", "--max_steps", "1", "--n_test", "8",
-        "--per_device_train_batch_size", "16"]  # fmt: skip
+DEMO = [
+    "--config",
+    "examples/configs/sandbox.yaml",
+    "--warm_start_steps",
+    "2",
+    "--max_steps",
+    "1",
+    "--n_test",
+    "8",
+    "--per_device_train_batch_size",
+    "16",
+]
 SUMMARY_KEYS = {
     "exact_match_before",
     "exact_match_after",
@@ -189,8 +199,17 @@ def oracle_url(process):
 
 def transformers_serve(model, folder, port):
     """An OpenAI-compatible server that has nothing to do with us, with a tiny random model."""
-    command = [Path(sys.executable).parent / "transformers", "serve", str(model), "--port", str(port), "--host",
-               "127.0.0.1", "--device", "cpu"]  # fmt: skip
+    command = [
+        Path(sys.executable).parent / "transformers",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--device",
+        "cpu",
+    ]
     return Background(command, folder / "serve.log", env=environment_variables())
 
 
@@ -247,10 +266,19 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         )
     )
     own = {
-        "task": "hotpotqa", "data_files": str(rows), "model_name_or_path": str(tiny_policy), "max_steps": "1",
-        "num_generations": "2", "per_device_train_batch_size": "4", "max_completion_length": "40", "use_cpu": "true",
-        "bf16": "false", "gradient_checkpointing": "false", "report_to": "none", "environment_model": "sandbox-oracle",
-    }  # fmt: skip
+        "task": "hotpotqa",
+        "data_files": str(rows),
+        "model_name_or_path": str(tiny_policy),
+        "max_steps": "1",
+        "num_generations": "2",
+        "per_device_train_batch_size": "4",
+        "max_completion_length": "40",
+        "use_cpu": "true",
+        "bf16": "false",
+        "gradient_checkpointing": "false",
+        "report_to": "none",
+        "environment_model": "sandbox-oracle",
+    }
     jobs = []
 
     def job(name, args, **env):
@@ -283,8 +311,17 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
             if CAN_SERVE
             else None
         )
-        demo = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "examples/accelerate/single.yaml",
-                str(SCRIPT), *DEMO, "--output_dir", str(folder / "demo")]  # fmt: skip
+        demo = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            "examples/accelerate/single.yaml",
+            str(SCRIPT),
+            *DEMO,
+            "--output_dir",
+            str(folder / "demo"),
+        ]
         with open(folder / "demo.out", "w") as out, open(folder / "demo.err", "w") as err:
             launched = subprocess.Popen(
                 demo, stdout=out, stderr=err, cwd=ROOT, env=environment_variables()
@@ -311,8 +348,12 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
             serve.wait_for(answers(f"http://127.0.0.1:{port}/health"), "transformers serve")
         forked = subprocess.run(
             [sys.executable, "-c", FORKER, str(SCRIPT), json.dumps(jobs), str(TIMEOUT - 60)],
-            capture_output=True, text=True, cwd=ROOT, env=environment_variables(), timeout=TIMEOUT,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment_variables(),
+            timeout=TIMEOUT,
+        )
         assert forked.returncode == 0, forked.stderr[-3000:]
         codes = json.loads(forked.stdout.splitlines()[-1])
         codes[str(folder / "demo")] = launched.wait(TIMEOUT)
@@ -488,9 +529,12 @@ def test_real_hotpotqa_rows_are_played_and_scored(asking_policy):
         assert rollout.row["question"] == row["question"] and row["answers"]
         score = PromptR1Reward().score_turns(rollout.texts, row["answers"])
         numbers = [
-            exact_match(rollout.answer or "", row["answers"]), token_f1(rollout.answer or "", row["answers"]),
-            score.total, score.format, score.answer,
-        ]  # fmt: skip
+            exact_match(rollout.answer or "", row["answers"]),
+            token_f1(rollout.answer or "", row["answers"]),
+            score.total,
+            score.format,
+            score.answer,
+        ]
         assert all(isinstance(number, (int, float)) and number == number for number in numbers)
         assert -1 <= score.total <= 1
 

@@ -32,9 +32,15 @@ def test_the_examples_start_the_programs(file, program):
 
 def test_the_configurations_are_those_of_the_issue():
     assert [path.stem for path in CONFIGS] == [
-        "aime_beyondaime", "dapo100_aime25", "hmmt", "math_qwen3_4b", "nq_hotpotqa", "prompt_r1_espl", "sandbox",
+        "aime_beyondaime",
+        "dapo100_aime25",
+        "hmmt",
+        "math_qwen3_4b",
+        "nq_hotpotqa",
+        "prompt_r1_espl",
+        "sandbox",
         "search",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -74,8 +80,24 @@ def evolve(*arguments):
 
 def test_the_sandbox_end_to_end(warm, capsys):
     config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
-    train("--config", config, "--output_dir", warm, "--n_test", 8, "--max_steps", 2, "--seed", 0,
-        "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--evolution_lag", 0)  # fmt: skip
+    train(
+        "--config",
+        config,
+        "--output_dir",
+        warm,
+        "--n_test",
+        8,
+        "--max_steps",
+        2,
+        "--seed",
+        0,
+        "--per_device_train_batch_size",
+        12,
+        "--warm_start_steps",
+        2,
+        "--evolution_lag",
+        0,
+    )
     shown = capsys.readouterr().out
     assert (
         "policy after, best prompt" in shown
@@ -95,9 +117,30 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     """Figure 12; in the sandbox its own test questions."""
     config, run = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml", tmp_path / "run"
     shutil.copytree(warm / "warm_start", run / "warm_start")
-    train("--config", config, "--output_dir", run, "--n_test", 4, "--max_steps", 2, "--seed", 0, "--mode", "rl",
-        "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--eval_strategy", "steps", "--eval_steps", 1,
-        "--per_device_eval_batch_size", 4)  # fmt: skip
+    train(
+        "--config",
+        config,
+        "--output_dir",
+        run,
+        "--n_test",
+        4,
+        "--max_steps",
+        2,
+        "--seed",
+        0,
+        "--mode",
+        "rl",
+        "--per_device_train_batch_size",
+        12,
+        "--warm_start_steps",
+        2,
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        1,
+        "--per_device_eval_batch_size",
+        4,
+    )
     log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "eval_reward" in entry] == [1, 2]
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
@@ -159,8 +202,15 @@ def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
         [complete(chat, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2)
     )
     assert [reply.text for reply in together] == alone != other
-    assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
-                              "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip
+    assert (
+        Transcript()
+        .parse(
+            "<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
+            "<think> d </think> <answer> e </answer>"
+        )
+        .answer
+        == "e"
+    )
 
 
 def test_every_policy_is_evaluated_at_one_temperature(warm, monkeypatch):

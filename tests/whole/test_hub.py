@@ -93,10 +93,18 @@ def test_the_card_of_a_real_run(tiny_policy, rows, tmp_path):
     ) and "sandbox" not in card.data.tags
     assert SECRET not in str(card), "an address may hold a key"
     for said in (
-        "# hotpot\n", "| method | Prompt-R1 |", "gpt-4o-mini at llm.example:8443", "prompt_r1_reward", "| real |",
-        'PromptAgent.from_pretrained("', "agentic-prompting serve ", "| `learning_rate` |", "| `max_turns` | 2 |",
-        "No evaluation was found", 'OpenAIChat("gpt-4o-mini", base_url="http://.../v1")',
-    ):  # fmt: skip
+        "# hotpot\n",
+        "| method | Prompt-R1 |",
+        "gpt-4o-mini at llm.example:8443",
+        "prompt_r1_reward",
+        "| real |",
+        'PromptAgent.from_pretrained("',
+        "agentic-prompting serve ",
+        "| `learning_rate` |",
+        "| `max_turns` | 2 |",
+        "No evaluation was found",
+        'OpenAIChat("gpt-4o-mini", base_url="http://.../v1")',
+    ):
         assert said in card.content, said
     assert [arxiv for arxiv, _ in cited(card.content)] == ["2511.01016", "2602.14697", "2506.05305"]
     assert card.content.count("(used here)") == 1
@@ -234,20 +242,49 @@ def hub(monkeypatch):
 
 
 NEEDED = {
-    "README.md", "agentic_prompting.json", "system_prompt.txt", "population.json", "config.json", "model.safetensors",
-    "tokenizer.json", "tokenizer_config.json", "summary.json",
-}  # fmt: skip
+    "README.md",
+    "agentic_prompting.json",
+    "system_prompt.txt",
+    "population.json",
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "summary.json",
+}
 
 
 def littered(folder):
     """What else may lie in a run's folder."""
     private = [
-        "rollouts/rollouts-00000-00000.jsonl.gz", "spending.sqlite", "spending.sqlite-wal", "replay.sqlite", "cache.db",
-        "checkpoint-1/model.safetensors", ".saving/x.json", ".env", "api_key.txt", "keys/id.json", "report/index.html",
-        "evolution.jsonl", "warm_start/model.safetensors", "runs/events.out", "completions/c.parquet", "notes/x.md",
-        "trajectories.json", "customers.json", "notes.md", "questions.txt", "reward.png", "mine.safetensors",
-        "other.model", "prompt.jinja", "run.json", "trainer_state.json", "training.lock",
-    ]  # fmt: skip
+        "rollouts/rollouts-00000-00000.jsonl.gz",
+        "spending.sqlite",
+        "spending.sqlite-wal",
+        "replay.sqlite",
+        "cache.db",
+        "checkpoint-1/model.safetensors",
+        ".saving/x.json",
+        ".env",
+        "api_key.txt",
+        "keys/id.json",
+        "report/index.html",
+        "evolution.jsonl",
+        "warm_start/model.safetensors",
+        "runs/events.out",
+        "completions/c.parquet",
+        "notes/x.md",
+        "trajectories.json",
+        "customers.json",
+        "notes.md",
+        "questions.txt",
+        "reward.png",
+        "mine.safetensors",
+        "other.model",
+        "prompt.jinja",
+        "run.json",
+        "trainer_state.json",
+        "training.lock",
+    ]
     for name in private:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
@@ -279,9 +316,15 @@ def test_push_to_hub_uploads_the_model_and_nothing_else(tiny_policy, rows, tmp_p
 
 def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hub):
     trainer = espl(
-        tiny_policy, tmp_path / "run", rows, push_to_hub=True, hub_model_id="me/agent", save_strategy="steps",
-        save_steps=1, hub_always_push=True,
-    )  # fmt: skip
+        tiny_policy,
+        tmp_path / "run",
+        rows,
+        push_to_hub=True,
+        hub_model_id="me/agent",
+        save_strategy="steps",
+        save_steps=1,
+        hub_always_push=True,
+    )
     private = set()
 
     class Litters(TrainerCallback):
@@ -326,11 +369,24 @@ def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
 def test_sharded_weights_and_chat_templates_are_uploaded(tiny_policy, tmp_path):
     """Everything that `save_pretrained` writes, by the names it has."""
     for name in (
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
-        "adapter_model.safetensors", "adapter_config.json", "generation_config.json", "chat_template.jinja",
-        "additional_chat_templates/short.jinja", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json",
-        "special_tokens_map.json", "preprocessor_config.json", "spiece.model", "vocab.txt", "config.json",
-    ):  # fmt: skip
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/short.jinja",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "preprocessor_config.json",
+        "spiece.model",
+        "vocab.txt",
+        "config.json",
+    ):
         assert list(filter_repo_objects([name], allow_patterns=list(PUBLISHED_FILES))) == [name]
 
 

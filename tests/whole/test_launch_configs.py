@@ -57,9 +57,13 @@ def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch,
 
     monkeypatch.setattr(PromptR1Config, "world_size", processes)
     args = PromptR1Config(
-        str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=passes, generation_batch_size=batch,
-        use_cpu=True, bf16=False,
-    )  # fmt: skip
+        str(tmp_path),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=passes,
+        generation_batch_size=batch,
+        use_cpu=True,
+        bf16=False,
+    )
     assert (
         args.steps_per_generation == batch // (2 * processes)
         and args.steps_per_generation % passes == 0

@@ -271,9 +271,16 @@ def demo(policy, folder, number, moment):
     """The sandbox's training, with its policy in place; killed at a moment of its steps, and gone on with."""
     shutil.copytree(policy, folder / "warm_start")
     words = [
-        "demo", "--output-dir", folder, "--n_test", "8", "--per_device_train_batch_size", "16",
-        "--num_generations", "4",
-    ]  # fmt: skip
+        "demo",
+        "--output-dir",
+        folder,
+        "--n_test",
+        "8",
+        "--per_device_train_batch_size",
+        "16",
+        "--num_generations",
+        "4",
+    ]
     log = folder.with_suffix(".log")
     run = Signalled([*words, "--max_steps", "300"], log)
     deadline = time.monotonic() + 200

@@ -144,13 +144,12 @@ def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():
     from agentic_prompting.sandbox import Oracle
     from agentic_prompting.sandbox.policy import world_tokenizer
 
-    known, said = set(world_tokenizer().get_vocab()), set()
+    known = set(world_tokenizer().get_vocab())
+    said = set()
     for capital in ("Nairobi", "Lima", "Oslo", "Rome", "Cairo", "Tokyo"):
         question = f"which country has the capital {capital} ?"
-        plain, anew = (
-            complete(Oracle(), question).text,
-            complete(sandbox.Reworded(Oracle()), question).text,
-        )
+        plain = complete(Oracle(), question).text
+        anew = complete(sandbox.Reworded(Oracle()), question).text
         value = sandbox.value_of(plain)
         assert value in anew and anew != plain and set(anew.split()) <= known
         said.add(anew.replace(value, "{}"))
@@ -164,7 +163,8 @@ def test_what_is_recorded_is_not_run_again(monkeypatch, tmp_path):
 
     class Run:
         def __init__(self, seed, by, folder, max_steps):
-            self.seed, self.by = seed, by
+            self.seed = seed
+            self.by = by
 
         def measure(self, agent, environment, turns):
             asked.append((self.by, self.seed, agent, environment, turns))

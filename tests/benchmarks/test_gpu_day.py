@@ -9,7 +9,8 @@ from benchmarks.lab import Records
 from benchmarks.speed import gpu_day, gpu_parts
 from support.marks import long
 
-STEP, ENGINE = "step, 0.6B, all weights", "engine, 0.6B"
+STEP = "step, 0.6B, all weights"
+ENGINE = "engine, 0.6B"
 
 
 def test_a_killed_part_is_recorded_and_the_next_one_runs(tmp_path):
@@ -30,7 +31,8 @@ def test_every_part_runs(name, tmp_path):
     gpu_day.day([name], records, miniature=True)
     (record,) = records.read()
     assert record["status"].startswith(("done", "left out")), record
-    figures, options = record.get("figures", {}), gpu_day.PARTS[name].options
+    figures = record.get("figures", {})
+    options = gpu_day.PARTS[name].options
     if record["status"] == "done" and gpu_day.PARTS[name].run is gpu_parts.step:
         assert figures["turns"] == 3 and figures["sampled_tokens_per_s"] > 0
         assert ("predicted_gib" in figures) == options.get("predict", False)

@@ -17,7 +17,8 @@ from benchmarks.learning import calls
 
 @pytest.mark.parametrize("config", [lab.DEMO, lab.ESPL], ids=lambda path: path.parent.name)
 def test_settings_are_the_files_with_changes(config):
-    values, found = yaml.safe_load(config.read_text()), lab.settings(config, seed=7, max_steps=3)
+    values = yaml.safe_load(config.read_text())
+    found = lab.settings(config, seed=7, max_steps=3)
     assert not {*lab.NOT_OURS} & found.keys() and {*lab.NOT_OURS} & values.keys()
     assert (found["seed"], found["max_steps"], found["disable_tqdm"]) == (7, 3, True)
     unchanged = values.keys() - {"seed", "max_steps", *lab.NOT_OURS}
@@ -75,7 +76,8 @@ def test_a_training_is_evaluated_until_it_is_good(asking_policy, rows, tmp_path,
             and one["reached"]
             and [look["step"] for look in one["curve"]] == [2]
         )
-    shared, today = found["replies shared"], found["today"]
+    shared = found["replies shared"]
+    today = found["today"]
     assert shared["paid_twice"] == 0 and today["paid_twice"] is None
     assert (
         0

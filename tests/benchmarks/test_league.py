@@ -98,7 +98,8 @@ def test_what_counts_against_us_is_said_first():
 
 
 def test_paired_ratings_and_distillations_have_their_lines():
-    seeds, cell = league.SEEDS, ("rules", "easy")
+    seeds = league.SEEDS
+    cell = ("rules", "easy")
     others = {
         "one call, paired": "1111",
         "joint, then imitation": "1000",
@@ -203,7 +204,8 @@ def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path, monkeypatch):
 
 
 def test_another_machine_goes_on_from_the_records(tmp_path, monkeypatch):
-    ran, first = [], list(league.cells())[:3]
+    ran = []
+    first = list(league.cells())[:3]
     world, reflector, seed, method = first[1]
     recorded = {
         "world": world,
@@ -260,7 +262,8 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
     monkeypatch.setattr(league_cell, "leaks", lambda *where: 0)
     phases = [("gepa", 0.5, {}), ("joint", 0.5, {"evolution_lag": 0}), ("imitate", 0.5, {})]
     monkeypatch.setitem(league_cell.METHODS, "joint", phases)
-    found, agents = [], league_cell.Agent
+    found = []
+    agents = league_cell.Agent
     monkeypatch.setattr(league_cell, "Agent", lambda *args: found.append(agents(*args)) or found[0])
     record = league_cell.run("rules", "easy", 1, "joint", tmp_path / "runs", steps=2)
     trainer = found[0].trainer

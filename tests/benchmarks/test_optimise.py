@@ -50,7 +50,8 @@ def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
 def test_an_optimiser_that_was_killed_pays_nothing_twice(tmp_path, name):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason="in the extra [optimizers]")
-    cache, paid = ReplayCache(tmp_path / "replies.sqlite"), []
+    cache = ReplayCache(tmp_path / "replies.sqlite")
+    paid = []
 
     def counting(model):
         async def counted(messages, **options):
@@ -59,7 +60,8 @@ def test_an_optimiser_that_was_killed_pays_nothing_twice(tmp_path, name):
 
         return counted
 
-    runs, payments = [], []
+    runs = []
+    payments = []
     for _ in range(2):
         models = {name: counting(model) for name, model in sandbox_models().items()}
         runs.append(OPTIMISERS[name](objective(200, cache=cache, **models), CHAIN_OF_THOUGHT))

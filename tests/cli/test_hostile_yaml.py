@@ -85,7 +85,8 @@ def found(tmp_path_factory):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_hostile_configuration_ends_in_a_line(found, command):
-    statuses, wrong = COMMANDS[command][2], {}
+    statuses = COMMANDS[command][2]
+    wrong = {}
     for name, (status, said) in found[command].items():
         message = status if isinstance(status, str) else said
         is_line = isinstance(status, str) and not status.startswith(

@@ -16,7 +16,8 @@ def hub(monkeypatch):
 
     class Hub:
         def __init__(self):
-            self.rows, self.calls = {}, []
+            self.rows = {}
+            self.calls = []
 
         def load_dataset(self, path, config=None, **options):
             self.calls.append((path, config, options))

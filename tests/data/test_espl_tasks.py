@@ -36,7 +36,8 @@ def test_pairs_are_two_sets(hub):
             {"problem": f"{name} {i}", "answer": answer} for i in range(30)
         ]
     hub.rows["MathArena/hmmt_nov_2025"] = [{"problem": "n", "answer": "\\sqrt{2}"}] * 30
-    train, test = load_task("hmmt", "train"), load_task("hmmt", "test")
+    train = load_task("hmmt", "train")
+    test = load_task("hmmt", "test")
     expected = [f"hmmt_feb_{year} {i}" for year in (2023, 2024, 2025) for i in range(30)]
     random.Random(42).shuffle(expected)
     assert train["question"][:] == expected and len(set(train["id"])) == 90

@@ -72,7 +72,8 @@ def test_data_of_ones_own_in_one_line(kind, tmp_path):
 
 
 def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
-    several, one = [{"question": "q", "answers": ["a", 3]}], [{"question": "q", "answer": "[1, 2]"}]
+    several = [{"question": "q", "answers": ["a", 3]}]
+    one = [{"question": "q", "answer": "[1, 2]"}]
     assert load_task([*several, {"question": "r"}]).num_rows == 1, (
         "no answer: dropped, as in a file"
     )

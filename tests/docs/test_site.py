@@ -37,7 +37,8 @@ def test_the_search_finds_what_people_type_on_the_first_hit():
         chromium() as browser,
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page, root = browser.new_page(), f"http://127.0.0.1:{server.server_address[1]}/"
+        page = browser.new_page()
+        root = f"http://127.0.0.1:{server.server_address[1]}/"
         found = {}
         for query in WANTED:
             page.goto(f"{root}?q={query.replace(' ', '+')}")

@@ -176,7 +176,8 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path):
                     raise Killed
                 yield answered
 
-    cache, asked = ReplayCache(tmp_path / "replies.sqlite"), []
+    cache = ReplayCache(tmp_path / "replies.sqlite")
+    asked = []
 
     def answer(messages):
         asked.append(messages[0]["content"] + messages[-1]["content"])
@@ -274,7 +275,8 @@ def test_an_answer_that_was_put_right_counts_without_asking_again(tmp_path):
             self.asked += 1
             return Answer("no idea", judged=float("no idea" in row["answers"]))
 
-    judge, task = Judged(), ("judged",)
+    judge = Judged()
+    task = ("judged",)
     for rows in (ROWS, mended):  # a verdict is about what was accepted when it was given
         of = [EvaluationTask("sums", rows, task)]
         found = evaluate_agent({"judge": judge}, of, runs=1, output=tmp_path, progress=False)
@@ -545,10 +547,12 @@ def test_mcnemar_at_its_ends():
 
 
 def test_a_paired_interval_covers_the_truth():
-    rng, covered = np.random.default_rng(3), 0
+    rng = np.random.default_rng(3)
+    covered = 0
     for trial in range(800):
         hard = rng.random(128)  # shared difficulty: what pairing takes out
-        first, second = (rng.random(128) < 0.2 + 0.6 * hard), (rng.random(128) < 0.1 + 0.6 * hard)
+        first = rng.random(128) < 0.2 + 0.6 * hard
+        second = rng.random(128) < 0.1 + 0.6 * hard
         scores = [dict(enumerate(values.astype(float))) for values in (first, second)]
         found = paired_difference(*scores, n_resamples=300, seed=trial).difference
         covered += found.low <= 0.1 <= found.high
@@ -639,7 +643,8 @@ def test_form_is_scored_where_there_are_turns():
 
 @given(n=st.integers(1, 9), data=st.data())
 def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(n, data):
-    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    right = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
     draws = list(combinations([True] * right + [False] * (n - right), k))
     assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 

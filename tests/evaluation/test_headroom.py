@@ -159,7 +159,8 @@ def test_two_stages():
 
 def test_a_top_up_is_used_alone_and_only_if_undecided():
     choosing = scores_of(rng(2), (0.5, 0.5), 20)
-    unclear, clear = scores_of(rng(3), (0.5, 0.55), 60), scores_of(rng(4), (0.3, 0.7), 200)
+    unclear = scores_of(rng(3), (0.5, 0.55), 60)
+    clear = scores_of(rng(4), (0.3, 0.7), 200)
     undecided = judge_prompts(choosing, 1, unclear, 0.1)
     assert undecided.verdict == "cannot tell" and str(undecided.rows_needed) in undecided.sentence()
     topped_up = judge_prompts(choosing, 1, unclear, 0.1, top_up=clear)
@@ -218,7 +219,8 @@ def test_a_router_gains_only_where_rows_want_different_prompts():
 
 def test_the_interval_covers_and_the_best_looking_does_not():
     """The reason for two stages: the start and eleven others that are all alike."""
-    covered, naive = [], []
+    covered = []
+    naive = []
     for seed in range(400):
         generator = rng(seed)
         choosing = scores_of(generator, np.full(12, 0.5), 20)
@@ -327,7 +329,9 @@ def test_cross_never_exceeds_naive(rows, choices, repeats, seed):
 
 def test_luck_is_in_naive_and_not_in_cross():
     """Requests that do not differ: the oracle's choice seems to gain 18 points."""
-    naive, cross, gains = [], [], []
+    naive = []
+    cross = []
+    gains = []
     for seed in range(100):
         difficulty = rng(seed).beta(0.5, 0.5, (64, 1, 1))
         ceiling = measure_ceiling(

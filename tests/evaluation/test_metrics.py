@@ -32,10 +32,12 @@ def squad_normalised(text: str) -> str:
 def squad_f1(prediction: str, answers: list[str]) -> float:
     best = 0.0
     for answer in answers:
-        said, gold = squad_normalised(prediction).split(), squad_normalised(answer).split()
+        said = squad_normalised(prediction).split()
+        gold = squad_normalised(answer).split()
         same = sum((Counter(said) & Counter(gold)).values())
         if same:
-            precision, recall = same / len(said), same / len(gold)
+            precision = same / len(said)
+            recall = same / len(gold)
             best = max(best, 2 * precision * recall / (precision + recall))
     return best
 
@@ -65,7 +67,8 @@ def test_exact_match_and_f1_are_squads_on_a_thousand_pairs():
 
     compared = 0
     while compared < 1000:
-        prediction, answers = text(), [text() for _ in range(rng.randint(1, 3))]
+        prediction = text()
+        answers = [text() for _ in range(rng.randint(1, 3))]
         if not all(map(squad_normalised, [prediction, *answers])):
             continue  # nothing left of a text: there our rule is v2.0's, see `token_f1`
         compared += 1
@@ -250,7 +253,8 @@ ROWS = [{"question": f"what is {i}?", "answers": [str(i), "it"]} for i in range(
 def test_an_evaluation_in_metrics_of_the_package(script, tmp_path):
     import evaluate
 
-    same, wer = evaluate.load(script("same")), script("wer")
+    same = evaluate.load(script("same"))
+    wer = script("wer")
 
     def answer(questions):
         return [None if "9" in one else one[8:-1] for one in questions]

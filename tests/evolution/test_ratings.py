@@ -7,7 +7,8 @@ import pytest
 
 from agentic_prompting.evolution import Rating, crossover_rating, mutation_rating, ranks, rate
 
-BETA, TAU = 25 / 6, 25 / 300
+BETA = 25 / 6
+TAU = 25 / 300
 
 
 def test_the_reference_numbers():

@@ -10,8 +10,12 @@ import sys
 import urllib.request
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-NEW_USER, NEW_NAMESPACE = 0x10000000, 0x20000
-SHARED_MEMORY_GET, KEYCTL, SOCKET_VSOCK = 29, 250, 40  # numbers of x86-64, and a family
+NEW_USER = 0x10000000
+NEW_NAMESPACE = 0x20000
+# numbers of x86-64, and a family
+SHARED_MEMORY_GET = 29
+KEYCTL = 250
+SOCKET_VSOCK = 40
 with open(sys.argv[1]) as file:
     ASKED = json.load(file)
 

@@ -143,7 +143,8 @@ def test_a_row_names_no_path_by_itself(tmp_path, outside):
     "files", ["../outside", "a/../../outside", "/etc", "~", "link", "link/key"]
 )
 def test_no_path_leads_out_of_the_source(tmp_path, outside, files):
-    work, tasks = tmp_path / "work", tmp_path / "tasks"
+    work = tmp_path / "work"
+    tasks = tmp_path / "tasks"
     work.mkdir()
     (tasks / "link").symlink_to(outside.parent)
     with pytest.raises(ServerFailed, match="outside"):
@@ -152,7 +153,8 @@ def test_no_path_leads_out_of_the_source(tmp_path, outside, files):
 
 
 def test_no_link_leads_out_of_the_source(tmp_path, outside):
-    work, tasks = tmp_path / "work", tmp_path / "tasks"
+    work = tmp_path / "work"
+    tasks = tmp_path / "tasks"
     work.mkdir()
     (tasks / "a" / "inside").symlink_to("x.txt")
     module.fill_folder(work, "a", str(tasks))
@@ -163,7 +165,8 @@ def test_no_link_leads_out_of_the_source(tmp_path, outside):
 
 
 def test_tests_of_a_bundle_join_the_work(tmp_path):
-    source, work = tmp_path / "source", tmp_path / "agent" / "work"
+    source = tmp_path / "source"
+    work = tmp_path / "agent" / "work"
     (source / "tests").mkdir(parents=True)
     (source / "tests" / "test_a.py").write_text("A")
     work.mkdir(parents=True)

@@ -34,7 +34,8 @@ def listening(*addresses):
 
 def probe(folder):
     """Play a rollout of the probe in a folder that this user can write, and return what it saw."""
-    project, beside = folder / "project", folder / "beside"
+    project = folder / "project"
+    beside = folder / "beside"
     for path in (project / "runs" / "rollouts", project / "task" / "tests", beside):
         path.mkdir(parents=True)
     secrets = [
@@ -117,7 +118,8 @@ def test_nothing_is_reached_from_another_user(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.chown(folder, UNPRIVILEGED_USER, UNPRIVILEGED_USER)
-    user, home = str(UNPRIVILEGED_USER), os.path.expanduser("~")
+    user = str(UNPRIVILEGED_USER)
+    home = os.path.expanduser("~")
     needed = [sys.prefix, sys.base_prefix, str(ROOT), str(folder)]
     binds = [("--bind", path, path) for path in needed if path.startswith((home, "/tmp"))]
     paths = os.pathsep.join(

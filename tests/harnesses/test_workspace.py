@@ -351,7 +351,8 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
     """
     shared = tmp_path / "shared"
     shared.mkdir()
-    known, go = shared / "key", shared / "go"
+    known = shared / "key"
+    go = shared / "go"
     command = script(
         tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go)))
     )
@@ -449,7 +450,9 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, isolation):
 def test_two_starts_at_once_keep_their_folders(tmp_path, monkeypatch):
     """The second one looks for what was left when the first has a folder, and no lock on it yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own_folder, flock, second = module.process_folder.__wrapped__, fcntl.flock, []
+    own_folder = module.process_folder.__wrapped__
+    flock = fcntl.flock
+    second = []
 
     def start_another(file, operation):
         if not second and str(getattr(file, "name", "")).endswith("lock"):

@@ -34,7 +34,8 @@ class Agent:
     """What a [`PromptAgent`] is to DSPy: it answers, or its environment fails."""
 
     def __init__(self, error=None):
-        self.error, self.asked = error, []
+        self.error = error
+        self.asked = []
 
     def answer(self, question, seed=0):
         self.asked.append((question, seed))
@@ -297,7 +298,8 @@ class Replies(Agent):
 
 
 def test_dspys_cache_does_not_answer_for_another_agent():
-    first, second = language_model(Replies("first")), language_model(Replies("second"))
+    first = language_model(Replies("first"))
+    second = language_model(Replies("second"))
     assert [first("?"), second("?"), first("?")] == [["first"], ["second"], ["first"]]
     assert [seed for _, seed in first.engine.model.asked] == [0, 1]
 

@@ -110,7 +110,10 @@ def reinforced(tmp_path, **wanted):
 def test_dspys_grpo_trains_through_our_trainer_on_the_tokens_that_were_sampled(tmp_path):
     provider, compile = reinforced(tmp_path)
     before = {name: weight.clone() for name, weight in provider.trainer.model.state_dict().items()}
-    sampled, trained, policy, metric = [], [], provider.policy, provider.metric
+    sampled = []
+    trained = []
+    policy = provider.policy
+    metric = provider.metric
 
     async def watched(request):
         sample = await policy(request)
@@ -125,7 +128,8 @@ def test_dspys_grpo_trains_through_our_trainer_on_the_tokens_that_were_sampled(t
         )
         return rewards
 
-    provider.policy, provider.trainer.reward_funcs = watched, [scored]
+    provider.policy = watched
+    provider.trainer.reward_funcs = [scored]
     compile()
     assert provider.trainer.state.global_step == 2 and provider.retokenized == 0
     assert sorted(sampled) == sorted(context for context, _, _ in trained) and len(trained) == 8
@@ -167,7 +171,8 @@ def test_espl_takes_the_place_of_gepas_engine(tmp_path):
     oa = pytest.importorskip("gepa.optimize_anything", reason="needs the extra optimizers")
     from optimize_anything import optimize_anything
 
-    read, down = [], []
+    read = []
+    down = []
 
     def evaluator(candidate, example):
         oa.log(f"the candidate was {candidate!r}")

@@ -107,7 +107,8 @@ def test_a_process_that_ends_is_an_outage_and_is_started_again(bridged):
         assert isinstance(failed.error, kind) and "abcdef123456" not in str(failed.error)
         assert reward_of(bridged, rollout.fail(failed)) is None
     assert step(bridged, begun(bridged, task=0), "Nairobi") is None
-    rollout, bridged.timeout = begun(bridged, task=0), 0.01
+    rollout = begun(bridged, task=0)
+    bridged.timeout = 0.01
     assert isinstance(step(bridged, rollout, "hang").error, TimedOut)
 
 

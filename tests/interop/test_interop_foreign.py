@@ -115,7 +115,8 @@ def test_an_openenv_episode(game):
     environment = OpenEnv(game)
     parameters = environment.chat_template_kwargs["tools"][0]["function"]["parameters"]
     assert set(parameters["properties"]) == {"number"} and parameters["required"] == ["number"]
-    rollout, other = begun(environment, secret=4, answers=["4"], image=object()), begun(environment)
+    rollout = begun(environment, secret=4, answers=["4"], image=object())
+    other = begun(environment)
     assert rollout.row["prompt"][-1]["content"] == "Play.\n\nGuess a number."
     assert said(environment, rollout, call(number=3)).text == "wrong"
     assert (

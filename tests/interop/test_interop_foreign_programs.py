@@ -41,7 +41,8 @@ ROWS = [
 ]
 
 # By framework: its environment, and what becomes of rollouts by style: status, calls, token sequences.
-TOOL, TWICE = ("answered", 2, 1), ("answered", 3, 1)
+TOOL = ("answered", 2, 1)
+TWICE = ("answered", 3, 1)
 USUAL = {
     **dict.fromkeys(("plain", "think", "messy", "parallel"), TOOL),
     "broken": TWICE,
@@ -71,7 +72,9 @@ class WatchedProgram(CommandProgram):
 
     def __init__(self, command, answers_by_tool):
         super().__init__(command, timeout=300, workspace=Workspace(shows=[str(SCRIPTS)]))
-        self.answers_by_tool, self.samples, self.played = answers_by_tool, [], []
+        self.answers_by_tool = answers_by_tool
+        self.samples = []
+        self.played = []
 
     async def play_episode(self, rollout, policy, chat_format, limits):
         style = rollout.row["style"]
@@ -79,7 +82,8 @@ class WatchedProgram(CommandProgram):
             one.row["style"] == style for one in self.played
         )  # the first of each group
         self.played.append(rollout)
-        decode, encode = chat_format.tokenizer.decode, chat_format.tokenizer
+        decode = chat_format.tokenizer.decode
+        encode = chat_format.tokenizer
 
         async def sample(request):
             if STYLES[style] is None:

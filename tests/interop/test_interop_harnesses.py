@@ -65,7 +65,8 @@ class Watched(CommandProgram):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.samples, self.played = [], []
+        self.samples = []
+        self.played = []
 
     def does_it(self, rollout):
         return len(self.played) % 2 == 0
@@ -117,7 +118,8 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
         )
         assert found == EXPECTED.get(name, (3, 1, 0))
     # Every sample is in the loss, token for token and once; but titles.
-    drawn, in_loss = Counter(program.samples), Counter(samples_in(seen))
+    drawn = Counter(program.samples)
+    in_loss = Counter(samples_in(seen))
     auxiliary = sum(one.counts["program/auxiliary_calls"] for one in program.played)
     assert not in_loss - drawn and sum((drawn - in_loss).values()) == auxiliary
 

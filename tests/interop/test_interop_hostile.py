@@ -267,7 +267,10 @@ class OpenEnvServer:
     """A server in this process: gives `schema`, and to each message of a session the next of `answers`."""
 
     def __init__(self, answers: list = [], schema: object = SCHEMA, redirect: str = ""):  # noqa: B006
-        self.answers, self.schema, self.redirect, self.headers = answers, schema, redirect, []
+        self.answers = answers
+        self.schema = schema
+        self.redirect = redirect
+        self.headers = []
 
     async def _schema(self, request):
         self.headers.append(dict(request.headers))

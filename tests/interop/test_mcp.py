@@ -56,7 +56,8 @@ def test_an_mcp_server_over_http_answers_the_calls_of_a_turn_side_by_side():
     import uvicorn
     from mcp.server.mcpserver import MCPServer
 
-    server, both = MCPServer("meetings"), asyncio.Barrier(2)
+    server = MCPServer("meetings")
+    both = asyncio.Barrier(2)
 
     @server.tool()
     async def meet(who: str) -> str:

@@ -166,7 +166,8 @@ def test_the_demos_traces_in_native_calls_say_the_same():
     train, _ = make_split(0)
     for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):
         for text in trace["turns"]:
-            tagged, native = parse_turn(text), ToolGrammar().parse(as_tool_calls(text))
+            tagged = parse_turn(text)
+            native = ToolGrammar().parse(as_tool_calls(text))
             assert (native.kind, native.thought, native.answer) == (
                 tagged.kind,
                 tagged.thought,

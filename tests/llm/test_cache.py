@@ -348,7 +348,8 @@ def test_concurrent_calls_for_a_sample_send_one_request(path, counting):
 def test_call_waiting_for_a_cancelled_one_is_sent(path, counting):
     counting.script = lambda request, n: Answer("ok", delay=0.4)
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
-        first, second = start(chat(MESSAGES, repeat=0)), start(chat(MESSAGES, repeat=0))
+        first = start(chat(MESSAGES, repeat=0))
+        second = start(chat(MESSAGES, repeat=0))
         while not counting.requests:
             time.sleep(0.005)
         first.cancel()

@@ -341,7 +341,9 @@ def test_ctrl_c_cancels_what_is_waited_for():
 def test_function_chat_limits_concurrent_calls():
     from agentic_prompting import FunctionChat
 
-    lock, now, most = threading.Lock(), [0], [0]
+    lock = threading.Lock()
+    now = [0]
+    most = [0]
 
     def slow(messages):
         with lock:
@@ -465,14 +467,16 @@ def test_check_checks_every_model_that_can_be_checked():
     class Checked(ScriptedChat):
         def __init__(self, error=None):
             super().__init__(["ok"])
-            self.error, self.checks = error, 0
+            self.error = error
+            self.checks = 0
 
         def check(self):
             self.checks += 1
             if self.error:
                 raise self.error
 
-    good, bad = Checked(), Checked(Unreachable("gone"))
+    good = Checked()
+    bad = Checked(Unreachable("gone"))
     RoutedChat({"a": good, "b": ScriptedChat(["ok"])}, {"a": 1.0}).check()
     assert good.checks == 1
     with pytest.raises(Unreachable):

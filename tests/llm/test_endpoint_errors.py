@@ -230,10 +230,12 @@ def test_being_refused_is_not_being_dead():
 
 def test_breaker_probes_singly_with_growing_pauses(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.circuit_breaker._MAX_PAUSE", 1.0)
-    slept, at_once = [], []
+    slept = []
+    at_once = []
 
     async def run():
-        breaker, inside = CircuitBreaker(), 0
+        breaker = CircuitBreaker()
+        inside = 0
         for _ in range(5):
             breaker.dead(is_probe=False)
 
@@ -267,10 +269,8 @@ def test_failures_in_flight_do_not_lengthen_the_pause():
 
 def test_dead_model_does_not_delay_others():
     with MisbehavingServer() as server:
-        dead, living = (
-            OpenAIChat("m", unused_url(), max_retries=0),
-            OpenAIChat("m", server.base_url),
-        )
+        dead = OpenAIChat("m", unused_url(), max_retries=0)
+        living = OpenAIChat("m", server.base_url)
         with dead, living:
             both = RoutedChat({"dead": dead, "living": living}, lambda question, names: question)
             waiting = [start(both([{"role": "user", "content": "dead"}])) for _ in range(8)]

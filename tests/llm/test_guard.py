@@ -349,7 +349,10 @@ def test_connection_cancelled_while_opening_is_an_outage(monkeypatch):
 
     monkeypatch.setattr(mcp, "Client", NeverOpens)
     tools = object.__new__(MCPTools)
-    tools.server, tools.timeout, tools._client, tools._keeper = "nowhere", 1.0, None, None
+    tools.server = "nowhere"
+    tools.timeout = 1.0
+    tools._client = None
+    tools._keeper = None
 
     async def drops():
         waiting = asyncio.create_task(tools._connect())

@@ -126,7 +126,8 @@ def proxy(status="200 OK"):
             asyncio.run(tunnel())
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
-        server.daemon_threads, server.block_on_close = True, False
+        server.daemon_threads = True
+        server.block_on_close = False
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://user:{PASSWORD}@127.0.0.1:{server.server_address[1]}", heads
         server.shutdown()

@@ -226,7 +226,8 @@ def test_a_users_model_with_a_property_that_raises():
 
 def test_across_threads_and_the_background_loop():
     """A plain `step` runs in a thread, and its own call goes back to the loop; every rollout keeps its own parent."""
-    chat, threads = ScriptedChat(["reply"]), set()
+    chat = ScriptedChat(["reply"])
+    threads = set()
 
     class Library(Environment):
         def step(self, rollout):
@@ -299,7 +300,8 @@ def one_call(row, base_url, api_key):
 )
 def test_a_programs_calls_are_below_its_rollout(headers):
     """Also if it sends no header, another trace's or nonsense."""
-    program, form = Program(one_call), byte_format()
+    program = Program(one_call)
+    form = byte_format()
     rollout = Rollout([1], row={"question": "q", "headers": headers})
     with traced() as found:
         run(play(rollout, Scripted(lambda *_: "hello", form), program, form, Limits()))

@@ -157,7 +157,8 @@ def test_reported_errors_are_free():
 
 
 def test_half_a_completion_is_billed():
-    page, half = Answer(body=b"<html>log in</html>"), Answer(body=b'{"choices": [{"mess')
+    page = Answer(body=b"<html>log in</html>")
+    half = Answer(body=b'{"choices": [{"mess')
     assert play(lambda request, n: page, calls=1, max_retries=0)[0].usage.tokens == 0
     assert play(lambda request, n: half, calls=1, max_retries=0)[0].usage.tokens >= 1024
 

@@ -137,9 +137,11 @@ def test_log_probabilities_are_those_of_a_forward_pass(family, model, tokenizer)
 
 def test_attention_sinks_stay_with_flash_attention(tokenizer):
     """Flash attention takes no masks, and sdpa knows no sinks: the engine computes them eagerly."""
-    model, request = model_of("gpt-oss"), SampleRequest(texts(1, 20)[0], 6, 0)
+    model = model_of("gpt-oss")
+    request = SampleRequest(texts(1, 20)[0], 6, 0)
     (expected,) = sample(TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END), [request])
-    config, before = model.config, model.config._attn_implementation
+    config = model.config
+    before = model.config._attn_implementation
     try:
         config._attn_implementation = "flash_attention_2"
         (one,) = sample(TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END), [request])
@@ -218,7 +220,8 @@ def test_unsupported_architecture_is_named(family, model, tokenizer):
 
 def test_gpt_oss_turn_ends_at_every_configured_token(tmp_path, monkeypatch):
     """`<|return|>` and `<|call|>`, and not at `<|end|>`, behind which the answer follows the thoughts."""
-    model, request = copy.deepcopy(model_of("gpt-oss")), SampleRequest(texts(1, 20)[0], 12, 0)
+    model = copy.deepcopy(model_of("gpt-oss"))
+    request = SampleRequest(texts(1, 20)[0], 12, 0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None, eos_token_id=None)
     (free,) = sample(TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END), [request])
     for end in list(dict.fromkeys(free.ids))[1:4]:
@@ -274,7 +277,8 @@ class Packed(torch.nn.Linear):
 
     def __init__(self, layer):
         super().__init__(layer.in_features, layer.out_features)
-        self.whole, self.bias = [layer.weight], layer.bias
+        self.whole = [layer.weight]
+        self.bias = layer.bias
         self.weight = torch.nn.Parameter(
             torch.zeros(layer.weight.numel() // 2, 1, dtype=torch.uint8), False
         )
@@ -328,7 +332,8 @@ def test_unavailable_auxiliary_loss_is_refused(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["zero3", "fsdp2"])
 def test_two_processes_compute_what_one_does(family, backend, tmp_path):
-    jobs, seen = [[family, "full"], [family, "lora"]], {}
+    jobs = [[family, "full"], [family, "lora"]]
+    seen = {}
     for name, processes in (("ddp", 1), (backend, 2)):
         (tmp_path / name).mkdir()
         settings = {

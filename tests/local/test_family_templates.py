@@ -8,7 +8,8 @@ from agentic_prompting.rollout import AgentSpec, ChatFormat
 from support.families import INTO_USER, TEMPLATES
 from support.tokenizers_for_tests import tokenizer_for
 
-REPLY, ANSWER = "It is Kenya.", "<answer> shilling </answer>"
+REPLY = "It is Kenya."
+ANSWER = "<answer> shilling </answer>"
 
 
 def format_of(name):
@@ -52,10 +53,8 @@ def test_conversation_equals_the_rendered_template(in_its_template):
         "kept, a channel": "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
     }[thoughts]
     turn = thought + header + ask
-    stopped, eos = (
-        form.tokenizer(turn, add_special_tokens=False)["input_ids"],
-        form.tokenizer.eos_token_id,
-    )
+    stopped = form.tokenizer(turn, add_special_tokens=False)["input_ids"]
+    eos = form.tokenizer.eos_token_id
     opening = form.prompt_ids("Which currency?")
     expected = expected.replace(header + "QTURNQ", turn)
     if (
@@ -77,7 +76,8 @@ def test_conversation_equals_the_rendered_template(in_its_template):
 
 def test_a_system_message_is_there(in_its_template):
     name, system, _ = in_its_template
-    spec, tokenizer = AgentSpec(system_prompt="Be brief."), tokenizer_for(name)
+    spec = AgentSpec(system_prompt="Be brief.")
+    tokenizer = tokenizer_for(name)
     text = tokenizer.decode(
         spec.tokens(tokenizer).prompt_ids(spec.messages({"question": "Which currency?"}))
     )

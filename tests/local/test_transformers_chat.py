@@ -111,7 +111,8 @@ def spoilt(output, rng):
 def test_equal_to_plain_greedy_decoding(model):
     """Batches of ragged contexts, drafts and limits. 25 rows a model; none may differ in a single token."""
     rng = random.Random(1)
-    requests, expected = [], []
+    requests = []
+    expected = []
     for _ in range(25):
         context = [rng.randrange(6, VOCABULARY) for _ in range(rng.randint(1, 30))]
         limit = rng.randint(1, 40)
@@ -189,7 +190,8 @@ def test_tokens_after_a_change_are_guessed(change):
             "replaced": [*expected[:20], 7, *expected[21:]],
         }[change]
     )
-    written, passes = [], 0
+    written = []
+    passes = 0
     while len(written) < len(expected):
         guess = draft.guess(written, min(10 if written else 100, len(expected) - len(written) - 1))
         agreed = 0
@@ -203,7 +205,9 @@ def test_tokens_after_a_change_are_guessed(change):
 
 def test_wrong_guesses_fall_silent():
     """Twenty tokens of a draft of which nothing is ever right: guesses at doubling distances."""
-    draft, written, guessed = TokenDraft([7] * 80), [], []
+    draft = TokenDraft([7] * 80)
+    written = []
+    guessed = []
     for token in range(100, 160):
         guess = draft.guess(written, 10)
         if guess:
@@ -358,7 +362,9 @@ def test_crowded_cpu_reads_no_drafts(local_model, tokenizer, monkeypatch):
 
 
 def test_useless_drafts_are_tried_more_rarely():
-    session, tried, ids = _DraftSession(0), [], list(range(40))
+    session = _DraftSession(0)
+    tried = []
+    ids = list(range(40))
     for step in range(1, 26):
         tried += [step] if session.replies_to_skip == 0 else []
         session = session.after_reply(

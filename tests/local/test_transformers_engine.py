@@ -117,10 +117,8 @@ def test_only_what_is_new_is_read(policy, tokenizer):
 
 
 def test_another_text_is_not_taken_for_the_conversation(policy, tokenizer):
-    plain, engine = (
-        TransformersSampler(policy, tokenizer, GREEDY),
-        TransformersEngine(policy, tokenizer, GREEDY),
-    )
+    plain = TransformersSampler(policy, tokenizer, GREEDY)
+    engine = TransformersEngine(policy, tokenizer, GREEDY)
     request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
     for context in (request.context, list(range(11, 50)), [12], [12], list(range(12, 20))):
         other = replace(request, context=context)
@@ -190,7 +188,8 @@ def test_rows_that_do_not_fit_wait(policy, tokenizer):
     tight = Stepped(
         policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True
     )
-    most, put_back = [], []
+    most = []
+    put_back = []
 
     def look(engine):
         most.append(engine.slab.bytes(len(engine.rows), 1))
@@ -205,7 +204,9 @@ def test_rows_that_do_not_fit_wait(policy, tokenizer):
 def test_gpu_bound_follows_the_free_memory(policy, tokenizer, monkeypatch):
     """The first rollouts of a training run come before the optimizer has its states; a bound of then is too much later.
     What torch holds and does not use counts as free. A stand-in for a GPU: what CUDA says, and whether rows fit."""
-    free, reserved, used = [0], [0], [0]
+    free = [0]
+    reserved = [0]
+    used = [0]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: used[0])
@@ -214,10 +215,8 @@ def test_gpu_bound_follows_the_free_memory(policy, tokenizer, monkeypatch):
     fits = []
     for free[0], reserved[0], used[0] in ((32768, 0, 0), (0, 1000, 1000), (0, 32768, 0)):
         with engine.ready():
-            engine.model, engine.slab.layers = (
-                SimpleNamespace(device=torch.device("cuda")),
-                [[block, block]],
-            )
+            engine.model = SimpleNamespace(device=torch.device("cuda"))
+            engine.slab.layers = [[block, block]]
             fits.append(engine._fits(16, 64))
     assert fits == [True, False, True], "8 KB for rows of half of 32 KB"
 
@@ -241,7 +240,8 @@ def test_weights_may_change_during_a_turn(tiny_policy, tokenizer):
 
     engine.between = change
     (whole,) = sample(engine, [request])
-    first, rest = whole.ids[:5], whole.ids[5:]
+    first = whole.ids[:5]
+    rest = whole.ids[5:]
     engine.between = lambda engine: None
     # What the changed model gives from there on, with the numbers that were left.
     drawn = np.random.default_rng(3).random(12)[5:]
@@ -256,7 +256,8 @@ def test_weights_may_change_during_a_turn(tiny_policy, tokenizer):
 
 def test_a_cancelled_request_leaves(policy, tokenizer):
     engine = Stepped(policy, tokenizer, end_of_turn_ids=[len(tokenizer) + 5])
-    at_work, tasks = [], []
+    at_work = []
+    tasks = []
 
     async def both():
         tasks.append(asyncio.create_task(engine(SampleRequest([5], 100_000, 0))))
@@ -343,7 +344,8 @@ def test_together_the_clock_does_not_order_the_rows():
         batches.append([request.conversation for request in requests])
         return [Sample([1]) for _ in requests]
 
-    engine, living = BatchEngine(sampler, max_batch_size=2, on_callers_thread=True), 3
+    engine = BatchEngine(sampler, max_batch_size=2, on_callers_thread=True)
+    living = 3
 
     async def talk(number):
         await engine(SampleRequest([1], 1, 0, conversation=number))
@@ -400,10 +402,8 @@ def test_sliding_windows(tokenizer):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_kinds_of_attention(tiny_policy, tokenizer, attention):
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, attn_implementation=attention).eval()
-    engine, plain = (
-        TransformersEngine(model, tokenizer, GREEDY),
-        TransformersSampler(model, tokenizer, GREEDY),
-    )
+    engine = TransformersEngine(model, tokenizer, GREEDY)
+    plain = TransformersSampler(model, tokenizer, GREEDY)
     assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(
         plain, tokenizer
     )
@@ -493,7 +493,8 @@ def test_every_head_gives_the_text_of_generate(model_with, tokenizer, head):
 def test_the_head_reads_no_context(model_with, tokenizer, head):
     """The head computes logits only for tokens that are sampled. A slice that is not contiguous would make torch copy
     a head without gradient for every row."""
-    model, positions = model_with(head), []
+    model = model_with(head)
+    positions = []
 
     def record(module, inputs):
         assert inputs[0].is_contiguous()
@@ -533,7 +534,8 @@ def test_trainer_forgets_caches_before_weights_change(asking_policy, rows, tmp_p
     def records(max_mb):
         folder = tmp_path / f"{max_mb}"
         trainer = trainer_for(asking_policy, folder, rows, prefix_cache_mb=max_mb, max_steps=3)
-        kept, forget = [], trainer.policy.forget
+        kept = []
+        forget = trainer.policy.forget
 
         def forgetting():
             kept.append(trainer.policy.stats["reused"])
@@ -548,7 +550,8 @@ def test_trainer_forgets_caches_before_weights_change(asking_policy, rows, tmp_p
             for r in read_rollouts(folder / "rollouts")
         ]
 
-    (nothing, plain), (some, cached) = records(0), records(50)
+    (nothing, plain) = records(0)
+    (some, cached) = records(50)
     assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
     assert cached == plain and len(plain) == 12
 

@@ -349,7 +349,9 @@ async def through_chat(client, stream):
     while True:
         asked = {"model": "agent", "messages": messages, "tools": [ADD]}
         if stream:
-            text, calls, thought = "", [], ""
+            text = ""
+            calls = []
+            thought = ""
             async for chunk in await client.chat.completions.create(**asked, stream=True):
                 delta = chunk.choices[0].delta
                 text += delta.content or ""
@@ -357,11 +359,9 @@ async def through_chat(client, stream):
                 calls += delta.tool_calls or []
         else:
             message = (await client.chat.completions.create(**asked)).choices[0].message
-            text, calls, thought = (
-                message.content,
-                message.tool_calls,
-                getattr(message, "reasoning_content", ""),
-            )
+            text = message.content
+            calls = message.tool_calls
+            thought = getattr(message, "reasoning_content", "")
         if not calls:
             return text
         assert thought == "hm" and text == "I add."

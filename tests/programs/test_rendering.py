@@ -40,8 +40,10 @@ TEMPLATES = [
 @pytest.mark.parametrize("new", NEW)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_seam_is_what_the_whole_conversation_has_there(name, new):
-    form, (reply, entries) = byte_format(name), NEW[new]
-    renderer, tools = Renderer(form), [ADD] if reply.tool_calls else []
+    form = byte_format(name)
+    (reply, entries) = NEW[new]
+    renderer = Renderer(form)
+    tools = [ADD] if reply.tool_calls else []
     whole = [ASKED, reply, *entries]
     before = renderer.whole_ids([ASKED], tools)
     sampled = "\n".join([called("add", '{"a": 1}')] * len(reply.tool_calls)) or reply.text
@@ -94,7 +96,8 @@ def with_template(text):
 
 def test_a_template_that_names_results_by_their_call_loses_none():
     """Gemma 4's drops results behind a reply without calls."""
-    form, whole = with_template(RESULTS_BY_CALL), [ASKED, CALLED, ChatMessage("tool", "RESULT ONE")]
+    form = with_template(RESULTS_BY_CALL)
+    whole = [ASKED, CALLED, ChatMessage("tool", "RESULT ONE")]
     between = Renderer(form).ids_after(
         [form.tokenizer.eos_token_id], CALLED, whole[2:], whole, [ADD]
     )
@@ -136,7 +139,8 @@ PARTS = (
 )
 def test_a_part_that_a_template_drops_is_named(dropped, named):
     assert (
-        Renderer(with_template(PARTS.replace("DROPPED", "false"))).find_problem(with_tools=True) is None
+        Renderer(with_template(PARTS.replace("DROPPED", "false"))).find_problem(with_tools=True)
+        is None
     )
     problem = str(
         Renderer(with_template(PARTS.replace("DROPPED", dropped))).find_problem(with_tools=True)
@@ -166,10 +170,8 @@ BROKEN = [
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_any_arguments_of_the_policy_are_rendered(name, arguments):
     """Qwen3.5's template raises an error for arguments that are no object."""
-    form, reply = (
-        byte_format(name),
-        ChatMessage("assistant", "", tool_calls=(ToolCall("call_1", "add", arguments),)),
-    )
+    form = byte_format(name)
+    reply = ChatMessage("assistant", "", tool_calls=(ToolCall("call_1", "add", arguments),))
     whole = [ASKED, reply, ChatMessage("tool", "RESULT ONE")]
     renderer = Renderer(form)
     assert (
@@ -195,10 +197,8 @@ def test_messages_that_a_template_refuses_spoil_no_others():
 
 
 def test_system_messages_are_folded_in_front_and_are_the_users_later():
-    form, notes = (
-        byte_format(),
-        [ChatMessage("system", "one"), ChatMessage("system", "two"), ASKED, ANSWERED],
-    )
+    form = byte_format()
+    notes = [ChatMessage("system", "one"), ChatMessage("system", "two"), ASKED, ANSWERED]
     text = form.tokenizer.decode(
         Renderer(form).whole_ids([*notes, ChatMessage("system", "three")], ())
     )
@@ -228,7 +228,8 @@ async def ask_with(base_url, api_key, **options):
         return 200
 
 
-USER, SYSTEM = {"role": "user", "content": "q"}, {"role": "system", "content": "s"}
+USER = {"role": "user", "content": "q"}
+SYSTEM = {"role": "system", "content": "s"}
 CALL_OF_A_TOOL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 HISTORY = [
     USER,
@@ -257,7 +258,8 @@ def test_a_request_that_the_template_cannot_hold_is_refused(name):
 
     rollout, _ = play_program(agent, name=name)
     assert rollout.status == "answered"
-    with_tools, with_system = 200 if name == "qwen3" else 400, 400 if name == "gemma" else 200
+    with_tools = 200 if name == "qwen3" else 400
+    with_system = 400 if name == "gemma" else 200
     expected = {"tools": with_tools, "system": with_system, "history": with_tools, "plain": 200}
     assert rollout.returned["seen"] == expected
 

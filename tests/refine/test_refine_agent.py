@@ -98,7 +98,8 @@ class Round:
 )
 def test_a_reset_keeps_one_system_prompt(prompt, prompt_format, join):
     """The prompt that an environment's `reset` leaves is complete, in an agent as in training."""
-    tokenizer, environment = world_tokenizer(), Round()
+    tokenizer = world_tokenizer()
+    environment = Round()
     spec = replace(SPEC, join_system_prompt=join, prompt_format=prompt_format)
     agent = PromptAgent(build_policy(tokenizer), tokenizer, environment, spec)
     row = {"question": "which country ?", **({} if prompt is None else {"prompt": prompt})}

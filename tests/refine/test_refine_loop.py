@@ -238,7 +238,8 @@ def test_sentences_and_paragraphs_as_steps():
 def test_the_papers_three_settings_by_name():
     log = Log()
     rules = models(log, length=15)
-    task, critic_model = rules["task"], rules["feedback"]
+    task = rules["task"]
+    critic_model = rules["feedback"]
     said = {"check answers": says_wrong, "edit the prompt": improve, "read over": critic}
     critic_model.rule = lambda system, user: next(
         rule for piece, rule in said.items() if piece in system

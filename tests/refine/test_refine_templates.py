@@ -77,7 +77,8 @@ def test_long_replies_take_no_time():
     st.sampled_from(["sentence", "paragraph"]),
 )
 def test_units_grow_to_the_whole_text(text, count, unit):
-    part, more = first_units(text, count, unit), first_units(text, count + 1, unit)
+    part = first_units(text, count, unit)
+    more = first_units(text, count + 1, unit)
     assert text.startswith(more) and more.startswith(part)
     assert part == more == text or len(part) < len(more)
     assert first_units(text, 1000, unit) == text

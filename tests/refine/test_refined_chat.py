@@ -92,7 +92,8 @@ def test_failures_come_through_as_errors():
 
 def test_it_waits_for_nothing_and_can_be_cancelled():
     async def main():
-        asked, cancelled = asyncio.Event(), []
+        asked = asyncio.Event()
+        cancelled = []
 
         async def never(messages, **options):
             asked.set()
@@ -139,7 +140,8 @@ def test_checks_ask_each_model_once():
 
 def test_a_refined_reply_is_worth_its_recorded_calls():
     """A resumed run finds them recorded: with a `CostReward` its rollouts got other rewards than before."""
-    paid, saved = Usage(1, 1, 0.25), {"cached": True, "saved": Usage(1, 1, 0.25)}
+    paid = Usage(1, 1, 0.25)
+    saved = {"cached": True, "saved": Usage(1, 1, 0.25)}
     first, again = (
         complete(
             RefinedChat(ProRefiner(*[lambda messages, made=made: Reply("Fine.", **made)] * 3)), "q"

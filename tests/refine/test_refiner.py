@@ -35,10 +35,12 @@ def test_64_queries_wait_together():
     task = ScriptedChat(lambda said: Reply(text="on and on", finish_reason="length"))
 
     def say(messages):
-        system, user = messages[0]["content"], messages[-1]["content"]
+        system = messages[0]["content"]
+        user = messages[-1]["content"]
         return improve(system, user) if user.startswith("Prompt:") else "Wrong."
 
-    large, threads = AllAtOnce(ScriptedChat(say), 64), threading.active_count()
+    large = AllAtOnce(ScriptedChat(say), 64)
+    threads = threading.active_count()
     refining = ProRefiner(task, large, large, max_steps=3)
     results = refining.refine_all(PROMPT, [f"Question {i}?" for i in range(64)], progress=False)
     assert [len(result.steps) for result in results] == [3] * 64
@@ -63,7 +65,8 @@ def test_results_are_in_the_order_of_the_queries_and_the_same_as_one_by_one():
 
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_no_more_in_flight_than_allowed(limit):
-    waiting, most = [], []
+    waiting = []
+    most = []
 
     class Held(RuleModel):
         async def __call__(self, messages, **options):
@@ -129,7 +132,9 @@ def test_a_model_that_breaks_its_promise_fails_its_calls_only():
 
 
 def test_leaving_early_cancels_what_is_in_flight():
-    begun, ended, all_ended = set(), {}, threading.Event()
+    begun = set()
+    ended = {}
+    all_ended = threading.Event()
 
     async def work(number):
         begun.add(number)

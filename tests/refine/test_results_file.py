@@ -107,7 +107,8 @@ def test_a_file_of_something_else_is_not_touched(tmp_path):
 
 def test_paid_replies_are_not_paid_twice(tmp_path):
     def said(body, number):
-        system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+        system = body["messages"][0]["content"]
+        user = body["messages"][-1]["content"]
         if user.startswith("Prompt:"):
             return Answer(improve(system, user))
         if user.startswith("Question:"):

@@ -37,7 +37,9 @@ def test_an_async_verifier_is_awaited():
 
 
 def test_plain_verifiers_run_one_after_another_on_one_thread():
-    threads, running, most = set(), [], []
+    threads = set()
+    running = []
+    most = []
 
     def judge(query, output):
         threads.add(threading.current_thread())

@@ -83,7 +83,8 @@ def test_prompts_change_as_the_scenarios_say():
 
 def test_drafted_and_plain_runs_are_compared_and_counted():
     tokens = reciter.tokenizer()
-    model, cases = reciter.random_model(tokens), reciter.mixed_cases(8, 3)
+    model = reciter.random_model(tokens)
+    cases = reciter.mixed_cases(8, 3)
     plain, drafted = (drafting.play(model, tokens, cases, draft=draft) for draft in (False, True))
     assert drafting.differences(model, tokens, plain.results, drafted.results) == {
         "cases": 8,

@@ -515,10 +515,8 @@ def test_two_runs_side_by_side(tmp_path):
 
 def test_score_against_dollars(tmp_path):
     """The last steps of each run: what it answered right, and what the replies were worth, shared ones included."""
-    runs, gold = (
-        {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)},
-        one()["answers"][0],
-    )
+    runs = {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)}
+    gold = one()["answers"][0]
     for name, (usd, right) in runs.items():
         early = [one(step=step, answer=gold, worth_usd=9.0) for step in range(18)]
         late = [
@@ -588,7 +586,8 @@ def test_a_recording_makes_no_system_free(tmp_path):
 def test_watch_writes_again_when_something_was_added(tmp_path):
     from agentic_prompting.report import watch_report
 
-    run, pages = write_run(tmp_path, [one()]), []
+    run = write_run(tmp_path, [one()])
+    pages = []
 
     def wait():
         """Between two looks: nothing new, another step, then Ctrl-C."""
@@ -696,7 +695,8 @@ def test_watch_writes_again_when_the_run_is_evaluated(tmp_path):
     """`evaluate --run RUN` writes into its folder `evaluation`, which was not looked at."""
     from agentic_prompting.report import watch_report
 
-    run, shown = write_run(tmp_path, [one()]), []
+    run = write_run(tmp_path, [one()])
+    shown = []
 
     def wait():
         shown.append('id="data-evaluation"' in (run / "report" / "index.html").read_text())
@@ -721,7 +721,8 @@ def test_watch_does_not_answer_its_own_page(tmp_path):
     """With the run's folder as that of the page it wrote the page again at every look."""
     from agentic_prompting.report import watch_report
 
-    run, stamps = write_run(tmp_path, [one()]), []
+    run = write_run(tmp_path, [one()])
+    stamps = []
 
     def wait():
         stamps.append((run / "index.html").stat().st_mtime_ns)
@@ -821,10 +822,8 @@ JSONS = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(sorted(one())), value=JSONS, within=st.booleans())
 def test_whatever_a_field_holds_the_report_is_made(tmp_path_factory, name, value, within):
-    folder, record = (
-        tmp_path_factory.mktemp("damaged"),
-        one(rewards={"prompt_r1_reward": 1.0}, reward=1.0),
-    )
+    folder = tmp_path_factory.mktemp("damaged")
+    record = one(rewards={"prompt_r1_reward": 1.0}, reward=1.0)
     if (
         within
         and isinstance(record[name], list)
@@ -882,7 +881,8 @@ def refined(**changes):
 def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(
     tmp_path_factory, kind, data, value
 ):
-    folder, name = tmp_path_factory.mktemp("damaged"), data.draw(st.sampled_from(sorted(kind())))
+    folder = tmp_path_factory.mktemp("damaged")
+    name = data.draw(st.sampled_from(sorted(kind())))
     lines = (
         [kind(), kind(**{name: value}), kind(place=1, id="1")]
         if kind is answered

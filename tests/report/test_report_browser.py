@@ -49,7 +49,8 @@ def browser():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A run with everything in it: 640 trajectories over five steps, a population, refined queries."""
-    run, rng = tmp_path_factory.mktemp("run"), random.Random(0)
+    run = tmp_path_factory.mktemp("run")
+    rng = random.Random(0)
     records = [record(number, rng, 8) for number in range(640)]
     evolved(run / "population.json")
     results = ResultsFile(run / "refined.jsonl", "s")
@@ -127,7 +128,8 @@ def test_the_log_and_the_held_out_results(browser, tmp_path):
 
 
 def test_filters(browser, report):
-    page, records = opened(browser, report[0]), report[1]
+    page = opened(browser, report[0])
+    records = report[1]
     shows(page, 640)
     page.get_by_label("outcome").select_option("malformed")
     malformed = [one for one in records if one["status"] == "malformed"]
@@ -258,7 +260,8 @@ ATTACKS = [
 
 def test_hostile_text_runs_nothing(browser, tmp_path):
     """In every field that a model or a data set fills, in the prompts, in the results, and in the folder's name."""
-    text, rng = "\n".join(ATTACKS) + "\ud800 \x00 \u2028", random.Random(0)
+    text = "\n".join(ATTACKS) + "\ud800 \x00 \u2028"
+    rng = random.Random(0)
     turn = {"text": text, "kind": text, "well_formed": False, "problem": text}
     reply = {"text": text, "error": text, "seconds": 0.1, "cached": True}
     attack = {
@@ -484,7 +487,8 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     section = page.locator("#comparison")
     assert section.locator("polyline").count() >= 20 and section.locator(".legend").count() >= 10
     assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
-    drawn, paired = section.locator("figure").first, section.locator("table").nth(1).inner_text()
+    drawn = section.locator("figure").first
+    paired = section.locator("table").nth(1).inner_text()
     assert (
         "steady: trained agent" in drawn.inner_text()
         and "steady" in paired

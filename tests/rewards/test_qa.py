@@ -62,14 +62,16 @@ def reference_f1(prediction: str, answer: str) -> float:
     predicted, expected = reference_pair(prediction, answer)
     if not predicted and not expected:
         return 1.0
-    unmatched, hits = list(expected), 0
+    unmatched = list(expected)
+    hits = 0
     for token in predicted:
         if token in unmatched:
             unmatched.remove(token)
             hits += 1
     if hits == 0:
         return 0.0
-    precision, recall = hits / len(predicted), hits / len(expected)
+    precision = hits / len(predicted)
+    recall = hits / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 

@@ -194,11 +194,13 @@ def test_values_that_clients_cannot_take_are_no_json(value):
 def test_half_a_surrogate_pair_is_replaced():
     call = read_call('{"name": "write", "arguments": {"\\udfff": ["a\\uD800b", "\\ud83d\\ude42"]}}')
     (key,) = call.arguments
-    (first, second), text = call.arguments[key], json.dumps(call.arguments, ensure_ascii=False)
+    (first, second) = call.arguments[key]
+    text = json.dumps(call.arguments, ensure_ascii=False)
     assert text.encode() and first[0] + first[-1] == "ab" and second == "🙂"
 
 
-STRING, NULL = {"type": "string"}, {"type": "null"}
+STRING = {"type": "string"}
+NULL = {"type": "null"}
 PARAMETERS = [
     (STRING, "12", "12"),
     (STRING, '"a"', '"a"'),

@@ -175,7 +175,11 @@ def traces(n=1500):
 
 
 def test_traces_obey_their_principles():
-    said, obeyed, unadvised, guessed, refused = 0, 0, 0, 0, 0
+    said = 0
+    obeyed = 0
+    unadvised = 0
+    guessed = 0
+    refused = 0
     for principles, trace in traces():
         advice = dict(text.split()[1:] for text in principles if text.startswith("say "))
         assert len(trace["observations"]) == len(trace["turns"]) - 1
@@ -184,9 +188,11 @@ def test_traces_obey_their_principles():
             words = [word for word in turn.request.split() if word in WORDS]
             relation = sought(question.chain[0])
             if question.hops == 1 and relation in advice:
-                said, obeyed = said + 1, obeyed + (advice[relation] in words)
+                said = said + 1
+                obeyed = obeyed + (advice[relation] in words)
             elif question.hops == 1:
-                unadvised, guessed = unadvised + 1, guessed + bool(words)
+                unadvised = unadvised + 1
+                guessed = guessed + bool(words)
         if is_refusal(" ".join(trace["observations"][-1:])):
             refused += 1
             assert parse_turn(trace["turns"][-1]).answer == "nothing"

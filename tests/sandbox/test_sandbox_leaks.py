@@ -24,7 +24,9 @@ def test_nothing_about_a_held_out_country_is_seen_before(name):
 
 
 def test_exercises_are_no_questions_and_go_on_by_copying():
-    spec, tokenizer, rng = sandbox_spec(), world_tokenizer(), random.Random(0)
+    spec = sandbox_spec()
+    tokenizer = world_tokenizer()
+    rng = random.Random(0)
     traces = make_traces(make_split(5)[0], 200, {**DEFAULT_MIX, "impatient": 0}, Oracle(), rng)
     conversations = [
         rollout_from_trace(trace, spec, ChatFormat(tokenizer, spec.grammar)) for trace in traces

@@ -37,7 +37,8 @@ def test_following_the_path_gives_the_answer_to_every_question():
 
 
 def test_guesses_look_like_answers_and_are_of_the_right_kind():
-    oracle, world = Oracle(), load_world()
+    oracle = Oracle()
+    world = load_world()
     for question in MULTI_HOP:
         value = value_of(oracle.answer(question.text))
         assert value in world.values[parse_question(question.text).chain[-1]]
@@ -45,7 +46,8 @@ def test_guesses_look_like_answers_and_are_of_the_right_kind():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_passing_the_question_on_is_right_by_chance_alone(seed):
-    oracle, world = Oracle(seed=seed), load_world()
+    oracle = Oracle(seed=seed)
+    world = load_world()
     right = [value_of(oracle.answer(question.text)) == question.answer for question in MULTI_HOP]
     chance = [
         1 / len(world.values[parse_question(question.text).chain[-1]]) for question in MULTI_HOP
@@ -92,14 +94,16 @@ def test_two_oracles_with_the_same_seed_say_the_same():
 
 
 def test_the_guess_does_not_depend_on_how_or_when_it_is_asked():
-    oracle, text = Oracle(noise=0.5), MULTI_HOP[0].text
+    oracle = Oracle(noise=0.5)
+    text = MULTI_HOP[0].text
     again = [user("hello"), user(f"tell me : {text.upper()}")]
     assert complete(oracle, text).text == complete(oracle, again, repeat=3).text
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 1.0])
 def test_noise_is_as_frequent_as_it_says(noise):
-    oracle, world = Oracle(noise=noise), load_world()
+    oracle = Oracle(noise=noise)
+    world = load_world()
     values = [(question, value_of(complete(oracle, question.text).text)) for question in ONE_HOP]
     assert all(
         value in world.values[parse_question(question.text).chain[-1]] for question, value in values
@@ -109,7 +113,8 @@ def test_noise_is_as_frequent_as_it_says(noise):
 
 
 def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
-    oracle, text = Oracle(noise=0.5), "what is the currency of Kenya ?"
+    oracle = Oracle(noise=0.5)
+    text = "what is the currency of Kenya ?"
     repeats = Counter(
         complete(oracle, text, repeat=i).text == "the answer is shilling ." for i in range(200)
     )

@@ -102,7 +102,8 @@ def test_partial_outputs_are_beginnings_of_the_whole(limit):
 
 
 def share_right(prompt, kind):
-    rows, solver = [row for row in ROWS if row["task"] == kind], PuzzleSolver()
+    rows = [row for row in ROWS if row["task"] == kind]
+    solver = PuzzleSolver()
     return sum(
         score_puzzle(solver.answer(prompt, row["question"]), row["answers"]) for row in rows
     ) / len(rows)
@@ -111,7 +112,8 @@ def share_right(prompt, kind):
 @pytest.mark.parametrize("kind", [SORTING, COUNTING])
 def test_advice_in_the_prompt_prevents_mistakes(kind):
     advice = [fault.advice for fault in FAULTS.values() if fault.task == kind]
-    plain, warned = share_right(START_PROMPTS[kind], kind), share_right("\n".join(advice), kind)
+    plain = share_right(START_PROMPTS[kind], kind)
+    warned = share_right("\n".join(advice), kind)
     assert plain < 0.65 and warned > 0.85
     assert share_right("\n".join([*advice, KEEP_SHORT]), kind) < warned - 0.2
     assert share_right(f"{START_PROMPTS[kind]} {BE_CAREFUL}", kind) == plain
@@ -119,7 +121,8 @@ def test_advice_in_the_prompt_prevents_mistakes(kind):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_seen_in_the_steps_and_turned_into_its_advice(name):
-    fault, question = FAULTS[name], SORT if FAULTS[name].task == SORTING else COUNT
+    fault = FAULTS[name]
+    question = SORT if FAULTS[name].task == SORTING else COUNT
     solver = PuzzleSolver(carelessness=1.0, in_spite=0.0)
     others = "\n".join(other.advice for key, other in FAULTS.items() if key != name)
     output = solver.answer(others, question)
@@ -146,10 +149,8 @@ def test_each_fault_is_seen_in_the_steps_and_turned_into_its_advice(name):
 @pytest.mark.parametrize("row", ROWS[:30])
 def test_right_work_is_never_blamed_however_short_it_is_cut(row):
     """A critic that is never wrong has no remark on any beginning of a right answer."""
-    chat, words = (
-        PuzzleCritic(misses=0.0, alarms=0.0),
-        PuzzleSolver(carelessness=0.0).answer("", row["question"]).split(" "),
-    )
+    chat = PuzzleCritic(misses=0.0, alarms=0.0)
+    words = PuzzleSolver(carelessness=0.0).answer("", row["question"]).split(" ")
     for end in range(1, len(words) + 1):
         output = " ".join(words[:end])
         assert (

@@ -90,7 +90,8 @@ def test_a_fingerprint_is_of_everything_that_a_warm_start_depends_on(monkeypatch
 
 def test_a_policy_is_shipped_as_it_was_made(tmp_path):
     recipe = setup.sandbox_recipe(setup.make_split(0, 8)[0], 0, 1)
-    policy, file = recipes.make_policy(recipe, tmp_path / "sft"), tmp_path / "policy.npz"
+    policy = recipes.make_policy(recipe, tmp_path / "sft")
+    file = tmp_path / "policy.npz"
     recipes.ship(policy, recipe, file)
     held = recipes.load_shipped(recipe, [file]).state_dict()
     assert all(torch.equal(weights, held[name]) for name, weights in policy.state_dict().items())

@@ -141,7 +141,8 @@ def test_another_grammar_and_any_chat_model():
 
 def test_the_vocabulary_is_exactly_the_words_that_occur():
     world = World(load_world().countries[:4])
-    questions, oracle = all_questions((1, 2, 3), world), Oracle(world=world)
+    questions = all_questions((1, 2, 3), world)
+    oracle = Oracle(world=world)
     mixed = make_traces(
         all_questions((2, 3), world), 2000, DEFAULT_MIX, oracle, random.Random(0), world=world
     )

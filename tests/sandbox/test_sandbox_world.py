@@ -135,7 +135,8 @@ def test_paths_lead_to_the_answer():
 
 
 def test_all_questions_are_there_once():
-    n, airports = len(WORLD.countries), len(WORLD.by["airport"])
+    n = len(WORLD.countries)
+    airports = len(WORLD.by["airport"])
     assert len(all_questions((1,))) == 3 * n + n + airports
     assert len(all_questions((2,))) == 3 * n + airports
     assert len(all_questions((3,))) == 3 * airports

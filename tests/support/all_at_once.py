@@ -17,14 +17,16 @@ class AllAtOnce:
     """
 
     def __init__(self, chat: ChatModel, n: int):
-        self.chat, self.n = chat, n
+        self.chat = chat
+        self.n = n
         self._waiting: list[asyncio.Future[None]] = []
 
     async def __call__(self, messages: Any, **options: Any) -> Reply:
         here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(here)
         if len(self._waiting) == self.n:
-            together, self._waiting = self._waiting, []
+            together = self._waiting
+            self._waiting = []
             for one in together:
                 one.set_result(None)
         await here

@@ -126,7 +126,9 @@ def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06)
     from agentic_prompting.sandbox import Oracle, make_split
     from agentic_prompting.sandbox.traces import Episode, load_world, write_trace
 
-    rng, world, records = random.Random(seed), load_world(), []
+    rng = random.Random(seed)
+    world = load_world()
+    records = []
     questions, _ = make_split(0)
     for step in range(steps):
         good = min(0.95, 0.15 + rising * step)
@@ -142,7 +144,8 @@ def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06)
                 records.append(_played(trace, step, rng))
     log = RecordFile(folder / "rollouts" / "log.jsonl")
     for step in range(1, steps + 1):
-        fades, noise = 1 / (1 + step / 6), rng.random()
+        fades = 1 / (1 + step / 6)
+        noise = rng.random()
         entry = {
             "loss": 3e-4 * noise,
             "kl": 0.004 * step * (0.5 + noise),
@@ -208,16 +211,15 @@ def evolved(path: Path, steps: int = 24) -> Any:
     from agentic_prompting.evolution import Population, SystemPrompt
 
     advice = [f"Rule {name}: ask for one thing at a time." for name in "abcdefgh"]
-    rng, population = (
-        random.Random(3),
-        Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1),
-    )
+    rng = random.Random(3)
+    population = Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1)
     for step in range(steps):
         playing = population.select(3)
         population.record(
             playing, [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
         )
-        parent, ids = playing[0], tuple(dict.fromkeys(prompt.id for prompt in playing))
+        parent = playing[0]
+        ids = tuple(dict.fromkeys(prompt.id for prompt in playing))
         principles = dict.fromkeys([*parent.principles[-4:], rng.choice(advice)])
         population.add(
             SystemPrompt(

@@ -34,13 +34,15 @@ def crafted(pieces, failed):
 
     rollouts = []
     for i in range(B):
-        prompt, turns = draw(5 + i), [draw(3 + (i * 7 + k) % 9) for k in range(3)]
+        prompt = draw(5 + i)
+        turns = [draw(3 + (i * 7 + k) % 9) for k in range(3)]
         seen = [draw(4 + k + i) for k in range(2)]
         steps = [(turns[0], 1), (seen[0], 0), (turns[1], 1), (seen[1], 0), (turns[2], 1)]
         cuts = {1: [steps], 2: [steps[:3], steps[3:]], 3: [steps[:1], steps[1:3], steps[3:]]}[
             pieces(i)
         ]
-        sequences, context = [], list(prompt)
+        sequences = []
+        context = list(prompt)
         for part in cuts:
             sequence = TokenSequence(list(context))
             for ids, own in part:
@@ -59,16 +61,12 @@ def crafted(pieces, failed):
             row={**ROW, "prompt": [{"role": "user", "content": "q"}]},
             others=others,
         )
-        rollout.ids, rollout.mask, rollout.status = (
-            first.ids,
-            first.mask,
-            "failed" if i in failed else "answered",
-        )
+        rollout.ids = first.ids
+        rollout.mask = first.mask
+        rollout.status = "failed" if i in failed else "answered"
         rollout.observations = [Observation("y")] * 2
-        rollout.turns, rollout.returned = (
-            [Turn("x", "act", True)] * 3,
-            {"answer": "x", "reward": float(i % 3)},
-        )
+        rollout.turns = [Turn("x", "act", True)] * 3
+        rollout.returned = {"answer": "x", "reward": float(i % 3)}
         rollouts.append(rollout)
     return rollouts
 
@@ -128,7 +126,8 @@ def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **
     trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = options.get("gradient_accumulation_steps", 1)
-    rows, total = [], 0.0
+    rows = []
+    total = 0.0
     for step in range(options.get("steps_per_generation", 1)):
         trainer._step = step
         inputs = trainer._prepare_inputs([ROW] * B)
@@ -180,7 +179,8 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     }
     options["lr_scheduler_type"] = "constant"
     trainer = trainer_for(policy, folder, environment, **options)
-    rollouts, rank = crafted(pieces, failed), trainer.accelerator.process_index
+    rollouts = crafted(pieces, failed)
+    rank = trainer.accelerator.process_index
     own = B // trainer.accelerator.num_processes
     source = Crafted(rollouts[rank * own : (rank + 1) * own])
     trainer.on_policy = trainer.source = source

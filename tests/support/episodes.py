@@ -26,7 +26,10 @@ class ScriptedSampler(BatchEngine):
         self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True
     ):
         super().__init__(self.sample, on_callers_thread=True)
-        self.chat_format, self.turns, self.cut, self.ended = chat_format, turns, cut, ended
+        self.chat_format = chat_format
+        self.turns = turns
+        self.cut = cut
+        self.ended = ended
         self.batches: list[list[SampleRequest]] = []
 
     def sample(self, requests):

@@ -45,7 +45,8 @@ class Writes:
     """A sampler that writes one of five words in turn, so that a reward can tell the rollouts apart."""
 
     def __init__(self, trainer):
-        self.trainer, self.written = trainer, 0
+        self.trainer = trainer
+        self.written = 0
 
     def __call__(self, requests):
         samples = []

@@ -35,7 +35,9 @@ class Policy:
     """
 
     def __init__(self, fail=None):
-        self.calls, self.fail, self.seen = 0, fail or (lambda number: None), set()
+        self.calls = 0
+        self.fail = fail or (lambda number: None)
+        self.seen = set()
 
     async def __call__(self, messages, *, repeat=None, session=None, **sampling):
         error = self.fail(self.calls)

@@ -14,7 +14,9 @@ class Watch(TrainerCallback):
     """Keeps the weights and optimizer state after every step, and the next step's learning rate."""
 
     def __init__(self):
-        self.weights, self.optimizer, self.rates = [], [], []
+        self.weights = []
+        self.optimizer = []
+        self.rates = []
 
     def on_step_end(
         self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs
@@ -45,7 +47,8 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, 
     trainer = trainer_for(policy, folder, rows, chat, **{"max_failed_share": 1.0, **changes})
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    play, batches = trainer.player.play, iter(range(100))
+    play = trainer.player.play
+    batches = iter(range(100))
 
     def play_while_down(rollouts, what):
         chat.down = next(batches) in failing_batches

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 import transformers
 
-VOCABULARY, END = 128, 2
+VOCABULARY = 128
+END = 2
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -93,7 +93,8 @@ def _played(
             place = {**found, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             _become(script, arguments, log, place if group else {})
         children.append(child)
-    deadline, codes = time.monotonic() + timeout, dict[int, int]()
+    deadline = time.monotonic() + timeout
+    codes = dict[int, int]()
     while len(codes) < len(children):
         for child in set(children) - set(codes):
             ended, status = os.waitpid(child, os.WNOHANG)

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-WIDTH, HEADS, HIDDEN, LAYERS = 32, 4, 64, 2
+WIDTH = 32
+HEADS = 4
+HIDDEN = 64
+LAYERS = 2
 WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ċ", "ab", "cd"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
 

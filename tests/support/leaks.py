@@ -34,12 +34,14 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     with patch.object(setup, "warm_started", warm_started), TemporaryDirectory() as folder:
         if name == "prompt-r1":
             sandbox = setup.prepare_sandbox(folder, seed, warm_start_steps=warm_start_steps)
-            world, tokenizer = load_world(), setup.world_tokenizer()
+            world = load_world()
+            tokenizer = setup.world_tokenizer()
         else:
             sandbox = setup.prepare_guarded(
                 Path(folder), seed, warm_start_steps=warm_start_steps, world=name
             )
-            world, tokenizer = load_guarded_world(), setup.guarded_tokenizer()
+            world = load_guarded_world()
+            tokenizer = setup.guarded_tokenizer()
     texts = [*sandbox.train["question"], *(sandbox.root.principles if name != "prompt-r1" else ())]
     for trace in shown:
         texts += [trace["question"], *trace["answers"], *trace["turns"], *trace["observations"]]

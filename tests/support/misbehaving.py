@@ -38,7 +38,10 @@ class Exchange:
         request: dict[str, Any],
         text: str,
     ):
-        self.server, self.writer, self.request, self.text = server, writer, request, text
+        self.server = server
+        self.writer = writer
+        self.request = request
+        self.text = text
         self.keep_alive = True
 
     def send(self, body: bytes | dict[str, Any], status: int = 200, **headers: str) -> None:
@@ -318,13 +321,11 @@ class MisbehavingServer:
         hang_seconds: float = 30.0,
         port: int = 0,
     ):
-        self.plan, self.latency, self.say, self.hang_seconds, self.port = (
-            plan,
-            latency,
-            say,
-            hang_seconds,
-            port,
-        )
+        self.plan = plan
+        self.latency = latency
+        self.say = say
+        self.hang_seconds = hang_seconds
+        self.port = port
         self.requests: list[dict[str, Any]] = []
         self.at: list[float] = []
         self.authorizations: set[str] = set()

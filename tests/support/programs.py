@@ -56,7 +56,10 @@ class Scripted:
     """A policy that writes `say(what it reads, request)`."""
 
     def __init__(self, say, form: ChatFormat, delay: float = 0.0):
-        self.say, self.form, self.delay, self.requests = say, form, delay, []
+        self.say = say
+        self.form = form
+        self.delay = delay
+        self.requests = []
 
     async def __call__(self, request):
         self.requests.append(request)

@@ -9,7 +9,8 @@ from typing import Any
 from agentic_prompting.llm import LLMError, Reply, ServerFailed, Usage
 from agentic_prompting.refine import ProRefiner
 
-PROMPT, QUERY = "Think step by step.", "How many drums?"
+PROMPT = "Think step by step."
+QUERY = "How many drums?"
 
 
 @dataclass
@@ -30,7 +31,10 @@ class RuleModel:
     """A [`ChatModel`]: `rule(system, user)` gives the whole text, of which `max_tokens` words are written."""
 
     def __init__(self, role: str, log: Log, rule):
-        self.role, self.log, self.rule, self.model = role, log, rule, f"{role}-rule"
+        self.role = role
+        self.log = log
+        self.rule = rule
+        self.model = f"{role}-rule"
 
     async def __call__(self, messages, *, repeat=None, session=None, **sampling: Any) -> Reply:
         number = len(self.log.calls)
@@ -43,7 +47,8 @@ class RuleModel:
             return Reply(error=self.log.error)
         words = self.rule(messages[0]["content"], messages[-1]["content"]).split(" ")
         limit = sampling.get("max_tokens", 10**9)
-        text, finish = " ".join(words[:limit]), "length" if len(words) > limit else "stop"
+        text = " ".join(words[:limit])
+        finish = "length" if len(words) > limit else "stop"
         return Reply(text=text, finish_reason=finish, usage=Usage(7, min(limit, len(words))))
 
 

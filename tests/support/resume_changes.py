@@ -59,7 +59,8 @@ def resumed_with(
         return trainer
 
     first = build()
-    paid, sample = first.environment.paid, first.policy.sampler
+    paid = first.environment.paid
+    sample = first.policy.sampler
 
     def killed(requests: Any) -> Any:
         if sum(paid.values()) >= moment:
@@ -73,7 +74,8 @@ def resumed_with(
         pass
     else:
         raise AssertionError("the run ended before the kill")
-    said, log = Said(), logging.getLogger("agentic_prompting")
+    said = Said()
+    log = logging.getLogger("agentic_prompting")
     log.addHandler(said)
     try:
         again = build(**change)

@@ -95,7 +95,8 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     """The sets of names that can be reached from each other, sorted."""
 
     def reach(start: str) -> set[str]:
-        found, todo = set(), [start]
+        found = set()
+        todo = [start]
         while todo:
             new = arrows.get(todo.pop(), set()) - found
             found |= new

@@ -120,7 +120,8 @@ def beside_a_first(second: Callable[[Path], None], folder: Path) -> tuple[list[P
         "optimal_verifier.jsonl",
     ):
         (folder / name).write_bytes(b'{"half a line')
-    before, said = files_of(folder), ""
+    before = files_of(folder)
+    said = ""
     with only_writer(folder / SECOND[second]):
         try:
             second(folder)

@@ -22,7 +22,9 @@ class Scripted:
     """A sampler that asks, and answers after the reply; `turns` replaces both. It logs the sizes of its batches."""
 
     def __init__(self, agent, turns=None, seconds=0.0):
-        self.format, self.turns, self.seconds = agent.chat_format, turns, seconds
+        self.format = agent.chat_format
+        self.turns = turns
+        self.seconds = seconds
         self.batches: list[int] = []
 
     def __call__(self, requests):

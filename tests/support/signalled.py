@@ -81,7 +81,9 @@ class Counted:
     """Replies of a server, counted; each takes `seconds`."""
 
     def __init__(self, say: Any, seconds: float):
-        self.say, self.seconds, self.asked = say, seconds, 0
+        self.say = say
+        self.seconds = seconds
+        self.asked = 0
 
     def __call__(self, body: dict[str, Any], number: int) -> Any:
         from support.servers import Answer

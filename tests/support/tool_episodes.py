@@ -55,7 +55,8 @@ class Guess:
     def reset(self, secret: int = 3, **row: object) -> str:
         if secret < 0:
             raise ConnectionError("the game's server is down")
-        self.secret, self.tries = secret, 0
+        self.secret = secret
+        self.tries = 0
         return " Guess a number."
 
     def guess(self, number: int) -> str:

@@ -24,7 +24,8 @@ def _memory():
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter
@@ -77,7 +78,9 @@ class Collector:
     """
 
     def __init__(self):
-        self.spans, self.headers, self.resources = [], [], []
+        self.spans = []
+        self.headers = []
+        self.resources = []
         collector = self
 
         class Handler(BaseHTTPRequestHandler):

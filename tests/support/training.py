@@ -65,7 +65,9 @@ class Acts:
     """A sampler that asks once and then answers: right for every other rollout, so that there is an advantage."""
 
     def __init__(self, trainer):
-        self.trainer, self.asked, self.answered = trainer, 0, 0
+        self.trainer = trainer
+        self.asked = 0
+        self.answered = 0
 
     def __call__(self, requests):
         return [self._turn(request) for request in requests]
@@ -123,7 +125,9 @@ def rows_of(inputs):
 
 def rows_learned(trainer):
     """Train, and return the rows of the loss, as [`rows_of`] has them; the weights have moved."""
-    weight, rows, loss_of = trainer.model.lm_head.weight, [], trainer._compute_loss
+    weight = trainer.model.lm_head.weight
+    rows = []
+    loss_of = trainer._compute_loss
     before = weight.clone()
 
     def watched_loss(model, inputs):

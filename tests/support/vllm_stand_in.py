@@ -47,7 +47,8 @@ class Engine:
         generator = torch.Generator().manual_seed(
             next(self.seeds) if seed is None else seed % 2**63
         )
-        ids, logprobs = [], []
+        ids = []
+        logprobs = []
         with self.lock:
             while True:
                 logits = self.model(torch.tensor([[*context, *ids]])).logits[0, -1]
@@ -77,8 +78,13 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, model, weights, max_model_len=512, slow_update=0.0):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.engine, self.weights, self.max_model_len = Engine(model), Path(weights), max_model_len
-        self.slow_update, self.updates, self.asked, self.gone = slow_update, 0, [], False
+        self.engine = Engine(model)
+        self.weights = Path(weights)
+        self.max_model_len = max_model_len
+        self.slow_update = slow_update
+        self.updates = 0
+        self.asked = []
+        self.gone = False
         self.made = {}  # updates before each turn, by its seed
 
     @property
@@ -224,7 +230,8 @@ class _LLM:
     """The colocated engine: a step answers the oldest request."""
 
     def __init__(self, model, **ignored):
-        self.engine, self.asked = Engine(model), {}
+        self.engine = Engine(model)
+        self.asked = {}
         at = self
         for name in ("llm_engine", "model_executor", "driver_worker", "model_runner", "model"):
             at.__dict__[name] = types.SimpleNamespace()
@@ -290,7 +297,8 @@ def install(weights):
     }
     for name, names in contents.items():
         module = types.ModuleType(name)
-        module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
         vars(module).update(names)
         sys.modules[name] = module
     from trl.generation.vllm_client import VLLMClient

@@ -47,7 +47,8 @@ def rollout(text=HOSTILE, question="which ?", error=None):
     ]
     one.observations = [Observation(text=text, error=error)]
     one.turns.append(parse_turn("<think> c </think> <answer> Nairobi </answer>", TagGrammar()))
-    one.status, one.error = ("failed" if error else "answered"), error
+    one.status = "failed" if error else "answered"
+    one.error = error
     return one
 
 
@@ -55,7 +56,9 @@ class FakeWandB:
     """Keeps what it is told; a table is its columns and rows."""
 
     def __init__(self, breaks=False):
-        self.logged, self.breaks, self.tried = [], breaks, 0
+        self.logged = []
+        self.breaks = breaks
+        self.tried = 0
 
     def Table(self, columns, data):
         assert all(len(row) == len(columns) for row in data)

@@ -31,7 +31,8 @@ def test_lines_of_long_work_say_how_long_it_still_takes(capsys, monkeypatch):
 def test_the_line_of_a_step_says_how_long_the_others_take(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    callback, state = callbacks.OneLineProgress(), TrainerState(max_steps=24, global_step=4)
+    callback = callbacks.OneLineProgress()
+    state = TrainerState(max_steps=24, global_step=4)
     callback.on_train_begin(None, state, None)  # of a run that goes on after step 4
     for step in (5, 24):
         now[0] += 3

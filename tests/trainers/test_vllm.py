@@ -14,7 +14,8 @@ PATHS = {"ddp": ["direct", "collective", "colocate", "narrow"], "zero3": ["colle
 @pytest.fixture(scope="module", params=PATHS)
 def seen(request, tiny_policy, tmp_path_factory):
     """What each of two processes saw of all paths in one launch, and what the server did."""
-    folder, weights = tmp_path_factory.mktemp("vllm"), tmp_path_factory.mktemp("weights")
+    folder = tmp_path_factory.mktemp("vllm")
+    weights = tmp_path_factory.mktemp("weights")
     with (
         Server(tiny_policy, weights, slow_update=0.3) as server,
         Server(tiny_policy, weights, max_model_len=40) as narrow,

@@ -174,7 +174,8 @@ def test_a_stop_text_that_ends_inside_a_token(policy_for, tokenizer):
 
 
 def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, tokenizer):
-    policy, chat_format = policy_for(), ChatFormat(tokenizer, TagGrammar())
+    policy = policy_for()
+    chat_format = ChatFormat(tokenizer, TagGrammar())
     limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.max_context)
     assert policy.max_context == CONTEXT
     prompts = [[50] * n for n in (CONTEXT - 24, CONTEXT - 1, CONTEXT)]
@@ -201,7 +202,8 @@ async def disturbed(policy, disturb):
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_paused_and_resumed_under_load(policy_for, server, mode):
     """As whoever loads weights does it: every turn is what it would have been."""
-    policy, reasons = policy_for(), Counter()
+    policy = policy_for()
+    reasons = Counter()
     undisturbed = ids(sampled(policy, LONG))
     complete = policy._complete
 

@@ -115,7 +115,8 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
     policy = VLLMServerPolicy(adapters.servers, args, Sampling(), adapters)
     shared = [(7 * i) % 700 + 20 for i in range(4 * BLOCK)]
     requests = [SampleRequest([*shared[: 100 + 60 * i], 30 + i], 60, seed=i) for i in range(7)]
-    seen, lasted = [], []
+    seen = []
+    lasted = []
 
     async def ask(request):
         version = adapters.version
@@ -179,7 +180,8 @@ class Kills(Rounds):
 
     async def step(self, rollout):
         if self.server is not None and self.trainer.state.global_step == 2:
-            server, self.server = self.server, None
+            server = self.server
+            self.server = None
             server.kill()
             await asyncio.to_thread(self.then, server)
         return await super().step(rollout)
@@ -271,7 +273,8 @@ def test_what_adapters_cannot_carry(train):
 def test_another_answer_than_the_trainers_stops(train, monkeypatch):
     """A server whose adapter is not the trainer's: here one that gets all zeros for it."""
     trainer = train(max_steps=4)
-    sync, write = trainer.vllm_generation, trainer.vllm_generation._write
+    sync = trainer.vllm_generation
+    write = trainer.vllm_generation._write
     monkeypatch.setattr(
         sync, "_write", lambda weights: write({name: 0 * w for name, w in weights.items()})
     )
@@ -362,7 +365,9 @@ class Restarts(Rounds):
     """A server is killed and started again in the fourth step, while no turn is under way: all wait for a reply."""
 
     def __init__(self, server, rollouts):
-        self.server, self.waiting, self.back = server, rollouts, asyncio.Event()
+        self.server = server
+        self.waiting = rollouts
+        self.back = asyncio.Event()
 
     async def step(self, rollout):
         if self.trainer.state.global_step == 3 and not self.back.is_set():
@@ -402,7 +407,8 @@ def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
     trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(
         **settings
     )
-    written, seen = {}, []
+    written = {}
+    seen = []
 
     class Watched(VLLMServerPolicy):
         async def __call__(self, request):
@@ -410,13 +416,15 @@ def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
             seen.append((request, sample))
             return sample
 
-    sync, write = trainer.vllm_generation, trainer.vllm_generation._write
+    sync = trainer.vllm_generation
+    write = trainer.vllm_generation._write
 
     def kept(weights):
         written[trainer.state.global_step] = dict(weights)
         write(weights)
 
-    trainer.policy.__class__, sync._write = Watched, kept
+    trainer.policy.__class__ = Watched
+    sync._write = kept
     with torch.enable_grad():
         trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry]

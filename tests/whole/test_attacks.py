@@ -30,11 +30,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def grown():
     """Each prompt the child of the one before, rated against its neighbours."""
-    population, rng, started = (
-        Population(SystemPrompt("Answer.", ("Think.",))),
-        random.Random(0),
-        time.process_time(),
-    )
+    population = Population(SystemPrompt("Answer.", ("Think.",)))
+    rng = random.Random(0)
+    started = time.process_time()
     while len(population.members) < 100_000:
         newest = population.members[-1].prompt
         population.add(
@@ -53,7 +51,8 @@ def grown():
 
 
 def test_the_state_of_100_000_prompts(grown, tmp_path):
-    started, again = time.process_time(), Population(SystemPrompt("Answer.", ("Think.",)))
+    started = time.process_time()
+    again = Population(SystemPrompt("Answer.", ("Think.",)))
     atomic_write(tmp_path / "population.json", json.dumps(grown.state_dict()))
     load_state(tmp_path / "population.json", again.load_state_dict)
     assert len(again.members) == 100_000 and again.best() == grown.best()
@@ -71,7 +70,8 @@ def test_the_report_of_100_000_prompts(grown, tmp_path):
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
 
-KEY, PASSWORD = "sk-planted-0123456789abcdef", "hunter2-planted-in-the-address"
+KEY = "sk-planted-0123456789abcdef"
+PASSWORD = "hunter2-planted-in-the-address"
 
 
 def contents(path):
@@ -92,7 +92,8 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(
     from support.servers import Answer
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    folder = tmp_path / "run"
+    rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"question": f"{n} ?", "answers": ["1"]}) + "\n" for n in range(8))
     )
@@ -175,7 +176,10 @@ def test_one_budget_over_three_processes(tmp_path):
     """Each call costs 15 dollars of 300: twenty, and no more than one for each connection on top."""
     from support.servers import Answer
 
-    limit, cost, connections, asked = 300, 15, 3 * 8, []
+    limit = 300
+    cost = 15
+    connections = 3 * 8
+    asked = []
 
     def said(body, number):
         asked.append(number)
@@ -218,7 +222,8 @@ def test_one_budget_over_three_processes(tmp_path):
 class Loads:
     """As much of a server as `vllm_sync="disk"` speaks to: it has the weights that it was told last."""
 
-    address, version = "http://stand-in", "default"
+    address = "http://stand-in"
+    version = "default"
 
     async def request(self, path, body=None):
         if path == "/weight_info":
@@ -235,7 +240,10 @@ def pushes_to(server, name, monkeypatch):
         return 0.0
 
     sync = DiskSync.__new__(DiskSync)
-    sync.name, sync.version, sync.folder, server.model = name, -1, Path("weights"), "policy"
+    sync.name = name
+    sync.version = -1
+    sync.folder = Path("weights")
+    server.model = "policy"
     monkeypatch.setattr(DiskSync, "_measure_difference", same)
     run(sync._push(server, None))
     sync.version += 1

@@ -115,7 +115,8 @@ def test_the_sandbox_end_to_end(warm, capsys):
 
 def test_held_out_rows_make_a_curve(warm, tmp_path):
     """Figure 12; in the sandbox its own test questions."""
-    config, run = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml", tmp_path / "run"
+    config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
+    run = tmp_path / "run"
     shutil.copytree(warm / "warm_start", run / "warm_start")
     train(
         "--config",
@@ -222,7 +223,8 @@ def test_every_policy_is_evaluated_at_one_temperature(warm, monkeypatch):
     from agentic_prompting.rollout import AgentSpec
     from agentic_prompting.sandbox.results import guarded_exact_match
 
-    sandbox, played = prepare_guarded(warm, seed=0, n_test=2), []
+    sandbox = prepare_guarded(warm, seed=0, n_test=2)
+    played = []
     replace(AgentSpec.load(sandbox.model), sampling={"temperature": 1.0}).save(sandbox.model)
 
     def answer_all(agent, rows, **options):

@@ -102,7 +102,8 @@ def test_it_runs_and_shows_what_its_file_shows(path, whole, tmp_path, monkeypatc
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     )
-    committed, run = read(path), read(path)
+    committed = read(path)
+    run = read(path)
     for cell in code_cells(run):
         cell.outputs = []
         if not whole:

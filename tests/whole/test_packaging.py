@@ -130,7 +130,8 @@ def beside():
 def built(tmp_path_factory):
     """Folder with wheel and sdist, built from a copy of what git would give: no build folder is left in the tree."""
     pytest.importorskip("build", reason="the extra [test] is not installed")
-    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    copy = tmp_path_factory.mktemp("copy")
+    out = tmp_path_factory.mktemp("dist")
     for name in (
         "pyproject.toml",
         "README.md",
@@ -158,7 +159,8 @@ def built(tmp_path_factory):
 
 @pytest.mark.slow
 def test_what_is_in_them(built):
-    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    (wheel,) = built.glob("*.whl")
+    (sdist,) = built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
         told = Parser().parsestr(
@@ -206,7 +208,8 @@ def test_an_index_would_take_them(built, tmp_path):
         ("Description-Content-Type: text/plain", "shown as plain text"),
         ("\n```\n", "is not closed"),
     ):
-        (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+        (wheel,) = built.glob("*.whl")
+        (sdist,) = built.glob("*.tar.gz")
         with zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if name.endswith("METADATA"))
             told = archive.read(name).decode()
@@ -310,10 +313,8 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
 @pytest.mark.timeout(900)
 @long
 def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
-    command, config = (
-        installed.parent / "agentic-prompting",
-        "examples/configs/eval_prorefine_table1.yaml",
-    )
+    command = installed.parent / "agentic-prompting"
+    config = "examples/configs/eval_prorefine_table1.yaml"
     made = ran(
         command,
         "evaluate",

@@ -13,7 +13,8 @@ def numbers(path):
 
 
 def test_wherever_a_file_ends_what_was_written_whole_is_read_and_it_grows_on(tmp_path, caplog):
-    path, ends = tmp_path / "folder" / "records.jsonl", [0]
+    path = tmp_path / "folder" / "records.jsonl"
+    ends = [0]
     for n in range(3):
         RecordFile(path).append([{"n": n, "text": "half a pair \ud800, another line\u2028"}])
         ends.append(path.stat().st_size)

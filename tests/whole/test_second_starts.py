@@ -23,11 +23,9 @@ def test_a_second_start_changes_no_file(tmp_path, second):
 @pytest.mark.parametrize("kind", [evolve, evaluate, refine], ids=lambda one: one.__name__)
 def test_two_real_starts_at_once(tmp_path, kind):
     """Of runs that begin together, from a barrier, one writes; the folder is free again when it ended."""
-    barrier, ended, (alone, together) = (
-        threading.Barrier(4),
-        [],
-        (tmp_path / name for name in ("alone", "together")),
-    )
+    barrier = threading.Barrier(4)
+    ended = []
+    (alone, together) = (tmp_path / name for name in ("alone", "together"))
 
     def start():
         barrier.wait()
@@ -75,7 +73,8 @@ with only_writer({str(tmp_path / "state.json")!r}):
 def test_make_demo_leaves_a_running_demo_where_it_is(tmp_path):
     for name in ("constraints.txt", "pyproject.toml"):  # first: the stamps have to be newer
         (tmp_path / name).touch()
-    commands, run = tmp_path / ".venv" / "bin", tmp_path / "runs" / "demo"
+    commands = tmp_path / ".venv" / "bin"
+    run = tmp_path / "runs" / "demo"
     commands.mkdir(parents=True)
     run.mkdir(parents=True)
     for name, script in (("accelerate", "echo started"), ("python", f'exec {sys.executable} "$@"')):

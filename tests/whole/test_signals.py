@@ -17,7 +17,9 @@ from support.signalled import Counted, Signalled, moments
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGINT)
-FEW, ONE = 2, 1  # one of each signal; the slowest get one
+# one of each signal; the slowest get one
+FEW = 2
+ONE = 1
 MANY = pytest.param(10, marks=LONG)
 
 
@@ -140,7 +142,8 @@ def serve_with_an_open_request(policy, folder, number, moment):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    replies, got = Counted(lambda body: "Nairobi", 3.0), []
+    replies = Counted(lambda body: "Nairobi", 3.0)
+    got = []
     with LoopbackServer(replies) as server:
         model = ["--environment-model", "m", "--environment-base-url", server.base_url]
         run = Signalled(

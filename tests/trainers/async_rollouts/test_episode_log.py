@@ -111,7 +111,8 @@ def test_failed_replies_are_found_again(tmp_path):
         rollout.add_turn(await log(SampleRequest([1], 4, 0)), Turn("", "act", True))
         return await log.step(rollout)
 
-    first, again = asyncio.run(played()), asyncio.run(played())
+    first = asyncio.run(played())
+    again = asyncio.run(played())
     assert asked == [0] and first.replies == replies
     assert [(reply.text, reply.usage, reply.saved, reply.attempts) for reply in again.replies] == [
         (reply.text, reply.usage, reply.saved, reply.attempts) for reply in replies

@@ -17,8 +17,11 @@ class FakeTrainer:
         self.args = type(
             "Args", (), {"process_index": 0, "world_size": 1, "output_dir": str(folder)}
         )()
-        self.state, self.control, self.callbacks = TrainerState(global_step=4), TrainerControl(), []
-        self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
+        self.state = TrainerState(global_step=4)
+        self.control = TrainerControl()
+        self.callbacks = []
+        self.add_callback = self.callbacks.append
+        self.remove_callback = self.callbacks.remove
 
     def step(self):
         self.state.global_step += 1
@@ -28,7 +31,8 @@ class FakeTrainer:
 
 def test_signals_while_training(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(interrupts, "SAME_SIGNAL_SECONDS", 0.2)
-    before, trainer = signal.getsignal(signal.SIGINT), FakeTrainer(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    trainer = FakeTrainer(tmp_path)
     with interrupts.checkpoint_on_interrupt(trainer):
         trainer.step()
     assert (

@@ -31,7 +31,9 @@ def _read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _library(folder: Path) -> Sequence[str]:
     """A real model that learns to look facts up."""
-    task, model, command = "to look facts up", "SmolLM2-135M, LoRA", "`make real`"
+    task = "to look facts up"
+    model = "SmolLM2-135M, LoRA"
+    command = "`make real`"
     records = _read(folder, "real")
     if not records:
         return (task, model, "", NOT_MEASURED, command)
@@ -49,7 +51,8 @@ def _demo(folder: Path) -> Sequence[str]:
 def _tools(folder: Path) -> Sequence[str]:
     """Native tool calls; the first seed, as its page lists all of them."""
     record = _read(folder, "tools")[0]
-    before, after = record["before"], record["after"]
+    before = record["before"]
+    after = record["after"]
     scores = f"{before['right'] / before['n']:.3f} → {_share(after['right'], after['n'])}"
     command = "`benchmarks/reliability/interop.py`"
     return ("to call tools", TINY, _minutes(record["seconds"]), scores, command)

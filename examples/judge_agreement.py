@@ -73,9 +73,11 @@ def groups_of_rollouts(n: int, size: int, seed: int) -> list[list[Rollout]]:
 def agreement(judge, groups) -> list[float]:
     """For each group the share of its pairs of a right and a wrong rollout that the judge puts in this order. Equal
     scores are no agreement."""
-    scores, shares = run(judge(rollout=[one for group in groups for one in group])), []
+    scores = run(judge(rollout=[one for group in groups for one in group]))
+    shares = []
     for group in groups:
-        own, scores = scores[: len(group)], scores[len(group) :]
+        own = scores[: len(group)]
+        scores = scores[len(group) :]
         truth = [exact_match(one.answer or "", one.row["answers"]) for one in group]
         pairs = [
             (own[i], own[j])

@@ -40,7 +40,11 @@ from agentic_prompting.rollout import Rollout, Sample
 from benchmarks.fidelity.check import Part, Row
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MU0, SIGMA0, BETA, TAU, P_DRAW = 25.0, 25 / 3, 25 / 6, 25 / 300, 0.1
+MU0 = 25.0
+SIGMA0 = 25 / 3
+BETA = 25 / 6
+TAU = 25 / 300
+P_DRAW = 0.1
 NORMAL = NormalDist()
 
 # --- Appendix B: TrueSkill, as the appendix writes it -----------------------------------------------------------------
@@ -88,7 +92,8 @@ def message_passing(
             c = math.sqrt(var_i + var_j)
             v, w = corrections((mu_i - mu_j) / c, EPS_ABS / c, places[order[i]] == places[order[j]])
             for one, mu, var, sign in ((i, mu_i, var_i, 1), (j, mu_j, var_j, -1)):
-                mean, variance = mu + sign * var / c * v, var * (1 - var / c**2 * w)
+                mean = mu + sign * var / c * v
+                variance = var * (1 - var / c**2 * w)
                 new = (max(0.0, 1 / variance - cavity[one][0]), mean / variance - cavity[one][1])
                 moved = max(
                     moved, abs(new[0] - messages[k, one][0]), abs(new[1] - messages[k, one][1])
@@ -99,8 +104,10 @@ def message_passing(
     after: list[tuple[float, float]] = [(0.0, 0.0)] * len(order)
     for place, (mu, variance) in enumerate(skills):
         heard = [messages[c, place] for c in (place - 1, place) if (c, place) in messages]
-        pi_msg, tau_msg = sum(m[0] for m in heard), sum(m[1] for m in heard)
-        pi_skill, tau_skill = pi_msg / (1 + BETA**2 * pi_msg), tau_msg / (1 + BETA**2 * pi_msg)
+        pi_msg = sum(m[0] for m in heard)
+        tau_msg = sum(m[1] for m in heard)
+        pi_skill = pi_msg / (1 + BETA**2 * pi_msg)
+        tau_skill = tau_msg / (1 + BETA**2 * pi_msg)
         precision = 1 / variance + pi_skill
         after[order[place]] = ((mu / variance + tau_skill) / precision, math.sqrt(1 / precision))
     return after
@@ -128,7 +135,8 @@ def ratings() -> Iterator[Row]:
     c = math.sqrt(2 * (SIGMA0**2 + TAU**2 + BETA**2))
     v, w = corrections(0.0, EPS_ABS / c, draw=False)
     s2 = SIGMA0**2 + TAU**2
-    mean, deviation = s2 / c * v, math.sqrt(s2 * (1 - s2 / c**2 * w))
+    mean = s2 / c * v
+    deviation = math.sqrt(s2 * (1 - s2 / c**2 * w))
     expected = [(MU0 + mean, deviation), (MU0 - mean, deviation)]
     yield Row(
         "Appendix B",
@@ -154,7 +162,8 @@ def ratings() -> Iterator[Row]:
         rated([(MU0, SIGMA0)] * 3, [0.9, 0.4, 0.4]),
         1e-4,
     )
-    rng, apart = random.Random(0), {2: 0.0, 3: 0.0, 5: 0.0}
+    rng = random.Random(0)
+    apart = {2: 0.0, 3: 0.0, 5: 0.0}
     for n in apart:
         for _ in range(60):
             before = [(rng.gauss(25, 5), rng.uniform(1, 9)) for _ in range(n)]
@@ -533,10 +542,8 @@ def numbers() -> Iterator[Row]:
         ("baseline V_i of eq 1", "baseline", "normal"),
     ):
         yield Row("A.5, eq 1-2", rule, value, defaults[name])
-    a_pass, passes = (
-        defaults["per_device_train_batch_size"],
-        defaults["gradient_accumulation_steps"],
-    )
+    a_pass = defaults["per_device_train_batch_size"]
+    passes = defaults["gradient_accumulation_steps"]
     yield Row("A.5", "b = 10 problems a batch on one GPU", 10, a_pass * passes / (3 * 5))
     pairs = {
         name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()

@@ -41,7 +41,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # --- eq 1-9: the conversation -----------------------------------------------------------------------------------------
 
-THINK, ASK, REPLY, ANSWER = "think", "interaction_prompt", "interaction_response", "answer"
+THINK = "think"
+ASK = "interaction_prompt"
+REPLY = "interaction_response"
+ANSWER = "answer"
 
 
 def tagged(tag: str, text: str) -> str:
@@ -193,7 +196,8 @@ def routing() -> Iterator[Row]:
 # --- eq 10-13: the reward ---------------------------------------------------------------------------------------------
 
 WEIGHTS = {"alpha": "0.4", "beta": "0.25", "gamma": "0.25", "delta": "0.1", "k": "1"}
-ARTICLES, PUNCTUATION = {"a", "an", "the"}, set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+ARTICLES = {"a", "an", "the"}
+PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 def tokens(text: str) -> list[str]:
@@ -204,7 +208,8 @@ def tokens(text: str) -> list[str]:
 
 def f1(given: str, gold: str) -> Fraction:
     """eq 11, the overlap found by crossing out."""
-    one, other = tokens(given), tokens(gold)
+    one = tokens(given)
+    other = tokens(gold)
     left = list(other)
     for word in one:
         if word in left:
@@ -217,7 +222,8 @@ def reward(told: Sequence[tuple[str, str, str]], golds: Sequence[str]) -> Fracti
     a, b, g, d, k = (Fraction(value) for value in WEIGHTS.values())
     *before, (thought, tag, text) = told
     requests = sum(bool(t and what == ASK and said) for t, what, said in before)
-    parsed, there = tag == ANSWER, tag == ANSWER and bool(text)
+    parsed = tag == ANSWER
+    there = tag == ANSWER and bool(text)
     form = min(k, a * requests + b * parsed + g * there + d * (there and bool(thought)))
     answer = max(f1(text, gold) for gold in golds) if tag == ANSWER else Fraction(0)
     return -k + form + (answer if form == k else 0)
@@ -232,12 +238,10 @@ def rewards() -> Iterator[Row]:
                 float(WEIGHTS[one.name]),
                 one.default,
             )
-    t, end, bare, none = (
-        ("w", ASK, "p"),
-        ("w", ANSWER, "right"),
-        ("", ANSWER, "right"),
-        ("w", ANSWER, "wrong"),
-    )
+    t = ("w", ASK, "p")
+    end = ("w", ANSWER, "right")
+    bare = ("", ANSWER, "right")
+    none = ("w", ANSWER, "wrong")
     golden = {
         "request, answer": [t, end],
         "request, wrong answer": [t, none],
@@ -256,7 +260,9 @@ def rewards() -> Iterator[Row]:
             float(reward(told, ["right"])),
             PromptR1Reward().score_turns(turns, ["right"]).total,
         )
-    rng, apart, outside = random.Random(0), 0, 0
+    rng = random.Random(0)
+    apart = 0
+    outside = 0
     words = ["Paris", "the", "a", "Paris,", "PARIS", "city", "An", "of", "42", "U.S."]
     for _ in range(3000):
         golds = [
@@ -316,7 +322,9 @@ def metrics() -> Iterator[Row]:
         1.0,
         token_f1("Nairobi", ["Mombasa", "the Nairobi."]),
     )
-    rng, apart, unequal = random.Random(1), 0, 0
+    rng = random.Random(1)
+    apart = 0
+    unequal = 0
     words = ["the", "Red", "red", "fox.", "fox", "a", "jumps", "over", "it's", "its"]
     for _ in range(3000):
         one, other = (" ".join(rng.choices(words, k=rng.randint(1, 6))) for _ in range(2))
@@ -326,8 +334,11 @@ def metrics() -> Iterator[Row]:
         unequal += (tokens(one) == tokens(other)) != bool(exact_match(one, [other]))
     yield Row("eq 11", "3,000 random pairs: F1 that differ", 0, apart)
     yield Row("eq 53", "3,000 random pairs: exact matches that differ", 0, unequal)
-    common, given, gold = 2, 3, 5
-    precision, recall = common / given, common / gold
+    common = 2
+    given = 3
+    gold = 5
+    precision = common / given
+    recall = common / gold
     f = 2 * precision * recall / (precision + recall)
     yield Row("eq 54-56", "F1 by precision and recall", f, token_f1("p q r", ["p q s t u"]))
     yield Row(
@@ -383,7 +394,8 @@ def template() -> Iterator[Row]:
             "Table 1", f"<{tag}> is asked for", True, f"<{tag}>" in text and f"</{tag}>" in text
         )
     yield Row("Table 1", "the question has its place, once", 1, text.count("{question}"))
-    first, later = text.index("At first"), text.index("Read each reply")
+    first = text.index("At first")
+    later = text.index("Read each reply")
     yield Row("Table 1", "the explanation comes before anything else", True, first < later)
     yield Row("Table 1", "no request twice", True, "never send the same one twice" in text)
 
@@ -393,7 +405,8 @@ def table_6() -> Iterator[Row]:
     from agentic_prompting import PromptR1Config
 
     defaults = {one.name: one.default for one in fields(PromptR1Config)}
-    gpus, n = 8, run["num_generations"]
+    gpus = 8
+    n = run["num_generations"]
     questions = run["generation_batch_size"] / n
     yield Row("Table 6", "batch size 128 questions", 128, questions)
     yield Row("Table 6", "policy repeat count 5", 5, n)

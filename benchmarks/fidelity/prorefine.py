@@ -33,7 +33,9 @@ class World:
     """
 
     def __init__(self, seed: int, length: int, changes: float = 0.6):
-        self.seed, self.length, self.changes = seed, length, changes
+        self.seed = seed
+        self.length = length
+        self.changes = changes
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def output(self, prompt: str, limit: int) -> tuple[str, bool]:
@@ -77,7 +79,8 @@ def algorithm_1(
     world: World, query: str, prompt: str, k: int, n: int
 ) -> tuple[list[str], list[str], str]:
     """Algorithm 1 as it is printed: the outputs, the prompts, p*."""
-    outputs, prompts = [], [prompt]
+    outputs = []
+    prompts = [prompt]
     for i in range(1, n + 1):
         output, ended = world.output(prompt, i * k)
         outputs.append(output)
@@ -102,7 +105,9 @@ def algorithm() -> Iterator[Row]:
     )
     rng = random.Random(0)
     for seed in range(150):
-        k, n, length = rng.randint(1, 10), rng.randint(1, 12), rng.randint(1, 90)
+        k = rng.randint(1, 10)
+        n = rng.randint(1, 12)
+        length = rng.randint(1, 90)
         world = World(seed, length)
         outputs, prompts, last = algorithm_1(world, "q0", "p0", k, n)
         result = refined(world, tokens_per_step=k, max_steps=n)
@@ -226,7 +231,8 @@ class _Critic:
     """Feedback and optimizer of a world in one model, and a verifier that always gives the same verdict."""
 
     def __init__(self, world: World, says: str):
-        self.world, self.says = world, says
+        self.world = world
+        self.says = says
 
     async def __call__(self, messages: Sequence[Any], **sampling: Any) -> Reply:
         said = messages[-1]["content"]
@@ -324,9 +330,12 @@ def intervals() -> Iterator[Row]:
     z = 1.959963984540054
     for successes, n in ((48, 100), (11, 100), (0, 100), (1, 1)):
         p = successes / n
-        a, b, c = 1 + z * z / n, -(2 * p + z * z / n), p * p
+        a = 1 + z * z / n
+        b = -(2 * p + z * z / n)
+        c = p * p
         root = (b * b - 4 * a * c) ** 0.5
-        low, high = ((-b - root) / (2 * a), (-b + root) / (2 * a))
+        low = (-b - root) / (2 * a)
+        high = (-b + root) / (2 * a)
         got = wilson_interval(successes, n)
         yield Row(
             "Table 1",

@@ -66,17 +66,20 @@ def squad_exact_match(reply: str, accepted: str) -> float:
 
 def squad_f1(reply: str, accepted: str) -> float:
     """`f1_score` of `evaluate-v1.1.py`."""
-    reply_tokens, accepted_tokens = normalised(reply).split(), normalised(accepted).split()
+    reply_tokens = normalised(reply).split()
+    accepted_tokens = normalised(accepted).split()
     common = (Counter(reply_tokens) & Counter(accepted_tokens)).total()
     if common == 0:
         return 0.0
-    precision, recall = common / len(reply_tokens), common / len(accepted_tokens)
+    precision = common / len(reply_tokens)
+    recall = common / len(accepted_tokens)
     return 2 * precision * recall / (precision + recall)
 
 
 def hotpot_f1(reply: str, accepted: str) -> float:
     """`f1_score` of `hotpot_evaluate_v1.py`."""
-    reply_text, accepted_text = normalised(reply), normalised(accepted)
+    reply_text = normalised(reply)
+    accepted_text = normalised(accepted)
     for text in (reply_text, accepted_text):
         if text in ("yes", "no", "noanswer") and reply_text != accepted_text:
             return 0.0
@@ -275,7 +278,8 @@ def compare(
 ) -> Iterator[Difference]:
     """The pairs on which a scorer of ours and its reference differ."""
     for reply, accepted in pairs:
-        expected, score = reference(reply, accepted), ours(reply, [accepted])
+        expected = reference(reply, accepted)
+        score = ours(reply, [accepted])
         if score is None or abs(score - expected) > 1e-9:
             yield Difference(
                 scorer, reply, accepted, expected, score, reason(reply, accepted, expected)
@@ -284,7 +288,9 @@ def compare(
 
 def differences() -> list[Difference]:
     """All differences, of all scorers."""
-    squad, hotpot, maths = text_pairs(0), text_pairs(1), math_pairs(2)
+    squad = text_pairs(0)
+    hotpot = text_pairs(1)
+    maths = math_pairs(2)
 
     def squad_reason(reply: str, accepted: str, reference: float) -> str:
         return text_reason(reply, accepted, is_hotpot=False)

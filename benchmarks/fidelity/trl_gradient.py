@@ -34,11 +34,14 @@ from agentic_prompting.sandbox.policy import (
 )
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
-BETAS, LEVELS, ACCUMULATIONS = (0.0, 0.1), ("token", "sequence"), (1, 2)
+BETAS = (0.0, 0.1)
+LEVELS = ("token", "sequence")
+ACCUMULATIONS = (1, 2)
 ROUNDING = 1e-6  # of float32, beside the gradient's largest entry or 1
 SYSTEM = "answer in one word ."
 QUESTIONS = ("which country ?", "what is the capital of Kenya ?")
-GROUP, LONGEST = 4, 9
+GROUP = 4
+LONGEST = 9
 
 
 class _Gradients(TrainerCallback):
@@ -68,7 +71,8 @@ def gradients(
         order (`int`, *optional*, defaults to `0`): Seed of the order in which a batch's rows are put.
         **settings: Of [`~trl.GRPOConfig`].
     """
-    tokenizer, seen = AutoTokenizer.from_pretrained(policy), Counter[tuple[int, ...]]()
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    seen = Counter[tuple[int, ...]]()
 
     def completion(prompt: Sequence[int]) -> list[int]:
         """The next completion of a prompt: as many tokens, ended or cut off, as its number in the group says."""
@@ -175,7 +179,8 @@ def main() -> int:
     options = parser.parse_args()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder, tokenizer = Path(name), world_tokenizer()
+        folder = Path(name)
+        tokenizer = world_tokenizer()
         save_policy(build_policy(tokenizer), tokenizer, sandbox_spec(), folder / "policy")
         for settings in grid():
             label = " ".join(str(value) for value in settings.values())

@@ -43,7 +43,8 @@ def _is_available(name: str) -> Any:
 
 importlib.import_module("trl.import_utils").__getattr__ = _is_available  # type: ignore[method-assign]
 if _HOW["trainer"] == "ours":
-    trl.GRPOTrainer, trl.GRPOConfig = MovedOver, MultiTurnGRPOConfig
+    trl.GRPOTrainer = MovedOver
+    trl.GRPOConfig = MultiTurnGRPOConfig
 
 if not _HOW["bf16"]:
     _before = _BaseConfig.__post_init__

@@ -23,9 +23,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 OWNER = "trl-internal-testing"
-END, PAD, START = 151645, 151643, 151644
+END = 151645
+PAD = 151643
+START = 151644
 _TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 151668: "</think>"}
-SIZE, SMALL_SIZE = 151672, 1024
+SIZE = 151672
+SMALL_SIZE = 1024
 # Of Qwen's vocabulary, the words that fixed completions of the tests are made of.
 _WORDS = {
     293: " b",
@@ -79,11 +82,9 @@ _EXPERTS = {
     "output_router_logits": True,
 }
 # Folder, configuration, its arguments, chat template, text of the end of a turn.
-_QWEN2, _QWEN3, _LLAMA = (
-    ("qwen2_5", "<|im_end|>"),
-    ("qwen3", "<|im_end|>"),
-    ("llama3", "<|eot_id|>"),
-)
+_QWEN2 = ("qwen2_5", "<|im_end|>")
+_QWEN3 = ("qwen3", "<|im_end|>")
+_LLAMA = ("llama3", "<|eot_id|>")
 _MODELS: list[tuple[str, str, dict[str, Any], tuple[str | None, str]]] = [
     ("tiny-Qwen2ForCausalLM-2.5", "Qwen2Config", _DENSE, _QWEN2),
     ("tiny-Qwen2ForSequenceClassification-2.5", "Qwen2Config", _DENSE, _QWEN2),
@@ -184,11 +185,13 @@ def tokenizer(template: str | None, end: str, size: int = SIZE) -> PreTrainedTok
     vocabulary = {symbols[byte]: number for number, byte in enumerate(_byte_order())}
     for number, word in _WORDS.items() if size == SIZE else ():
         vocabulary["".join(symbols[byte] for byte in word.encode())] = number
-    taken, fill = set(vocabulary.values()), _other_words(set(vocabulary))
+    taken = set(vocabulary.values())
+    fill = _other_words(set(vocabulary))
     vocabulary |= {next(fill): number for number in range(PAD - shift) if number not in taken}
     added = {PAD: "<|endoftext|>", START: "<|im_start|>", END: end, **_TAGS}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer, made.decoder = byte_level, decoders.ByteLevel()
+    made.pre_tokenizer = byte_level
+    made.decoder = decoders.ByteLevel()
     for number in range(PAD, SIZE):  # added tokens get the next free id
         text = added.get(number, f"<|extra_{number}|>")
         made.add_tokens([AddedToken(text, special=number not in _TAGS, normalized=False)])
@@ -211,7 +214,8 @@ def _make_model(
     made = getattr(transformers, config)(**{**arguments, **ends})
     kind = transformers.AutoModelForCausalLM
     if "SequenceClassification" in folder.name:
-        kind, made.num_labels = transformers.AutoModelForSequenceClassification, 1
+        kind = transformers.AutoModelForSequenceClassification
+        made.num_labels = 1
     kind.from_config(made).save_pretrained(folder)
     fast.save_pretrained(folder)
 

@@ -48,7 +48,8 @@ async def _converse(
 ) -> str | None:
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared())
     question: Any = {"role": "user", "content": f"question : {row['question']}"}
-    messages, asked = [question], list[Any]()
+    messages = [question]
+    asked = list[Any]()
     for turn in range(TURNS):
         made = await client.chat.completions.create(model="agent", messages=messages, stop=STOPS)
         said = made.choices[0].message

@@ -56,7 +56,8 @@ def invert_mask() -> None:
 def shuffle_ratings(seed: int) -> None:
     from agentic_prompting.evolution import Population
 
-    right, rng = Population.record, random.Random(seed)
+    right = Population.record
+    rng = random.Random(seed)
 
     def shuffled(self: Any, prompts: Any, scores: Any) -> Any:
         return right(self, prompts, rng.sample(scores, len(scores)))

@@ -55,13 +55,14 @@ from benchmarks.lab import (
 )
 
 RECORDS = RECORDED / "calls.jsonl.gz"
-SEEDS, TUNING_SEEDS = (201, 202, 203, 204, 205), (1, 2, 3)  # none that the sandbox was made with
+# none that the sandbox was made with
+SEEDS = (201, 202, 203, 204, 205)
+TUNING_SEEDS = (1, 2, 3)
 GOOD = {"plain": 0.85, "guarded": 0.6}  # exact match to reach
-EVERY, MOST, QUESTIONS = (
-    2,
-    24,
-    256,
-)  # steps between two evaluations; steps at most; questions of an evaluation
+# steps between two evaluations; steps at most; questions of an evaluation
+EVERY = 2
+MOST = 24
+QUESTIONS = 256
 SETTINGS = {"today": "never", "replies shared": "step"}  # the environment's `share_replies`
 
 
@@ -151,8 +152,12 @@ class Counted:
     """The oracle with its calls counted and priced; [`evaluations`] sets `step`."""
 
     def __init__(self, oracle: Any):
-        self.oracle, self.step, self.training = oracle, 0, True
-        self.calls, self.usd, self.asked = 0, 0.0, Counter[Any]()
+        self.oracle = oracle
+        self.step = 0
+        self.training = True
+        self.calls = 0
+        self.usd = 0.0
+        self.asked = Counter[Any]()
 
     async def __call__(
         self, messages: Any, *, repeat: int | None = None, session: str | None = None
@@ -196,7 +201,8 @@ def evaluations(
             chat.step = state.global_step
             if state.global_step % EVERY:
                 return
-            chat.training, environment = False, LLMEnvironment(chat)
+            chat.training = False
+            environment = LLMEnvironment(chat)
             agent = PromptAgent(
                 trainer.model,
                 trainer.processing_class,
@@ -232,7 +238,8 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
     from agentic_prompting.trainers import MultiTurnGRPOConfig
 
     oracle, sandbox, system_prompt = prepared
-    chat, curve = Counted(oracle), list[dict[str, Any]]()
+    chat = Counted(oracle)
+    curve = list[dict[str, Any]]()
     values = settings(
         DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed
     )
@@ -245,7 +252,8 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         values |= {
             key: theirs[key] for key in ("temperature", "learning_rate", "lr_scheduler_type")
         }
-        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**values)
+        kind = MultiTurnGRPOTrainer
+        args = MultiTurnGRPOConfig(**values)
         options = {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
 
     def watch(trainer: Any) -> None:
@@ -261,7 +269,8 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         before=watch,
         **options,
     )
-    last, seconds = curve[-1], round(time.perf_counter() - started)
+    last = curve[-1]
+    seconds = round(time.perf_counter() - started)
     log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
     about = {
         "world": world,
@@ -318,7 +327,8 @@ def main() -> None:
     records = Records(
         options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
     )
-    started, wanted = time.time(), product(worlds, options.settings, seeds)
+    started = time.time()
+    wanted = product(worlds, options.settings, seeds)
     for world, name, seed in records.missing(("world", "setting", "seed"), wanted):
         prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
         with tempfile.TemporaryDirectory() as temporary:

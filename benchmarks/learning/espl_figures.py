@@ -179,7 +179,8 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
         axis.legend(fontsize="small")
     else:
         for points in shown.values():
-            mu, score = [one["mu"] for one in points], [one["held_out"] for one in points]
+            mu = [one["mu"] for one in points]
+            score = [one["held_out"] for one in points]
             axis.errorbar(
                 mu,
                 score,

@@ -43,7 +43,9 @@ def partial(ab: float, ac: float, bc: float) -> float:
 def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
     """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's at fixed order."""
     mu, score, birth = (list(column) for column in zip(*rated, strict=True))
-    rating, born, both = spearman(mu, score), spearman(birth, score), spearman(mu, birth)
+    rating = spearman(mu, score)
+    born = spearman(birth, score)
+    both = spearman(mu, birth)
     return {
         "rating": rating,
         "birth order": born,
@@ -81,7 +83,8 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     from agentic_prompting.llm import ScriptedChat
     from benchmarks.learning.league_cell import prepare
 
-    sandbox, times = prepare("rules", SEED), {"joint": [], "rl": []}
+    sandbox = prepare("rules", SEED)
+    times = {"joint": [], "rl": []}
     shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
         for mode in (

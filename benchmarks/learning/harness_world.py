@@ -36,7 +36,8 @@ from benchmarks.reliability.harnesses import put_in_path
 
 HARNESSES = {"pi": "messages", "codex": "responses"}
 PIECES = {"pi": 2000, "codex": 9000}  # of the tokenizer; codex's first prompt has 38,000 characters
-SEEDS, TUNING_SEED = (1001, 1002, 1003), 1
+SEEDS = (1001, 1002, 1003)
+TUNING_SEED = 1
 THINGS = ("lantern", "kettle", "ladder", "mirror", "basket", "whistle", "compass", "blanket")
 WORDS = ("amber", "cobalt", "saffron", "indigo", "russet", "jade", "ochre", "violet")
 WORDINGS = (
@@ -45,8 +46,15 @@ WORDINGS = (
     "The file answer.txt should hold the word that belongs to the {}. Say done when it does.",
     "Find the word of the {} and save it as answer.txt; say done at the end.",
 )
-RIGHT, WARM_STEPS, WARM_BATCH, WARM_RATE = 0.4, 1000, 16, 5e-3
-STEPS, GROUP, TASKS, RATE, ASKED = 24, 8, 2, 1.25e-3, 4
+RIGHT = 0.4
+WARM_STEPS = 1000
+WARM_BATCH = 16
+WARM_RATE = 5e-3
+STEPS = 24
+GROUP = 8
+TASKS = 2
+RATE = 1.25e-3
+ASKED = 4
 SHELLS = ("bash", "exec_command")
 
 Entries = Sequence[Mapping[str, Any]]
@@ -94,11 +102,9 @@ def record(program: CommandProgram, question: str) -> Parts:
     rollout, _ = play_scripted(program, writer, row={"question": question, "answer": WORDS[0]})
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)
     (one,) = rollout.sequences
-    decode, parts, at = (
-        writer.chat_format.tokenizer.decode,
-        [(writer.chat_format.tokenizer.decode(one.prompt_ids), False)],
-        0,
-    )
+    decode = writer.chat_format.tokenizer.decode
+    parts = [(writer.chat_format.tokenizer.decode(one.prompt_ids), False)]
+    at = 0
     for own, run in groupby(one.mask):
         end = at + len(list(run))
         parts.append((decode(one.ids[at:end]), bool(own)))
@@ -147,7 +153,8 @@ def warm_start(
     """
     import torch
 
-    draw, loss = random.Random(f"warm {seed}"), torch.zeros(())
+    draw = random.Random(f"warm {seed}")
+    loss = torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
     known = {
@@ -157,7 +164,8 @@ def warm_start(
     }
     shared = os.path.commonprefix([ids for ids, _ in known.values()])  # noqa: RUF071 - of ids
     for step in range(steps):
-        first, batch = step < steps // 2, []
+        first = step < steps // 2
+        batch = []
         for _ in range(WARM_BATCH):
             row = draw.choice(rows)
             word = row["answer"] if first or draw.random() < RIGHT else draw.choice(WORDS)
@@ -182,7 +190,8 @@ def _imitated(
     tokenizer: Any, parts: Parts, asked: str, row: Mapping[str, Any], word: str
 ) -> tuple[list[int], list[int]]:
     """Ids and labels of the recorded rollout with another question and word."""
-    ids, labels = list[int](), list[int]()
+    ids = list[int]()
+    labels = list[int]()
     for text, own in parts:
         new = text.replace(WORDS[0], word) if own else text.replace(asked, row["question"])
         piece = tokenizer(new, add_special_tokens=False)["input_ids"]
@@ -199,7 +208,8 @@ class Counted(CommandProgram):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.failed, self.differences = list[str](), 0
+        self.failed = list[str]()
+        self.differences = 0
 
     async def play_episode(self, rollout: Rollout, *rest: Any) -> Rollout:
         played = await super().play_episode(rollout, *rest)

@@ -37,8 +37,11 @@ from agentic_prompting.evaluation.headroom import (
 )
 from benchmarks.lab import log
 
-TASKS, QUICK_TASKS = 1000, 40
-CALLS, PROMPTS, ROWS = 512, 12, 10_000
+TASKS = 1000
+QUICK_TASKS = 40
+CALLS = 512
+PROMPTS = 12
+ROWS = 10_000
 DELTAS = (0.05, 0.10)
 MOST_TOP_UP = 800
 BASES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -156,7 +159,13 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
     rng = np.random.default_rng(seed)
     plan = plan_stages(CALLS, PROMPTS, ROWS)
     draw_scores = world.make_sampler()
-    truths, gains, covered, widths, best_of_all, f_tests, further = [], [], [], [], [], [], []
+    truths = []
+    gains = []
+    covered = []
+    widths = []
+    best_of_all = []
+    f_tests = []
+    further = []
     verdicts: dict[float, list[tuple[str, str, bool]]] = {delta: [] for delta in DELTAS}
     expected_best = _expected_best(world)
     for _ in range(tasks):
@@ -197,7 +206,8 @@ def simulate_prompts(world: World, tasks: int, seed: Sequence[int]) -> dict[str,
     for delta, of_delta in verdicts.items():
         before, after, covered_last = map(np.array, zip(*of_delta, strict=True))
         for name, verdict in (("", before), (" after top-up", after)):
-            worth, not_worth = verdict == "worth it", verdict == "not worth it"
+            worth = verdict == "worth it"
+            not_worth = verdict == "not worth it"
             cell[f"{delta:.2f}{name}"] = {
                 "worth it": float(worth.mean()),
                 "not worth it": float(not_worth.mean()),
@@ -227,7 +237,8 @@ def simulate_router(tasks: int, seed: int = 5) -> list[dict[str, Any]]:
         ("rows differ", World(0.5, 0.0, interaction=3.0)),
     ):
         rng = np.random.default_rng(seed)
-        surely, gains = [], []
+        surely = []
+        gains = []
         for _ in range(tasks):
             means = world.prompt_means(rng, 6)
             first, second = _twice(world, rng, means, 64)
@@ -323,7 +334,10 @@ def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str,
                 rng = np.random.default_rng([9, choices, repeats])
                 population = _chances(rng, 40_000, choices, base, spread)
                 truth = float(population.max(axis=1).mean())
-                held, naive, cross, widths = [], [], [], []
+                held = []
+                naive = []
+                cross = []
+                widths = []
                 for _ in range(tasks):
                     chances = _chances(rng, rows, choices, base, spread)
                     scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(

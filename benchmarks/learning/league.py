@@ -50,20 +50,18 @@ RECORDS = RECORDED / "league_two.jsonl.gz"
 SETTINGS = tuple(
     (world, reflector) for world in ("rules", "many", "misleading") for reflector in ("easy", ".7")
 )
-SEEDS, TUNING_SEEDS = (
-    tuple(range(521, 537)),
-    (1, 2, 3, 42),
-)  # 42's warm start comes with the package
+# 42's warm start comes with the package
+SEEDS = tuple(range(521, 537))
+TUNING_SEEDS = (1, 2, 3, 42)
 PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
 DISTILLED = ("joint, then imitation", "joint, then on-policy")
 ORDER = (*PRIMARY, *SECONDARY, *DISTILLED)
 HEADING = "## The second league of E-SPL"  # of the protocol
-MARGIN, GOOD, BATCHES = (
-    0.05,
-    0.8,
-    3,
-)  # not worse by more; calls until this exact match, on the mean of so many batches
+# not worse by more; calls until this exact match, on the mean of so many batches
+MARGIN = 0.05
+GOOD = 0.8
+BATCHES = 3
 AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
     (
         f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded",
@@ -454,10 +452,8 @@ def main() -> None:
         "--json", action="store_true", help="print one JSON object as the last line"
     )
     options = parser.parse_args()
-    started, folder = (
-        time.perf_counter(),
-        options.folder / "quick" if options.quick else options.folder,
-    )
+    started = time.perf_counter()
+    folder = options.folder / "quick" if options.quick else options.folder
     os.environ["OMP_NUM_THREADS"] = "1"
     todo = list(cells(options.seeds or SEEDS))
     if options.quick:

@@ -19,8 +19,10 @@ from typing import Any
 from benchmarks.lab import ESPL, REPOSITORY, ask, correct, quiet, settings, share, train
 
 WARM_STARTS = REPOSITORY / "runs" / "warm_starts"
-MAX_CALLS, TEMPERATURE = 3000, 0.7
-GEPA_VALIDATION, IMITATION_EPOCHS = 64, 3
+MAX_CALLS = 3000
+TEMPERATURE = 0.7
+GEPA_VALIDATION = 64
+IMITATION_EPOCHS = 3
 RATED_QUESTIONS = 128  # held-out questions that each rated prompt is asked in the end
 ACCURACY = {"easy": None, ".7": 0.7}  # of the reflectors; `easy` is GuardedReflector
 ONE_CALL = {"reflection": "one_call", "p_crossover": 0.0}
@@ -45,7 +47,9 @@ class Counted:
     """A [`ChatModel`] that counts its calls and refuses those beyond its budget."""
 
     def __init__(self, chat: Any, most: int):
-        self.chat, self.most, self.calls = chat, most, 0
+        self.chat = chat
+        self.most = most
+        self.calls = 0
 
     async def __call__(self, messages: Any, **options: Any) -> Any:
         from agentic_prompting.llm import BudgetExceeded, Reply
@@ -106,7 +110,8 @@ def run(
         raise ValueError(
             f"{method!r} is not in the library any more: commit {GONE[method]} runs it"
         )
-    started, sandbox = time.perf_counter(), prepare(world, seed)
+    started = time.perf_counter()
+    sandbox = prepare(world, seed)
     counted = Counted(reflector_of(sandbox, reflector, seed), MAX_CALLS)
     agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, counted)
     name = method.replace(", ", "-").replace(" ", "-")
@@ -193,7 +198,8 @@ class Agent:
 
     def _learned(self, rollouts: int) -> None:
         self.trainer.save_model(str(self.output))
-        self.model, self.prompt = self.output, self.trainer.final_prompt()
+        self.model = self.output
+        self.prompt = self.trainer.final_prompt()
         self.rollouts += rollouts
 
     def gepa(self, steps: int, mode: str) -> None:
@@ -240,7 +246,9 @@ class Agent:
 
     def others(self) -> dict[str, float]:
         """The value of the final prompt, and of the weights. The table's other three cells."""
-        start, first, final = Path(self.sandbox.model), self.sandbox.root, self.prompt
+        start = Path(self.sandbox.model)
+        first = self.sandbox.root
+        final = self.prompt
         pairs = {
             "base, first": (start, first),
             "base, final": (start, final),

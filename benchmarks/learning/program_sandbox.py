@@ -33,8 +33,12 @@ from benchmarks.lab import (
     train,
 )
 
-SEEDS, TUNING_SEED = (801, 802, 803, 804, 805), 1
-STEPS, QUICK_STEPS, ROLLOUTS, QUESTIONS = 16, 2, 64, 256
+SEEDS = (801, 802, 803, 804, 805)
+TUNING_SEED = 1
+STEPS = 16
+QUICK_STEPS = 2
+ROLLOUTS = 64
+QUESTIONS = 256
 NATIVE = "native"
 CLOSE = 0.05  # a mean difference beyond this says nothing about being alike
 AGENTS = {
@@ -158,7 +162,8 @@ def measure(
     from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
     from agentic_prompting.rewards import exact_match_reward
 
-    rows, started = list(sandbox.test)[:questions], time.perf_counter()
+    rows = list(sandbox.test)[:questions]
+    started = time.perf_counter()
     before, _ = ask(sandbox.model, agent, rows, seed)
     options = {
         "seed": seed,

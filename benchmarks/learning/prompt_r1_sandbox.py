@@ -56,7 +56,8 @@ from benchmarks.learning.prompt_r1_tables import (
     transfer,
 )
 
-SEEDS, TUNING_SEED = (601, 602, 603, 604, 605), 1
+SEEDS = (601, 602, 603, 604, 605)
+TUNING_SEED = 1
 QUICK_STEPS = 8  # GRPO steps; the warm start is as long as ever, because GRPO cannot do without it
 WORDINGS = ("{} is the answer .", "i know this answer : {} .", "the answer of the question is {} .")
 
@@ -129,7 +130,8 @@ class Run:
         if name == "sft" or (folder / SPEC_FILE).exists():
             return self.sandbox.model if name == "sft" else folder
         changes = dict(TRAININGS[name])
-        reward, started = changes.pop("reward", None), time.perf_counter()
+        reward = changes.pop("reward", None)
+        started = time.perf_counter()
         changes["max_steps"] = self.max_steps
         args = PromptR1Config(**settings(DEMO, output_dir=str(folder), seed=self.seed, **changes))
         environment = self.environment(NOBODY if name.startswith("alone") else HOME)
@@ -192,7 +194,9 @@ def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int
             run = Run(seed, by, folder / f"{by}-{seed}", max_steps) if left else None  # type: ignore[arg-type]
             for values in left:
                 agent, environment, turns = values[2:]
-                started, found = time.perf_counter(), run.measure(agent, environment, turns)  # type: ignore[union-attr]
+                # type: ignore[union-attr]
+                started = time.perf_counter()
+                found = run.measure(agent, environment, turns)
                 named = dict(zip(keys, values, strict=True))
                 records.add(named | found | {"seconds": round(time.perf_counter() - started, 1)})
                 log(

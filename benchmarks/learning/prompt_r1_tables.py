@@ -17,7 +17,9 @@ AGENTS = {
     "strict": "multi-turn GRPO, strict gate",
 }
 NOISES = (0.02, 0.05, 0.1)
-HOME, NOBODY, REWORDED = "home", "nobody", "reworded"
+HOME = "home"
+NOBODY = "nobody"
+REWORDED = "reworded"
 AWAY = {f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOISES} | {
     REWORDED: "words its replies anew"
 }
@@ -115,14 +117,10 @@ def _row(
     cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]
 ) -> list[str]:
     """A setting's cells; accuracy by hops is pooled over seeds."""
-    scores, answers = (
-        exact_match(found),
-        [
-            (h, c)
-            for one in found.values()
-            for h, c in zip(one["hops"], one["correct"], strict=True)
-        ],
-    )
+    scores = exact_match(found)
+    answers = [
+        (h, c) for one in found.values() for h, c in zip(one["hops"], one["correct"], strict=True)
+    ]
     by_hops = [[int(c) for h, c in answers if h == hops] for hops in "23"]
     cells = [
         *cells,
@@ -142,10 +140,8 @@ def transfer(records: Entries) -> str:
     for environment, words in AWAY.items():
         noise = float(environment.removeprefix("noise ")) if environment != REWORDED else None
         for agent in ("multi", "single", "sft"):
-            there, home = (
-                exact_match(of(records, agent, environment)),
-                exact_match(of(records, agent)),
-            )
+            there = exact_match(of(records, agent, environment))
+            home = exact_match(of(records, agent))
             change = paired(there, home)
             if not change:
                 continue
@@ -195,10 +191,12 @@ def headline(records: Entries) -> str:
         for agent, name in list(AGENTS.items())[:4]
         if (found := of(records, agent))
     ]
-    home, old = exact_match(of(records, "multi")), exact_match(of(records, "multi", by="question"))
+    home = exact_match(of(records, "multi"))
+    old = exact_match(of(records, "multi", by="question"))
     if not home:
         return NOTHING
-    memory, anew = paired(old, home), paired(exact_match(of(records, "multi", REWORDED)), home)
+    memory = paired(old, home)
+    anew = paired(exact_match(of(records, "multi", REWORDED)), home)
     lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
     if memory:
         row = interval(memory)

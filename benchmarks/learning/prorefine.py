@@ -104,7 +104,8 @@ def drafting(size: Size) -> dict[str, Any]:
     tokens = r.tokenizer()
     model = r.reciter(tokens)
     log("reciter trained")
-    speeds, counts = {}, []
+    speeds = {}
+    counts = []
     plain: d.Run | None = None
     for scenario in sorted(
         r.SCENARIOS, key="strong".__ne__
@@ -302,11 +303,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    size, started, picture = (
-        QUICK if options.quick else FULL,
-        time.perf_counter(),
-        options.output / "iterations.png",
-    )
+    size = QUICK if options.quick else FULL
+    started = time.perf_counter()
+    picture = options.output / "iterations.png"
     accuracies, table = accuracy(size, picture)
     batch = batch_speed(latency=0.1 if options.quick else 0.3)
     log(f"many queries: {batch}")

@@ -25,11 +25,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
 
-SEEDS, PUZZLES, LARGEST = (701, 702, 703, 704, 705), 200, 40
+SEEDS = (701, 702, 703, 704, 705)
+PUZZLES = 200
+LARGEST = 40
 KINDS = ("bbh_word_sorting", "bbh_object_counting")
 ANEW = {1.0: "in every sample", 0.5: "in the samples of half of the puzzles", 0.0: "in none"}
 BUDGETS = ("calls", "tokens")
-OURS, FIRST = "ProRefine, verifier", "the first answer"
+OURS = "ProRefine, verifier"
+FIRST = "the first answer"
 OTHERS = (
     "best of n, the same verifier",
     "self-consistency",
@@ -62,12 +65,10 @@ class Models:
         from agentic_prompting.refine import START_PROMPTS, RolePrompts
         from agentic_prompting.sandbox.puzzles import PuzzleOptimizer, puzzle_models
 
-        self.seed, self.anew, self.start, self.words = (
-            seed,
-            anew,
-            START_PROMPTS[kind],
-            RolePrompts(),
-        )
+        self.seed = seed
+        self.anew = anew
+        self.start = START_PROMPTS[kind]
+        self.words = RolePrompts()
         self.models: dict[str, Any] = puzzle_models(seed)
         self.reader = PuzzleOptimizer(
             seed, vague=0.0, untagged=0.0
@@ -87,7 +88,8 @@ class Models:
     def ask(self, role: str, **values: str) -> Answer:
         from agentic_prompting.llm import fill
 
-        system, request = self.words.role(role), fill(getattr(self.words, role), **values)
+        system = self.words.role(role)
+        request = fill(getattr(self.words, role), **values)
         text = self.models[role].reply(
             [{"role": "system", "content": system}, {"role": "user", "content": request}]
         )
@@ -128,7 +130,8 @@ def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answe
 def self_consistency(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
     """The answers for n = 1 to `largest`: the most frequent result, the first among equally frequent ones."""
     taken = [models.solve(models.start, question, sample) for sample in range(largest)]
-    votes, found = Counter[str](), []
+    votes = Counter[str]()
+    found = []
     for n, answer in enumerate(taken, 1):
         votes[answer.text.rpartition("Answer: ")[2]] += 1
         found.append(_sums(taken[:n], f"Answer: {votes.most_common(1)[0][0]}"))
@@ -137,7 +140,8 @@ def self_consistency(models: Models, question: str, largest: int = LARGEST) -> l
 
 def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
     """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic has no remark."""
-    prompt, taken = models.start, [models.solve(models.start, question)]
+    prompt = models.start
+    taken = [models.solve(models.start, question)]
     found: list[Answer] = []
     for sample in range(1, largest + 1):
         remarks = models.ask(
@@ -250,7 +254,8 @@ def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, fl
 
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
-    ours, found = by_seed(records, method=OURS), []
+    ours = by_seed(records, method=OURS)
+    found = []
     cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
     cases += [{"method": m, "budget": b, "anew": a} for b in BUDGETS for a in ANEW for m in OTHERS]
     for case in cases:
@@ -313,7 +318,8 @@ def against(records: Sequence[Mapping[str, Any]]) -> str:
 
 def lift(records: Sequence[Mapping[str, Any]]) -> str:
     """The gain of refining over the first answer, paired by seed."""
-    ours, first = by_seed(records, method=OURS), by_seed(records, method=FIRST)
+    ours = by_seed(records, method=OURS)
+    first = by_seed(records, method=FIRST)
     return shown([ours[seed] - first[seed] for seed in ours])
 
 

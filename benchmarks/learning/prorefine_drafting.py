@@ -61,7 +61,8 @@ class PromptsInOrder:
     """
 
     def __init__(self, cases: Sequence[Case], chat: TransformersChat):
-        self.chat, self.passes = chat, dict[str, int]()
+        self.chat = chat
+        self.passes = dict[str, int]()
         self._next: dict[str, Iterator[str]] = {case.question: iter(case.prompts) for case in cases}
 
     async def __call__(self, messages: Sequence[Message], **_: Any) -> Reply:
@@ -93,11 +94,13 @@ def play(
             max_steps=steps,
             final_max_tokens=steps * TOKENS_PER_STEP,
         )
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         results = refiner.refine_all(
             FIRST_PROMPT, [case.question for case in cases], batch, progress=False
         )
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        wall = time.perf_counter() - wall
+        cpu = time.process_time() - cpu
     return Run(results, chat.row_passes / len(cases), wall, cpu, optimizer.passes)
 
 

@@ -85,7 +85,8 @@ def make_case(scenario: str, steps: int, rng: random.Random) -> Case:
 
 def make_cases(scenario: str, n: int, steps: int, seed: int = 0) -> list[Case]:
     """`n` cases with different questions."""
-    rng, cases = random.Random(f"{scenario} {seed}"), dict[str, Case]()
+    rng = random.Random(f"{scenario} {seed}")
+    cases = dict[str, Case]()
     while len(cases) < n:
         case = make_case(scenario, steps, rng)
         cases.setdefault(case.question, case)
@@ -94,7 +95,8 @@ def make_cases(scenario: str, n: int, steps: int, seed: int = 0) -> list[Case]:
 
 def mixed_cases(n: int, steps: int) -> list[Case]:
     """Cases of all scenarios in turn, with different questions."""
-    cases, rng = dict[str, Case](), random.Random(n)
+    cases = dict[str, Case]()
+    rng = random.Random(n)
     while len(cases) < n:
         case = make_case(SCENARIOS[len(cases) % len(SCENARIOS)], steps, rng)
         cases.setdefault(case.question, case)
@@ -130,7 +132,8 @@ def random_model(
 
 def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) -> Qwen3ForCausalLM:
     """The same model, trained to recite in about ten seconds. Long recitals come last, because they cost most."""
-    model, rng = random_model(tokens, seed, spread=0.06).train(), random.Random(seed)
+    model = random_model(tokens, seed, spread=0.06).train()
+    rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 10, (steps - step) / (0.3 * steps))
@@ -151,7 +154,8 @@ def _batch(
 ) -> dict[str, torch.Tensor]:
     texts = []
     for _ in range(size):
-        style, minded = rng.choice(list(STYLES)), rng.sample(CLASSES, rng.randint(0, len(CLASSES)))
+        style = rng.choice(list(STYLES))
+        minded = rng.sample(CLASSES, rng.randint(0, len(CLASSES)))
         start = rng.randrange(len(WORDS))
         context = context_ids(tokens, prompt_text(style, minded), f"from {WORDS[start]}")
         texts.append(

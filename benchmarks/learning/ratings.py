@@ -42,9 +42,18 @@ from benchmarks.lab import RECORDS as RECORDED, Records, interval, log, markdown
 from benchmarks.learning.espl_sandbox import spearman
 
 RECORDS = RECORDED / "simulated.jsonl.gz"
-REPLICATIONS, QUICK = 60, 4
-STEPS, PROBLEMS, PROMPTS, ROLLOUTS = 30, 8, 3, 4
-HELPFUL, SIZE, SPREAD, INTERACTION, DRIFT = 5, 0.6, 1.2, 0.4, 0.03  # all but the first in logits
+REPLICATIONS = 60
+QUICK = 4
+STEPS = 30
+PROBLEMS = 8
+PROMPTS = 3
+ROLLOUTS = 4
+# all but the first in logits
+HELPFUL = 5
+SIZE = 0.6
+SPREAD = 1.2
+INTERACTION = 0.4
+DRIFT = 0.03
 REFLECTORS = {
     "right .6, wrong .1": (0.6, 0.1),
     "right .45, wrong .3": (0.45, 0.3),
@@ -59,7 +68,8 @@ class World:
     """Prompts of known quality under weights that learn."""
 
     def __init__(self, rng: random.Random):
-        self.rng, self.step = rng, 0
+        self.rng = rng
+        self.step = 0
         self.problems = [rng.gauss(0, SPREAD) for _ in range(200)]
         self.gain = rng.uniform(1.0, 2.5)
         self.drifted: dict[int, float] = {0: 0.0}
@@ -79,7 +89,8 @@ class World:
         )
 
     def play(self, prompts: Sequence[SystemPrompt]) -> list[PromptResult]:
-        problems, rng = [self.rng.gauss(0, SPREAD) for _ in range(PROBLEMS)], self.rng
+        problems = [self.rng.gauss(0, SPREAD) for _ in range(PROBLEMS)]
+        rng = self.rng
         results = []
         for prompt in prompts:
             chances = (
@@ -106,7 +117,8 @@ class World:
 
 def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random) -> Outcome:
     """A child that is better, worse, or none."""
-    texts, drawn = list(prompt.principles or ()), rng.random()
+    texts = list(prompt.principles or ())
+    drawn = rng.random()
     good, bad = [[text for text in texts if text.startswith(kind)] for kind in ("help", "harm")]
     if drawn < right:
         missing = [f"help {n}" for n in range(HELPFUL) if f"help {n}" not in texts]
@@ -130,9 +142,11 @@ def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random
 def replicate(reflector: str, rule: str, seed: int) -> dict[str, float]:
     """One run of 30 batches."""
     right, wrong = REFLECTORS[reflector]
-    world, rng = World(random.Random(f"{reflector} {seed}")), random.Random(f"reflector {seed}")
+    world = World(random.Random(f"{reflector} {seed}"))
+    rng = random.Random(f"reflector {seed}")
     population = Population(SystemPrompt("Solve.", ()), rule=rule, temperature=1.0, seed=seed)
-    generation, played = Generation(population, 0.0), []
+    generation = Generation(population, 0.0)
+    played = []
     for _ in range(STEPS):
         prompts = list({prompt.id: prompt for prompt in generation.draw(PROMPTS)}.values())
         job = generation.record([world.play(prompts)])

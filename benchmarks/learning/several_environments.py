@@ -37,10 +37,13 @@ from benchmarks.lab import (
     train,
 )
 
-SEEDS, TUNING_SEED = (831, 832, 833), 1
+SEEDS = (831, 832, 833)
+TUNING_SEED = 1
 NAMES = ("tags", "tools")
 TEMPLATES = {"tags": "question : {question}", "tools": "ask : {question}"}
-STEPS, WARM_STEPS = 24, 900  # of each environment alone; both together train twice the steps
+# of each environment alone; both together train twice the steps
+STEPS = 24
+WARM_STEPS = 900
 HELD_OUT = 256
 
 
@@ -78,7 +81,8 @@ def prepare(folder: Path, seed: int, steps: int) -> Any:
     questions, held_out = make_split(seed, HELD_OUT)
     grammars = {"tags": TagGrammar(), "tools": ToolGrammar()}
     forms = {one: {"prompt_template": TEMPLATES[one], "grammar": grammars[one]} for one in NAMES}
-    spec, seen = replace(sandbox_spec(), environments=forms), world_of(questions)
+    spec = replace(sandbox_spec(), environments=forms)
+    seen = world_of(questions)
 
     def traces(n: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         made = make_traces(questions, n, DEFAULT_MIX, Oracle(seen, seed=seed), draw, world=seen)
@@ -105,7 +109,8 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
     """Train on one environment, or on `both`: the record of the run, with the answers in each before and after."""
     from agentic_prompting import PromptAgent, PromptR1Config, PromptR1Trainer
 
-    sandbox, names = prepare(folder, seed, warm_steps), NAMES if trained == "both" else (trained,)
+    sandbox = prepare(folder, seed, warm_steps)
+    names = NAMES if trained == "both" else (trained,)
     rows = [{**row, "environment": name} for name in names for row in sandbox.train]
     asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]
     changes: dict[str, Any] = {

@@ -20,8 +20,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-START, END = 0.5, 0.85
-AGREEMENT, TIE = 0.75, 0.01  # share of pairs; rewards this close are equal
+START = 0.5
+END = 0.85
+# share of pairs; rewards this close are equal
+AGREEMENT = 0.75
+TIE = 0.01
 
 
 def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]]) -> float:
@@ -63,7 +66,8 @@ def agreement_in(run: Path) -> float:
 
 def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> list[str]:
     """The problems in the two runs' summaries and in the agreement of the second; an empty list if learning works."""
-    before, after = demo["exact_match_before"], demo["exact_match_after"]
+    before = demo["exact_match_before"]
+    after = demo["exact_match_after"]
     start, first, end = (
         espl["exact_match"][f"policy {row} prompt"]
         for row in ("before, initial", "after, initial", "after, best")

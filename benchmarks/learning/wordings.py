@@ -40,8 +40,12 @@ from benchmarks.lab import (
 )
 
 RECORDS = RECORDED / "wordings.jsonl.gz"
-SEEDS, TUNING_SEED = (641, 642, 643, 644, 645), 42  # 42's warm start comes with the package
-QUICK_STEPS, NOISE, GOAL = 2, 0.05, 0.8
+# 42's warm start comes with the package
+SEEDS = (641, 642, 643, 644, 645)
+TUNING_SEED = 42
+QUICK_STEPS = 2
+NOISE = 0.05
+GOAL = 0.8
 TRAINED = ("the answer is {} .", "{} is the answer .", "i know this answer : {} .")
 UNSEEN = ("the answer of the question is {} .", "this question has the answer {} .")
 AGENTS: dict[str, Sequence[str]] = {"one wording": TRAINED[:1], "three wordings": TRAINED}
@@ -65,7 +69,8 @@ class Worded:
     """
 
     def __init__(self, oracle: ChatModel, wordings: Sequence[str]):
-        self.oracle, self.wordings = oracle, wordings
+        self.oracle = oracle
+        self.wordings = wordings
 
     async def __call__(
         self, messages: Sequence[Message], *, session: str | None = None, **options: Any

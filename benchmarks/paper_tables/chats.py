@@ -49,8 +49,10 @@ class JudgedSystem(System):
     """
 
     def __init__(self, system: System, judge: AccuracyJudge):
-        self.system, self.judge = system, judge
-        self.fit_calls, self.max_in_flight = system.fit_calls, system.max_in_flight
+        self.system = system
+        self.judge = judge
+        self.fit_calls = system.fit_calls
+        self.max_in_flight = system.max_in_flight
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -76,7 +78,8 @@ class CallCount:
     """
 
     def __init__(self, most: int | None = None):
-        self.most, self.calls = most, 0
+        self.most = most
+        self.calls = 0
         self._lock = threading.Lock()
 
     def take(self) -> bool:
@@ -106,7 +109,9 @@ class MeteredChat:
     def __init__(
         self, chat: ChatModel, cache: ReplayCache | None = None, count: CallCount | None = None
     ):
-        self.chat, self.cache, self.count = chat, cache, count or CallCount()
+        self.chat = chat
+        self.cache = cache
+        self.count = count or CallCount()
         self.model = getattr(chat, "model", type(chat).__name__)
 
     async def __call__(

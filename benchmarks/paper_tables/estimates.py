@@ -110,7 +110,8 @@ def mean_of_means(
         groups (`Sequence[Sequence[float]]`): The values of each group, finite, at least one in each.
         level (`float`), n_resamples (`int`): As in [`bootstrap_interval`].
     """
-    rng, samples = np.random.default_rng(0), [np.asarray(group, dtype=float) for group in groups]
+    rng = np.random.default_rng(0)
+    samples = [np.asarray(group, dtype=float) for group in groups]
     draws = [
         [one[rng.integers(0, one.size, one.size)].mean() for one in samples]
         for _ in range(n_resamples)
@@ -163,7 +164,8 @@ def wald_column(
     found = {(result.system, result.task): result for result in results}
 
     def cell(result: Result) -> dict[str, str]:
-        share, names = wald_of(result), marks.get(result.system, ())
+        share = wald_of(result)
+        names = marks.get(result.system, ())
         if share is None:
             return {"Wald": "–"}
         others = [

@@ -52,7 +52,8 @@ def bars_of(
     from .estimates import wald_of  # here: as a script this file is in no package
 
     bars: dict[str, dict[str, Estimate]] = {}
-    wanted, metric = figure.get("tasks"), figure.get("metric", "first")
+    wanted = figure.get("tasks")
+    metric = figure.get("metric", "first")
     for result in evaluation.results:
         task = result.task.partition(" (")[0]
         base = result.system.partition(",")[0]
@@ -82,7 +83,8 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
     figure = figure_class()(
         figsize=(2 + max(2.0, 0.16 * len(systems)) * len(bars), 4), layout="constrained"
     )
-    axis, width = figure.subplots(), 0.85 / len(systems)
+    axis = figure.subplots()
+    width = 0.85 / len(systems)
     for number, system in enumerate(systems):
         found = [
             (place, by_system[system])
@@ -94,10 +96,8 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
             [one.mean - one.low for _, one in found],
             [one.high - one.mean for _, one in found],
         ]
-        (colour, _), hatch = (
-            LINES[number % len(LINES)],
-            _HATCHES[number // len(LINES) % len(_HATCHES)],
-        )
+        (colour, _) = LINES[number % len(LINES)]
+        hatch = _HATCHES[number // len(LINES) % len(_HATCHES)]
         places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
         look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
         axis.bar(places, means, 0.92 * width, yerr=spread, **look)
@@ -170,7 +170,8 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
         "",
     ]
     for name, number in case.items():
-        record, (em, f1) = records[number], (scores[metric][number] for metric in exact)
+        record = records[number]
+        (em, f1) = (scores[metric][number] for metric in exact)
         shown = "no score" if em is None or f1 is None else f"exact match {em:.2f}, F1 {f1:.2f}"
         lines += [
             f"## {name}: {shown}",

@@ -85,11 +85,13 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
 
     The metrics are the task's own, which optimisers maximise, and the table's, except those with a sentence encoder.
     """
-    n, tasks = config.n or 32, []
+    n = config.n or 32
+    tasks = []
     left = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
     for name in config.tasks:
         kind = sandbox_task_for(name)
-        rows, left[kind] = left[kind][:n], left[kind][n:]
+        rows = left[kind][:n]
+        left[kind] = left[kind][n:]
         wanted = [one for one in config.metrics_of(name) or () if one != "semantic_similarity"]
         metrics = config.sandbox.get("metrics") or dict.fromkeys(
             [*(one for one in wanted if one == "judged"), _METRICS[kind], *wanted]
@@ -109,11 +111,9 @@ class SandboxModel:
     """
 
     def __init__(self, seed: int = 0):
-        self.solver, self.oracle, self.model = (
-            PuzzleSolver(seed),
-            Oracle(seed=seed),
-            f"sandbox model {seed}",
-        )
+        self.solver = PuzzleSolver(seed)
+        self.oracle = Oracle(seed=seed)
+        self.model = f"sandbox model {seed}"
 
     async def __call__(
         self,
@@ -145,7 +145,8 @@ class SandboxEditor(ScriptedChat):
 
     def __init__(self, seed: int = 0):
         super().__init__(self.reply)
-        self.seed, self.model = seed, f"sandbox editor {seed}"
+        self.seed = seed
+        self.model = f"sandbox editor {seed}"
         self.roles: tuple[Any, ...] = (
             PuzzleCritic(seed),
             PuzzleOptimizer(seed),

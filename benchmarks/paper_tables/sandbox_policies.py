@@ -32,7 +32,9 @@ _SMALL: dict[str, Any] = {  # those of examples/configs/sandbox.yaml
     "disable_tqdm": True,
     "rollouts_max_mb": 0,
 }
-_GRPO_STEPS, _SINGLE_TURN_STEPS, _SFT_STEPS = 20, 6, 60
+_GRPO_STEPS = 20
+_SINGLE_TURN_STEPS = 6
+_SFT_STEPS = 60
 
 
 def policy_for(kind: str, folder: Path, seed: int = 0) -> Path:
@@ -53,7 +55,8 @@ def policy_for(kind: str, folder: Path, seed: int = 0) -> Path:
 
 
 def _train(kind: str, sandbox: SandboxRun, folder: Path, seed: int) -> None:
-    rows, spec = list(sandbox.train), AgentSpec.load(sandbox.model)
+    rows = list(sandbox.train)
+    spec = AgentSpec.load(sandbox.model)
     if kind == "sft":
         small: dict[str, Any] = {
             "learning_rate": 1e-3,

@@ -68,10 +68,8 @@ def train_sft(
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
         return folder
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(base),
-        AutoTokenizer.from_pretrained(base),
-    )
+    model = AutoModelForCausalLM.from_pretrained(base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
     chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
     traces = [{**row, "turns": [row["answers"][0]], "observations": []} for row in rows]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]

@@ -57,7 +57,10 @@ class Styled(ScriptedAgent):
 
     def __init__(self, style: str = "think", fault: str = ""):
         super().__init__(byte_format())
-        self.style, self.fault, self.asked, self.last = style, fault, 0, time.monotonic()
+        self.style = style
+        self.fault = fault
+        self.asked = 0
+        self.last = time.monotonic()
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         if self.style == "messy":
@@ -112,12 +115,15 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         program.check()
     except NotInstalled as error:
         return {**row, "not_installed": str(error)}
-    sums, sequences, context = Counter[str](), 0, 0
+    sums = Counter[str]()
+    sequences = 0
+    context = 0
     for style in STYLES:
         agent = Styled(style)
         started = time.monotonic()
         rollout, _ = play_scripted(program, agent)
-        drawn, in_loss = Counter(agent.samples), Counter(samples_in(rollout))
+        drawn = Counter(agent.samples)
+        in_loss = Counter(samples_in(rollout))
         titles = Counter(
             one
             for one, text in zip(agent.samples, agent.prompts, strict=True)

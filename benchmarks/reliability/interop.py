@@ -70,7 +70,8 @@ from agentic_prompting.sandbox.world import world_of
 from benchmarks.lab import DEMO, DEMO_STEPS, settings
 
 ROOT = Path(__file__).parents[2]
-INTEROP, CONTRIB = "src/agentic_prompting/interop", "examples/contrib"
+INTEROP = "src/agentic_prompting/interop"
+CONTRIB = "examples/contrib"
 sys.path.append(
     str(ROOT / CONTRIB)
 )  # its files are imported where they are used, as their users do
@@ -78,7 +79,8 @@ WARM_START_STEPS = 450  # as the demo
 # A call's beginning and end are a token each, as frequent strings are in large vocabularies.
 ASKED = "which country has the capital Nairobi ?"
 DOWN = "currency"  # a word of the sandbox: asked about it, each tool and model is down
-CALL, END = '{"name": "ask", "arguments": {"prompt": "', '"}}'
+CALL = '{"name": "ask", "arguments": {"prompt": "'
+END = '"}}'
 ORACLE = """
 import sys
 from mcp.server.mcpserver import MCPServer
@@ -95,7 +97,8 @@ server.run("stdio")
 
 def tool_tokenizer() -> Any:
     """The sandbox's tokenizer, with the tags of native calls."""
-    tokenizer, grammar = world_tokenizer(), ToolGrammar()
+    tokenizer = world_tokenizer()
+    grammar = ToolGrammar()
     tags = [f"<{slash}{tag}>" for tag in (grammar.call, grammar.response) for slash in ("", "/")]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*tags, CALL, END)])
     return tokenizer
@@ -179,7 +182,8 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
 def mcp(server: Any) -> tuple[bool, bool, bool]:
     """A call through a connection; then one to a server that is gone."""
     tools = MCPTools(server)
-    tokenizer, environment = tool_tokenizer(), ToolEnvironment([tools])
+    tokenizer = tool_tokenizer()
+    environment = ToolEnvironment([tools])
     rollout, exact = written(tokenizer, environment, call(ASKED), "Nairobi")
     tools.close()
     tools.server = "http://127.0.0.1:9/mcp"
@@ -269,7 +273,8 @@ class Agent:
     spec = AgentSpec("{question}")
 
     def __init__(self, text: str, error: LLMError | None = None):
-        self.text, self.error = text, error
+        self.text = text
+        self.error = error
 
     def answer(self, question: str, seed: int = 0) -> Rollout:
         return self.answer_all([{"question": question}])[0]
@@ -455,7 +460,8 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
             return outputs["answer"]
 
     torch.manual_seed(0)
-    tokenizer, judged = world_tokenizer(), iter(range(1000))
+    tokenizer = world_tokenizer()
+    judged = iter(range(1000))
     shape = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -491,7 +497,8 @@ def dspy_grpo() -> tuple[bool, bool, bool]:
                 model=model, processing_class=tokenizer, args=settings, **given
             )
         )
-        program, adapter = dspy.Predict("question -> answer"), Plain()
+        program = dspy.Predict("question -> answer")
+        adapter = Plain()
         program.set_lm(provider.lm)
         with dspy.context(adapter=adapter):
             GRPO(
@@ -528,10 +535,8 @@ def openenv() -> tuple[bool, bool, bool]:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        environment, tokenizer = (
-            OpenEnv(f"http://127.0.0.1:{server.stdout.readline().strip()}"),
-            tool_tokenizer(),
-        )
+        environment = OpenEnv(f"http://127.0.0.1:{server.stdout.readline().strip()}")
+        tokenizer = tool_tokenizer()
         guesses = {n: json.dumps({"name": "act", "arguments": {"number": n}}) for n in (1, 3, 99)}
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in guesses.values()])
 
@@ -564,7 +569,8 @@ def verifiers() -> tuple[bool, bool, bool]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "tests" / "interop" / "foreign"), os.environ.get("PYTHONPATH", "")]
     )
-    tasks, tokenizer = VerifiersTasks("talk", foreign("verifiers")), tool_tokenizer()
+    tasks = VerifiersTasks("talk", foreign("verifiers"))
+    tokenizer = tool_tokenizer()
     tokenizer.add_tokens(["die"])
     try:
         row = tasks.rows()[0]
@@ -608,12 +614,10 @@ def matrix() -> dict[str, Any]:
                 worked, exact, counted = check()
             reason = ""
         except Exception as error:
-            worked, exact, counted, reason = (
-                False,
-                None,
-                False,
-                f"{type(error).__name__}: {str(error)[:200]}",
-            )
+            worked = False
+            exact = None
+            counted = False
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
         lines = len((ROOT / file).read_text().splitlines())
         green = worked and exact is not False and counted
         rows.append(
@@ -653,7 +657,8 @@ def as_tool_calls(text: str) -> str:
 def warm(folder: Path, seed: int) -> Path:
     """The demo's warm start, its traces in native form."""
     questions = make_split(seed, 256)[0]
-    spec, seen = replace(sandbox_spec(), grammar=ToolGrammar()), world_of(questions)
+    spec = replace(sandbox_spec(), grammar=ToolGrammar())
+    seen = world_of(questions)
 
     def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         made = make_traces(questions, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
@@ -687,7 +692,9 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
             return complete(oracle, [{"role": "user", "content": prompt.strip()}]).text
 
         tools.__name__ = "ask"
-    environment, test, run = ToolEnvironment([tools]), as_dataset(held_out), folder / through
+    environment = ToolEnvironment([tools])
+    test = as_dataset(held_out)
+    run = folder / through
     before = share_right(model, environment, test, seed)
     trainer = PromptR1Trainer(
         model=str(model),

@@ -168,10 +168,8 @@ def table(found: list[dict[str, Any]]) -> str:
         cells = [
             ", ".join(str(value) for value in one[name].values()) for name in ("alone", "beside")
         ]
-        waiting, steady = (
-            "passive" if one["passive"] else "active",
-            "yes" if one["steady"] else "no",
-        )
+        waiting = "passive" if one["passive"] else "active"
+        steady = "yes" if one["steady"] else "no"
         lines.append(
             f"| {one['threads']} | {waiting} | {one['oracle']} | {' | '.join(cells)} | {steady} |"
         )

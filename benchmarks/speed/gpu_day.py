@@ -104,7 +104,8 @@ def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CI": "1"} | (
         {"CUDA_VISIBLE_DEVICES": ""} if miniature else {}
     )
-    started, status = time.monotonic(), "done"
+    started = time.monotonic()
+    status = "done"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         running = subprocess.Popen(
             command, stdout=out, stderr=err, env=environment, start_new_session=True
@@ -119,10 +120,8 @@ def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
         out.seek(0), err.seek(0)
-        lines, complaints = (
-            [line for line in out if line.startswith("{")],
-            err.read().strip().splitlines(),
-        )
+        lines = [line for line in out if line.startswith("{")]
+        complaints = err.read().strip().splitlines()
     record: dict[str, Any] = {
         "part": name,
         "status": status,

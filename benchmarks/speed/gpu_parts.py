@@ -79,7 +79,8 @@ def engine(folder: Path, shape: str, tokens: int = 80) -> None:
 
     bench = Bench(SimpleNamespace(model=saved_model(folder, shape), train=[], spec=AgentSpec()))
     bench.model.to("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
-    rng, found = random.Random(0), {}
+    rng = random.Random(0)
+    found = {}
     mixed = [
         [min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)]
         for _ in range(64)
@@ -127,7 +128,9 @@ def step(
     from datasets import Dataset
     from peft import LoraConfig
 
-    on_gpu, model, found = torch.cuda.is_available(), saved_model(folder, shape), {}
+    on_gpu = torch.cuda.is_available()
+    model = saved_model(folder, shape)
+    found = {}
     with ExitStack() as stack:
         if backend:
             stack.enter_context(sharded(backend, folder))
@@ -145,10 +148,8 @@ def step(
         if vllm in ("adapter", "nccl"):
             server = stack.enter_context(served(model, folder, context, vllm))
             options |= {"vllm_sync": vllm, "vllm_server_base_url": server.url}
-        own, peft = (
-            int(context * sampled / turns),
-            LoraConfig(r=32, target_modules="all-linear") if lora else None,
-        )
+        own = int(context * sampled / turns)
+        peft = LoraConfig(r=32, target_modules="all-linear") if lora else None
         args = MultiTurnGRPOConfig(
             str(folder / "out"),
             max_turns=turns,
@@ -238,7 +239,8 @@ class Watch:
         self.cuda = torch.cuda if torch.cuda.is_available() else None
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, float] = {}
-        self.last, made = self._now(), trainer.source.next_batch
+        self.last = self._now()
+        made = trainer.source.next_batch
 
         def sampled(*args: Any, **kwargs: Any) -> Any:
             self.mark("training")  # of the step before
@@ -267,7 +269,8 @@ class Watch:
     def mark(self, what: str) -> None:
         """Book the time and memory since the last mark under this name."""
         now = self._now()
-        self.seconds[what], self.last = now - self.last, now
+        self.seconds[what] = now - self.last
+        self.last = now
         if self.cuda:
             self.peaks[what] = self.cuda.max_memory_allocated() / GIB
             self.cuda.reset_peak_memory_stats()

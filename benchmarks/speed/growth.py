@@ -49,7 +49,8 @@ END = "<think> done </think> <answer> Kenya </answer>"
 REPLY = "country " * 400  # about 2,048 characters
 TOKENIZER = world_tokenizer()
 FORMAT = ChatFormat(TOKENIZER)
-ASK_IDS, END_IDS = FORMAT.turn_ids(ASK), FORMAT.turn_ids(END)
+ASK_IDS = FORMAT.turn_ids(ASK)
+END_IDS = FORMAT.turn_ids(END)
 OPENING = TOKENIZER.convert_tokens_to_ids("<interaction_response>")
 POPULATION = 10_000
 
@@ -122,7 +123,8 @@ def measure_rollouts(numbers: Sequence[int], turns: Sequence[int], repeats: int)
     by_number = {n: round(rollout_ms(n, 4, repeats), 3) for n in numbers}
     memory = {n: round(rollout_kb(n, 4), 1) for n in numbers}
     by_turns = {t: round(rollout_ms(256, t, repeats), 3) for t in turns}
-    first, last = numbers[0], numbers[-1]
+    first = numbers[0]
+    last = numbers[-1]
     steps = (by_turns[turns[-1]] - by_turns[turns[-2]]) / (turns[-1] - turns[-2])
     early = (by_turns[turns[1]] - by_turns[turns[0]]) / (turns[1] - turns[0])
     return {

@@ -40,7 +40,9 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 CONTEXTS = 2048, 4096, 8192, 16384, 32768
 OBSERVED = 0.7
 MIB = 2**20
-TIMED, PATIENCE = (2048, 8192, 16384, 32768), 120.0  # seconds of a step
+# seconds of a step
+TIMED = (2048, 8192, 16384, 32768)
+PATIENCE = 120.0
 TURNS = 20
 
 
@@ -142,7 +144,8 @@ def trainers(job: Any, folder: str) -> dict[str, Any]:
     from agentic_prompting.planning.memory_counter import MemoryCounter
     from agentic_prompting.sandbox.policy import world_tokenizer
 
-    args, tokenizer = job.training_args(folder, steps=2), world_tokenizer()
+    args = job.training_args(folder, steps=2)
+    tokenizer = world_tokenizer()
     ours = build_trainer(job, args, tokenizer)
     ours.memory = MemoryCounter()  # counts nothing: it is not entered
     initialised(ours.model)
@@ -211,13 +214,15 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     from agentic_prompting.planning.measured_step import build_model
     from agentic_prompting.rollout import SampleRequest, run_with_engine
 
-    model, rng = initialised(build_model(small(longest))).eval(), random.Random(0)
+    model = initialised(build_model(small(longest))).eval()
+    rng = random.Random(0)
     tokenizer = SimpleNamespace(pad_token_id=0, bos_token_id=None)
     engine = TransformersEngine(model, tokenizer, end_of_turn_ids=[10**9], on_callers_thread=True)
     own = int(longest / TURNS * (1 - OBSERVED))
     observed = longest // TURNS - own
     context: list[int] = []
-    seconds, new = [], 0
+    seconds = []
+    new = 0
     for turn in range(TURNS):
         context += [rng.randrange(8192) for _ in range(observed)]
         started = time.perf_counter()

@@ -141,7 +141,8 @@ def measured(job: Any) -> int:
 
 def most_held(profiled: Any) -> int:
     """The largest sum of allocations that were live at once in a profile with memory."""
-    waiting, events = list(profiled.profiler.kineto_results.experimental_event_tree()), []
+    waiting = list(profiled.profiler.kineto_results.experimental_event_tree())
+    events = []
     while waiting:
         one = waiting.pop()
         waiting += one.children
@@ -186,7 +187,8 @@ def in_processes(name: str, real: bool) -> int:
 
 def compare(name: str) -> dict[str, Any]:
     """A setting's predicted and measured peaks."""
-    guess, real = in_processes(name, real=False), in_processes(name, real=True)
+    guess = in_processes(name, real=False)
+    real = in_processes(name, real=True)
     error = guess / real - 1
     row = {"setting": name, "predicted": round(guess / MIB, 1), "measured": round(real / MIB, 1)}
     print(

@@ -46,7 +46,8 @@ async def _length(reader: asyncio.StreamReader) -> int:
 
 async def client(base_url: str, calls: int, turns: int, characters: int) -> None:
     """Make some calls and print how many, and the seconds that they took."""
-    each, started = max(calls // WIDTH // turns, 1), time.perf_counter()
+    each = max(calls // WIDTH // turns, 1)
+    started = time.perf_counter()
     width = min(WIDTH, max(calls // turns, 1))
     await asyncio.gather(
         *(converse(base_url, each, turns, characters, name) for name in range(width))

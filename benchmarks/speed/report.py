@@ -40,7 +40,8 @@ def measure(folder: Path, trajectories: int, words: int) -> None:
         started = time.perf_counter()
         page = opened(browser, page_file)
         print(f"{'open':24} {time.perf_counter() - started:6.2f} s")
-        outcome, search = page.get_by_label("outcome"), page.get_by_label("text in question")
+        outcome = page.get_by_label("outcome")
+        search = page.get_by_label("text in question")
         timed(
             "filter by outcome",
             lambda: (outcome.select_option("malformed"), shows(page, malformed)),

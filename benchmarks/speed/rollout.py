@@ -55,7 +55,9 @@ from agentic_prompting.rollout import (
 )
 
 MAX_INTERACTIONS = 3
-STEP, STEP_PER_ROW = 12e-3, 3e-5  # seconds of one decoding step, and of each row in it
+# seconds of one decoding step, and of each row in it
+STEP = 12e-3
+STEP_PER_ROW = 3e-5
 TURNS = {"60, sigma 0.4": (60, 0.4), "150, sigma 0.6": (150, 0.6), "400, sigma 0.8": (400, 0.8)}
 REPLIES = {"0.5 s": 0.5, "2 s": 2.0, "5 s": 5.0}  # sigma 0.6 each
 
@@ -115,10 +117,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(
         models.BPE({byte: number for number, byte in enumerate(sorted(alphabet))}, [])
     )
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     tokenizer.add_tokens(
         [
@@ -140,18 +140,21 @@ class Clock(Engine[SampleRequest, Sample]):
 
     def __init__(self, workload: Workload, write: Any):
         super().__init__(on_callers_thread=True)
-        self.workload, self.write = workload, write
+        self.workload = workload
+        self.write = write
         self.rows: list[
             tuple[PendingRequest[SampleRequest, Sample], list[int], int]
         ] = []  # job, what it says, at which step it ends
-        self.steps, self.due = 0, 0.0
+        self.steps = 0
+        self.due = 0.0
 
     @property
     def at_work(self) -> int:
         return len(self.rows)
 
     def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
-        rows, self.rows = self.rows, []
+        rows = self.rows
+        self.rows = []
         return [job for job, _, _ in rows]
 
     def step(self, arrived: list[PendingRequest[SampleRequest, Sample]]) -> None:
@@ -190,7 +193,8 @@ class Tags:
     """Turns in our tags, and the environment that answers them."""
 
     def __init__(self, workload: Workload):
-        self.workload, self.format = workload, ChatFormat(byte_tokenizer(), TagGrammar())
+        self.workload = workload
+        self.format = ChatFormat(byte_tokenizer(), TagGrammar())
         self.asking = self.format.turn_ids(
             "<think> go on </think>\n<interaction_prompt> more </interaction_prompt>"
         )
@@ -232,7 +236,8 @@ def play_ours(workload: Workload) -> float:
 def play_in_lockstep(workload: Workload) -> float:
     """Sample all, ask all, wait for all. A batch ends with its longest turn; who has ended costs nothing more."""
     tags = Tags(workload)
-    running, started = tags.rollouts, time.perf_counter()
+    running = tags.rollouts
+    started = time.perf_counter()
 
     async def ask(rollouts: list[Rollout]) -> list[Observation]:
         return await asyncio.gather(*map(tags.step, rollouts))
@@ -261,7 +266,8 @@ class ToolCalls:
     """Turns as tool calls, and the tool that answers them."""
 
     def __init__(self, workload: Workload):
-        self.workload, self.asked = workload, [0] * len(workload.latencies)
+        self.workload = workload
+        self.asked = [0] * len(workload.latencies)
 
     def write(self, context: list[int]) -> tuple[list[int], int]:
         tokenizer = byte_tokenizer()
@@ -323,7 +329,8 @@ def play_trl_async(workload: Workload) -> float:
     from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
     calls = ToolCalls(workload)
-    engine, tool = Clock(workload, calls.write), calls.tool()
+    engine = Clock(workload, calls.write)
+    tool = calls.tool()
 
     class Loop(_AsyncRolloutLoop):
         async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
@@ -349,7 +356,8 @@ def play_trl(workload: Workload) -> float:
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
-    calls, tokenizer = ToolCalls(workload), byte_tokenizer()
+    calls = ToolCalls(workload)
+    tokenizer = byte_tokenizer()
     tool = calls.tool()
 
     def sample(

@@ -45,7 +45,8 @@ class Model:
 
     def lora_parameters(self, rank: int) -> float:
         """Adapters on all linear layers of each block: rank x (inputs + outputs) of each."""
-        queries, values = self.heads * self.head_size, self.kv_heads * self.head_size
+        queries = self.heads * self.head_size
+        values = self.kv_heads * self.head_size
         attention = (self.hidden + queries) * 2 + (self.hidden + values) * 2
         return rank * self.layers * (attention + (self.hidden + self.intermediate) * 3)
 
@@ -149,15 +150,14 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
 
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The table of memory, from the latest plan of each model, with the formulas beside it."""
-    latest, rows = {(one["model"], one["trained"]): one["moments"] for one in records}, []
+    latest = {(one["model"], one["trained"]): one["moments"] for one in records}
+    rows = []
     for model in MODELS:
         for kind in ("full", "LoRA"):
             if (moments := latest.get((model.name, kind))) is None:
                 continue
-            passes, sampling = (
-                moments["forward and backward passes"],
-                sum(moments["sampling"].values()),
-            )
+            passes = moments["forward and backward passes"]
+            sampling = sum(moments["sampling"].values())
             training = max(sum(of.values()) for name, of in moments.items() if name != "sampling")
             states = sum(passes.get(part, 0.0) for part in STATES)
             activations = passes["activations"]

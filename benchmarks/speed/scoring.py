@@ -43,7 +43,8 @@ def make_records(n: int, seed: int = 0) -> list[dict]:
 
 
 def main() -> None:
-    records, metrics = make_records(TRAJECTORIES), find_metrics(["exact_match", "token_f1"])
+    records = make_records(TRAJECTORIES)
+    metrics = find_metrics(["exact_match", "token_f1"])
     started = time.perf_counter()
     score_records(records, metrics)
     format_scores(records)

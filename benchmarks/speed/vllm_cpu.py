@@ -62,7 +62,9 @@ from support.policies import make_tiny_policy  # noqa: E402
 from support.vllm_server import LORA, VLLMServer  # noqa: E402
 
 SWAPS = 100
-ROLLOUTS, TURN_TOKENS, ROUNDS = 64, 64, 7
+ROLLOUTS = 64
+TURN_TOKENS = 64
+ROUNDS = 7
 CLOSE = 1e-4  # difference of log-probabilities; two versions differ far more
 TESTS = ("tests/trainers/test_vllm_real.py", "tests/trainers/test_vllm_weights.py")
 RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
@@ -169,7 +171,8 @@ class Versions:
         torch.manual_seed(0)
         config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
         self.model = get_peft_model(AutoModelForCausalLM.from_pretrained(policy), config).eval()
-        self.folder, self.kept = folder, dict[int, dict[str, torch.Tensor]]()
+        self.folder = folder
+        self.kept = dict[int, dict[str, torch.Tensor]]()
 
     @torch.no_grad()
     def write(self, version: int) -> None:
@@ -191,13 +194,17 @@ class Versions:
 
 
 def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
-    versions, asking = Versions(policy, folder / "versions"), policy_at(url, folder, adapters=True)
-    adapters, rng = asking.adapters, random.Random(0)
+    versions = Versions(policy, folder / "versions")
+    asking = policy_at(url, folder, adapters=True)
+    adapters = asking.adapters
+    rng = random.Random(0)
     assert adapters is not None
     (server,) = adapters.servers
     shared = [rng.randrange(20, 700) for _ in range(400)]
     seen: list[tuple[int, SampleRequest, Sample]] = []
-    seconds, left_over, outlasted = [], [], 0
+    seconds = []
+    left_over = []
+    outlasted = 0
 
     async def ask(request: SampleRequest) -> None:
         nonlocal outlasted
@@ -230,13 +237,13 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
     for number in range(n):
         versions.write(number)
         run(swap(number))
-    wrong, largest, apart = 0, 0.0, []
+    wrong = 0
+    largest = 0.0
+    apart = []
     for version, request, sample in seen:
         differences = versions.differences(version, request, sample)
-        wrong, largest = (
-            wrong + int((differences > CLOSE).sum()),
-            max(largest, float(differences.max())),
-        )
+        wrong = wrong + int((differences > CLOSE).sum())
+        largest = max(largest, float(differences.max()))
         apart.append(
             float(versions.differences(max(version - 1, 0), request, sample).mean())
             if version
@@ -304,7 +311,8 @@ def main() -> None:
         policy = make_tiny_policy(folder / "policy")
         with VLLMServer(policy, folder, *LORA) as server:
             found = rollouts(server.url, folder) | swaps(server.url, policy, folder, SWAPS)
-    own, outcome = found.pop("checks"), tests(arguments.quick)
+    own = found.pop("checks")
+    outcome = tests(arguments.quick)
     for check_name, holds in own.items():
         print(f"{'ok    ' if holds else 'FAILED'} {check_name}")
     found = {

@@ -18,7 +18,8 @@ FENCE = re.compile(r"^```", re.M)
 
 def check(folder: Path) -> str:
     """The version. Raises `ValueError` for files that an index would refuse or display wrongly."""
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         of_wheel = archive.read(name)

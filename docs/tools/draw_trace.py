@@ -24,7 +24,9 @@ from agentic_prompting.sandbox.server import MODEL, OracleServer
 from agentic_prompting.sandbox.setup import DEMO_SEED, prepare_sandbox
 
 PICTURE = Path(__file__).parents[1] / "images" / "trace.svg"
-WIDTH, NAMES, ROW = 900, 300, 19
+WIDTH = 900
+NAMES = 300
+ROW = 19
 COLOURS = {
     "chat agent": "#3f51b5",
     "chat": "#b4532a",
@@ -35,7 +37,8 @@ COLOURS = {
 
 def spans_of_a_step() -> list[Any]:
     """The spans of one step, in the order of their starts."""
-    memory, provider = InMemorySpanExporter(), TracerProvider()
+    memory = InMemorySpanExporter()
+    provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     trace.set_tracer_provider(provider)
     with tempfile.TemporaryDirectory() as folder, OracleServer(Oracle(latency=0.04)) as server:
@@ -79,8 +82,10 @@ def draw(spans: list[Any]) -> str:
     scale = (WIDTH - NAMES - 90) / (root.end_time - root.start_time)
     parts = []
     for number, (depth, span) in enumerate(rows):
-        y, left = 8 + number * ROW, NAMES + (span.start_time - root.start_time) * scale
-        wide, colour = max((span.end_time - span.start_time) * scale, 2), _colour(span.name)
+        y = 8 + number * ROW
+        left = NAMES + (span.start_time - root.start_time) * scale
+        wide = max((span.end_time - span.start_time) * scale, 2)
+        colour = _colour(span.name)
         parts.append(
             f'<text x="{8 + 14 * depth}" y="{y + 13}" fill="#222">{escape(span.name)}</text>'
         )

@@ -35,10 +35,8 @@ def main(check: bool) -> None:
     for name, which in PICTURES.items():
         outputs = list(outputs_of(name))
         drawn = [one["data"]["image/png"] for one in outputs if "image/png" in one.get("data", ())]
-        picture, path = (
-            base64.b64decode(drawn[which]),
-            ROOT / "docs" / "images" / f"notebook_{name[:2]}.png",
-        )
+        picture = base64.b64decode(drawn[which])
+        path = ROOT / "docs" / "images" / f"notebook_{name[:2]}.png"
         if not check:
             path.write_bytes(picture)
             continue

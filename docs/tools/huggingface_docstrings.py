@@ -87,7 +87,8 @@ def google(text: str, pages: dict[str, str]) -> str:
         text (`str`): A docstring.
         pages (`dict[str, str]`): Public name -> path.
     """
-    lines, section = [], ""
+    lines = []
+    section = ""
     for line in text.split("\n"):
         heading = re.fullmatch(r"(\w+):", line)
         if heading:

@@ -24,7 +24,8 @@ LOGGED = "[20"  # a library's log line on stdout begins with the year
 
 def run(path: Path) -> float:
     """Run one notebook and write it with its outputs; returns the seconds it took."""
-    notebook, started = nbformat.read(path, as_version=4), time.perf_counter()
+    notebook = nbformat.read(path, as_version=4)
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         place = {"metadata": {"path": folder}}
         NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()

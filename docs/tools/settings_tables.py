@@ -31,7 +31,8 @@ def table(settings: type) -> str:
         name: " ".join(text.split())
         for name, text in _ARGUMENT.findall(cleandoc(settings.__doc__ or ""))
     }
-    declared, hints = {one.name: one for one in fields(settings)}, get_type_hints(settings)
+    declared = {one.name: one for one in fields(settings)}
+    hints = get_type_hints(settings)
     lines = ["| setting | type | default | |", "|---|---|---|---|"]
     for name in get_annotations(settings):
         one = declared[name]

@@ -52,12 +52,13 @@ class TrainerProvider(Provider):
 
     def __init__(self, trainer: Callable[..., Any]):
         super().__init__()
-        self.reinforceable, self.ReinforceJob, self.retokenized = True, TrainerJob, 0
-        self.calls, self.sampled = itertools.count(), defaultdict[str, list[Rollout]](list)
-        self.waiting_prompts, self.batch_wanted = (
-            list[asyncio.Future[list[Message]]](),
-            threading.Event(),
-        )
+        self.reinforceable = True
+        self.ReinforceJob = TrainerJob
+        self.retokenized = 0
+        self.calls = itertools.count()
+        self.sampled = defaultdict[str, list[Rollout]](list)
+        self.waiting_prompts = list[asyncio.Future[list[Message]]]()
+        self.batch_wanted = threading.Event()
         self.samples = defaultdict[tuple[int, ...], deque[Sample]](deque)
         self.rewards = defaultdict[tuple[int, ...], deque[float]](deque)
         self.trainer = made = trainer(
@@ -65,11 +66,10 @@ class TrainerProvider(Provider):
         )
         if made.args.use_vllm or made.args.async_lead or made.accelerator.num_processes > 1:
             raise ValueError("a trainer for DSPy has one process, no vLLM and async_lead=0")
-        self.size, made.policy = (
-            made.args.per_device_train_batch_size * made.args.steps_per_generation,
-            self.replay,
-        )
-        sampling, ends = Sampling(**made.spec.sampling), made.chat_format.end_of_turn_ids
+        self.size = made.args.per_device_train_batch_size * made.args.steps_per_generation
+        made.policy = self.replay
+        sampling = Sampling(**made.spec.sampling)
+        ends = made.chat_format.end_of_turn_ids
         self.policy: Any = local_policy(
             made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0
         )
@@ -80,7 +80,8 @@ class TrainerProvider(Provider):
 
     async def __call__(self, messages: Sequence[Message], **sampling: Any) -> Reply:
         """As a chat model: sample a turn, and remember its tokens."""
-        chat_format, number = self.trainer.chat_format, next(self.calls)
+        chat_format = self.trainer.chat_format
+        number = next(self.calls)
         rollout = Rollout(
             chat_format.prompt_ids(messages),
             seed=rollout_seed(self.trainer.args.seed, "dspy", number),
@@ -127,7 +128,8 @@ class TrainerProvider(Provider):
 
     def add(self, messages: Sequence[Message], text: str, reward: float) -> None:
         """Find the sampled tokens of a completion. DSPy pads groups, so a completion may come twice."""
-        sampled, chat_format = self.sampled.get(str(messages)), self.trainer.chat_format
+        sampled = self.sampled.get(str(messages))
+        chat_format = self.trainer.chat_format
         if not sampled:
             raise ValueError(
                 "DSPy trains on messages that were never sent: pass GRPO(adapter=...) the program's own"
@@ -139,10 +141,8 @@ class TrainerProvider(Provider):
         if place is not None:
             sampled.append(sampled.pop(place))  # next time others of this text come first
         self.retokenized += place is None
-        prompt, ids = (
-            sampled[0].prompt_ids,
-            chat_format.turn_ids(text) if place is None else sampled[-1].ids,
-        )
+        prompt = sampled[0].prompt_ids
+        ids = chat_format.turn_ids(text) if place is None else sampled[-1].ids
         self.samples[tuple(prompt)].append(Sample(ids))
         self.rewards[(*prompt, *ids)].append(reward)
 
@@ -151,7 +151,9 @@ class TrainerJob(ReinforceJob):
     """A run of the trainer; a step is one of its generation batches. Raises a `RuntimeError` once it has ended."""
 
     def initialize(self) -> None:
-        self.provider, self.steps, self.ended = self.lm.provider, 0, ""
+        self.provider = self.lm.provider
+        self.steps = 0
+        self.ended = ""
         self.n = self.provider.trainer.num_generations
         if (wanted := self.train_kwargs["num_generations"]) != self.n:
             raise ValueError(

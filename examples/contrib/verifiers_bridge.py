@@ -30,7 +30,9 @@ class Seat:
     """Takes the place of a `vf.Agent`, whose turns come from the other end. It is its own `vf.Interaction`."""
 
     def __init__(self) -> None:
-        self.ended, self.answers, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
+        self.ended = False
+        self.answers = asyncio.Queue[Any]()
+        self.texts = asyncio.Queue[Any]()
 
     def __getattr__(
         self, name: str
@@ -48,10 +50,8 @@ class Seat:
     async def interaction(self, task: Any, **ignored: Any) -> Any:
         data = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         agent = vf.AgentInfo(config=vf.AgentConfig())
-        self.task, self.trace = (
-            task,
-            vf.Trace(task=data, state=state_cls(type(task))(), agent=agent),
-        )
+        self.task = task
+        self.trace = vf.Trace(task=data, state=state_cls(type(task))(), agent=agent)
         self.traces.append(self.trace)
         first = (
             [vf.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
@@ -70,7 +70,8 @@ class Seat:
     async def turn(self, message: Any = None) -> Any:
         messages = [vf.UserMessage(content=message)] if isinstance(message, str) else message or []
         if not self.ended:
-            unsent, self.unsent = [*self.unsent, *messages], []
+            unsent = [*self.unsent, *messages]
+            self.unsent = []
             for one in unsent:
                 self.remember(one)
             self.answers.put_nowait(
@@ -124,15 +125,19 @@ class Bridge:
     """One environment of `verifiers`, its tasks and the episodes that are running."""
 
     def __init__(self, config: dict[str, Any], group: asyncio.TaskGroup):
-        self.env, self.group = vf.load_environment(vf.resolve_env_config(config)), group
-        taskset, seats = self.env.taskset, list(agent_config_fields(self.env.config))
+        self.env = vf.load_environment(vf.resolve_env_config(config))
+        self.group = group
+        taskset = self.env.taskset
+        seats = list(agent_config_fields(self.env.config))
         kind = type(taskset).task_type()
         tools = [*taskset.toolsets(taskset.config), *kind.toolsets(taskset.config.task)]
         if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
             raise ValueError(
                 f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools"
             )
-        self.stream, self.tasks, self.seats = iter(taskset), list[Any](), dict[str, Seat]()
+        self.stream = iter(taskset)
+        self.tasks = list[Any]()
+        self.seats = dict[str, Seat]()
         self.checked = 0  # how many of the tasks can be played here
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +149,8 @@ class Bridge:
                 ]
             }
         if "begin" in request:
-            name, task = str(request["id"]), self.load(request["begin"] + 1)[request["begin"]]
+            name = str(request["id"])
+            task = self.load(request["begin"] + 1)[request["begin"]]
             self.seats[name] = seat = Seat()
             self.group.create_task(seat.play(self.env, task))
             return {"episode": name, **await seat.answers.get()}

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 _BRIDGE = Path(__file__).with_name("verifiers_bridge.py")
 _LONGEST_LINE = 1 << 28  # bytes
-_POLL_SECONDS, _SECONDS_TO_DIE = 0.5, 5.0
+_POLL_SECONDS = 0.5
+_SECONDS_TO_DIE = 5.0
 
 
 class VerifiersTasks:
@@ -168,11 +169,10 @@ class _Process:
     """
 
     def __init__(self, process: asyncio.subprocess.Process):
-        self._process, self.ended = process, ""
-        self._numbers, self._waiting = (
-            itertools.count(),
-            dict[int, asyncio.Future[dict[str, Any]]](),
-        )
+        self._process = process
+        self.ended = ""
+        self._numbers = itertools.count()
+        self._waiting = dict[int, asyncio.Future[dict[str, Any]]]()
         self._reader = asyncio.create_task(self._read())
 
     def kill(self) -> None:

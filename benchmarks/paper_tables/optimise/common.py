@@ -85,12 +85,10 @@ class Objective:
     ):
         if not rows:
             raise ValueError("a prompt is optimised on training rows, and there are none")
-        self.rows, self.metrics, self.seed, self.sampling = (
-            list(rows),
-            find_metrics([metric]),
-            seed,
-            sampling,
-        )
+        self.rows = list(rows)
+        self.metrics = find_metrics([metric])
+        self.seed = seed
+        self.sampling = sampling
         half = len(self.rows) // 2
         self.learned, self.chosen_by = (
             (self.rows[:half], self.rows[half:])

@@ -45,9 +45,11 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
         raise ValueError(
             "TextGrad needs at least two training rows: one to learn from, one to check by"
         )
-    training, validation = objective.learned, objective.chosen_by
+    training = objective.learned
+    validation = objective.chosen_by
     rng = random.Random(objective.seed)
-    best, best_score = prompt, mean_score(objective.try_prompt(prompt, validation))
+    best = prompt
+    best_score = mean_score(objective.try_prompt(prompt, validation))
     # A row costs an answer, a loss and at most two gradients; a step one edit and the validation half.
     step = 4 * minibatch + 2 + len(validation)
     while objective.count.affords(step):
@@ -62,7 +64,8 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
         except IndexError:  # textgrad's word for an edit without tags
             continue
         if score >= best_score:
-            best, best_score = new, score
+            best = new
+            best_score = score
     return objective.found(best, best_score)
 
 
@@ -94,7 +97,9 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
         """A [`ChatModel`] as TextGrad's engine. A failed call raises instead of returning text."""
 
         def __init__(self, chat: ChatModel, **sampling: Any):
-            self.chat, self.sampling, self.model_string = chat, sampling, "agentic-prompting"
+            self.chat = chat
+            self.sampling = sampling
+            self.model_string = "agentic-prompting"
 
         def generate(self, prompt: Any, system_prompt: str | None = None, **_: Any) -> str:
             asked = with_system(system_prompt, [{"role": "user", "content": str(prompt)}])

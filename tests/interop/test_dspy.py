@@ -67,18 +67,16 @@ def test_an_outage_is_an_error_of_dspy():
         AgentModule(down)(question="Kenya's capital?")
 
 
-def test_a_chat_model_is_a_language_model_of_dspy():
+def test_dspy_gets_an_answer_from_a_chat_model():
     chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
     with dspy.context(lm=dspy.LM("chat", engine=DSPyEngine(chat), cache=False)):
         assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
 
 
 def completed(model, request, awaited=False):
-    return (
-        asyncio.run(AsyncDSPyEngine(model).complete(request))
-        if awaited
-        else DSPyEngine(model).complete(request)
-    )
+    if awaited:
+        return asyncio.run(AsyncDSPyEngine(model).complete(request))
+    return DSPyEngine(model).complete(request)
 
 
 @pytest.mark.parametrize("awaited", [False, True])

@@ -1,251 +1,20 @@
-"""Lossless drafting: the output of plain greedy decoding, whatever the draft, the model's shape and the batch."""
-
-import random
-from dataclasses import replace
+"""A model of this process as a chat model: exact replies, sessions that draft, bounded caches."""
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete, start
 from agentic_prompting.local import (
-    Sampling,
     TransformersChat,
     TransformersEngine,
     can_slab,
     transformers_chat,
 )
-from agentic_prompting.local.drafting import TokenDraft
 from agentic_prompting.local.transformers_chat import _DraftSession
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rollout import SampleRequest
-from support.sampling import sample
+from support.model_shapes import GROUPED_QUERY_SHAPE
 from support.tokenizers_for_tests import tokenizer_for
-
-ENDS = [3, 5]
-VOCABULARY = 120
-GREEDY = Sampling(temperature=0)
-# Grouped-query attention everywhere; an initialisation wide enough that outputs differ from one context to the next.
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
-MODELS = {
-    "qwen3": (Qwen3ForCausalLM, lambda: Qwen3Config(**SHAPE, tie_word_embeddings=True)),
-    "llama": (LlamaForCausalLM, lambda: LlamaConfig(**SHAPE)),
-    "mistral, sliding window": (
-        MistralForCausalLM,
-        lambda: MistralConfig(**SHAPE, sliding_window=8),
-    ),
-    "gemma2, sliding window": (Gemma2ForCausalLM, lambda: Gemma2Config(**SHAPE, sliding_window=8)),
-    "gemma3, mixed windows": (
-        Gemma3ForCausalLM,
-        lambda: Gemma3TextConfig(
-            **SHAPE,
-            sliding_window=8,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        ),
-    ),
-}
-
-
-@pytest.fixture(scope="module", params=list(MODELS))
-def model(request):
-    kind, config = MODELS[request.param]
-    torch.manual_seed(0)
-    return kind(config()).eval()
-
-
-def reference(model, context, limit):
-    """transformers' own greedy decoding, one sequence at a time."""
-    output = model.generate(
-        torch.tensor([context]),
-        attention_mask=torch.ones(1, len(context), dtype=torch.long),
-        max_new_tokens=limit,
-        do_sample=False,
-        eos_token_id=ENDS,
-        pad_token_id=0,
-    )
-    return output[0, len(context) :].tolist()
-
-
-def spoilt(output, rng):
-    """A draft that is right, half right, slightly wrong, shifted, too long, nonsense or missing."""
-    draft = list(output)
-    kind = rng.randrange(7)
-    if kind == 1:
-        draft = draft[: len(draft) // 2]
-    elif kind == 2:
-        draft[rng.randrange(len(draft))] = rng.randrange(VOCABULARY)
-    elif kind == 3:
-        del draft[rng.randrange(len(draft))]
-    elif kind == 4:
-        draft += [rng.randrange(VOCABULARY) for _ in range(10)]
-    elif kind == 5:
-        draft = [rng.randrange(VOCABULARY) for _ in range(20)]
-    elif kind == 6:
-        draft = []
-    return draft
-
-
-def test_equal_to_plain_greedy_decoding(model):
-    """Batches of ragged contexts, drafts and limits. 25 rows a model; none may differ in a single token."""
-    rng = random.Random(1)
-    requests = []
-    expected = []
-    for _ in range(25):
-        context = [rng.randrange(6, VOCABULARY) for _ in range(rng.randint(1, 30))]
-        limit = rng.randint(1, 40)
-        expected.append(reference(model, context, limit))
-        requests.append(SampleRequest(context, limit, 0, draft=spoilt(expected[-1], rng)))
-    engine = TransformersEngine(model, None, GREEDY, end_of_turn_ids=ENDS)
-    for begin in range(0, 25, 5):
-        samples = sample(engine, requests[begin : begin + 5])
-        assert [one.ids for one in samples] == expected[begin : begin + 5]
-        assert all(
-            one.finished == (one.ids[-1] in ENDS) and one.drafted <= len(one.ids) for one in samples
-        )
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.2)], ids=str
-)
-def test_drafts_change_nothing_that_is_drawn_by_chance(model, sampling):
-    """The random numbers belong to the places of a text, so a guess is right or wrong there, too."""
-    rng = random.Random(2)
-    engine = TransformersEngine(model, None, sampling, end_of_turn_ids=ENDS)
-    plain = [
-        SampleRequest([rng.randrange(6, VOCABULARY) for _ in range(n)], 30, n)
-        for n in (3, 8, 15, 16)
-    ]
-    expected = [one.ids for one in sample(engine, plain)]
-    steps = engine.stats["row_steps"]
-    drafts = [replace(request, draft=ids) for request, ids in zip(plain, expected, strict=True)]
-    assert [one.ids for one in sample(engine, drafts)] == expected
-    if sampling == Sampling():
-        assert engine.stats["row_steps"] - steps == 4, "right drafts cost one pass"
-    spoiled = [
-        replace(request, draft=spoilt(ids, rng))
-        for request, ids in zip(plain, expected, strict=True)
-    ]
-    assert [one.ids for one in sample(engine, spoiled)] == expected
-
-
-def test_a_right_draft_costs_one_pass(model):
-    context = list(range(10, 30))
-    expected = reference(model, context, 40)
-    engine = TransformersEngine(model, None, GREEDY, end_of_turn_ids=ENDS)
-    (one,) = sample(engine, [SampleRequest(context, 40, 0, draft=expected)])
-    assert (one.ids, engine.stats["steps"]) == (expected, 1)
-
-
-def test_a_slow_row_holds_nobody_up(model):
-    """A row with a right draft is done in the first pass although its neighbour has none."""
-    contexts = [list(range(10, 20)), list(range(30, 60))]
-    expected = [reference(model, context, 30) for context in contexts]
-    ended = []
-
-    class Watched(TransformersEngine):
-        def finish(self, results):
-            results = list(results)
-            ended.extend((self.stats["steps"], given.ids) for _, given in results)
-            super().finish(results)
-
-    engine = Watched(model, None, GREEDY, end_of_turn_ids=ENDS)
-    sample(
-        engine,
-        [SampleRequest(contexts[0], 30, 0, draft=expected[0]), SampleRequest(contexts[1], 30, 0)],
-    )
-    assert ended[0] == (1, expected[0]) and ended[1] == (1 + len(expected[1]), expected[1])
-
-
-@pytest.mark.parametrize("change", ["put in", "left out", "replaced"])
-def test_tokens_after_a_change_are_guessed(change):
-    """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
-    expected = list(range(100, 140))
-    draft = TokenDraft(
-        {
-            "put in": expected[:20] + expected[21:],
-            "left out": [*expected[:20], 7, *expected[20:]],
-            "replaced": [*expected[:20], 7, *expected[21:]],
-        }[change]
-    )
-    written = []
-    passes = 0
-    while len(written) < len(expected):
-        guess = draft.guess(written, min(10 if written else 100, len(expected) - len(written) - 1))
-        agreed = 0
-        while agreed < len(guess) and guess[agreed] == expected[len(written) + agreed]:
-            agreed += 1
-        written += expected[len(written) : len(written) + agreed + 1]
-        draft.learn(len(guess), agreed, written)
-        passes += 1
-    assert passes == (4 if change == "replaced" else 3)  # the draft, then eleven tokens a pass
-
-
-def test_wrong_guesses_fall_silent():
-    """Twenty tokens of a draft of which nothing is ever right: guesses at doubling distances."""
-    draft = TokenDraft([7] * 80)
-    written = []
-    guessed = []
-    for token in range(100, 160):
-        guess = draft.guess(written, 10)
-        if guess:
-            guessed.append(len(written))
-        written.append(token)
-        draft.learn(len(guess), 0, written)
-    assert guessed == [0, 1, 3, 7, 15, 31], guessed
-
-
-def test_a_full_batch_guesses_nothing(model):
-    """More rows than a pass should have tokens: after the drafts one token each, whatever they say."""
-    widths = []
-
-    class Watched(TransformersEngine):
-        def _forward(self, ids, columns, first, needs_logits=True):
-            if needs_logits:
-                widths.append(ids.shape)
-            return super()._forward(ids, columns, first, needs_logits)
-
-    engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], on_callers_thread=True)
-    sample(
-        engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)]
-    )
-    assert all(width in (1, 5) or rows * width <= 64 for rows, width in widths), (
-        "5: the drafts, 1: no guess"
-    )
-
-
-def test_recurrent_models_do_not_draft():
-    model = MambaForCausalLM(
-        MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8)
-    )
-    assert not can_slab(model)
-    with pytest.raises(ValueError, match="recurrent"):
-        TransformersChat(model, tokenizer_for("chatml"), draft=True)
-
-
-# --- as a ChatModel ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +26,7 @@ def tokenizer():
 def local_model(tokenizer):
     torch.manual_seed(0)
     config = Qwen3Config(
-        **{**SHAPE, "vocab_size": len(tokenizer)}, eos_token_id=tokenizer.eos_token_id
+        **{**GROUPED_QUERY_SHAPE, "vocab_size": len(tokenizer)}, eos_token_id=tokenizer.eos_token_id
     )
     return Qwen3ForCausalLM(config).eval()
 
@@ -291,16 +60,10 @@ def test_replies_are_exact(local_model, tokenizer):
 def test_a_session_grows_like_regeneration(local_model, tokenizer):
     """ProRefine's pattern: i·k tokens from the start under a prompt that changes now and then, many queries at once.
     The same replies as without drafting, for far fewer passes."""
-    prompts = [
-        [
-            "Sort the words.",
-            "Sort the words.",
-            "Sort the words.",
-            "Sort these words.",
-            "Sort these words.",
-        ]
-    ] * 4
-    prompts = [[f"{text} Query {q}" for text in texts] for q, texts in enumerate(prompts)]
+    texts = 3 * ["Sort the words."] + 2 * ["Sort these words."]
+    prompts = []
+    for query in range(4):
+        prompts.append([f"{text} Query {query}" for text in texts])
 
     def play(chat):
         texts = []
@@ -383,6 +146,15 @@ def test_kept_caches_are_bounded(local_model, tokenizer, max_mb):
                 ids = by_hand(local_model, tokenizer, f"Query {q}", limit)
                 assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
                 assert chat.policy.cached_bytes <= max_mb * 1e6
+
+
+def test_recurrent_models_do_not_draft():
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8)
+    )
+    assert not can_slab(model)
+    with pytest.raises(ValueError, match="recurrent"):
+        TransformersChat(model, tokenizer_for("chatml"), draft=True)
 
 
 def test_recurrent_models_answer_without_drafts(tokenizer):

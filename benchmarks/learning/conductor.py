@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --world  # the world alone, seconds
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json  # five reported seeds: about 10 minutes each
     OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json --tuning  # the seed that is not reported
+    OMP_NUM_THREADS=1 python -m benchmarks.learning.conductor --json --variant names  # or another of the variants
 
 Appends a record for each run to `--records`; what is recorded is not run again. The figures are those of a sandbox; they
 say nothing about real models. The world is in `conductor_world.py`.
@@ -24,6 +25,23 @@ seed 24 steps gave .852, which led to 32 steps and to workers that read answers 
    question.
 7. The same with retyping instead of references (`--variant retyping`): .10 lower on questions that hand on values of one
    word, .50 lower on records of twelve words.
+
+Protocol of the further variants, written before any run of them on the reported seeds. Each has a warm start of its own,
+the same seeds, questions and sizes, and differs only in this:
+
+8. `--variant names`: 30 names in warm start and training; held-out questions under ten other names: .75. The ten names are
+   words of the copying exercises, and of no pool.
+9. `--variant budget`: a fourth worker, `rumours`, knows the same facts as `facts` for a sixth of the price and is wrong in
+   .15 of the calls, each time anew. Every row has a budget, which the prompt states: `low` or `high`, by turns. The warm
+   start chooses between the two with equal odds under either. 40 steps; from step 16 on a dollar costs 120 under `low` and
+   nothing under `high`. All held-out questions under each budget: `low` costs at most .60 of the dollars of `high`, exact
+   match at least .60 under `low` and .85 under `high`. Beside it, best-of-n of the twin on whole questions with the dollars
+   of `low` (n = 4) and of `high` (n = 9), and the right plan with each.
+10. `--variant outages`: half of the calls to `numbers` fail, in warm start, training and test, and the agent reads
+   `unavailable`. The warm start asks again; eight turns in place of six: .80.
+11. `--variant outages-failed`: the same outages, but a failed call fails its rollout. The run has to end by itself; exact
+   match of the questions that were answered, and of all without outages, is reported without a promise: the agent reads
+   nothing of outages and cannot learn to avoid them.
 """
 
 from __future__ import annotations
@@ -33,14 +51,14 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from sys import stderr
 from typing import Any
 
-from agentic_prompting.evaluation.systems import Answer, Row, System, answer_of_rollout
-from agentic_prompting.rollout import AskGrammar, Limits, Rollout, Sample
+from agentic_prompting.evaluation.systems import Row
+from agentic_prompting.rollout import Rollout
 from agentic_prompting.sandbox.world import ANSWER, NOT_UNDERSTOOD
 from benchmarks.lab import (
     BATCH,
@@ -56,14 +74,31 @@ from benchmarks.lab import (
     share,
     shown,
 )
+from benchmarks.learning.conductor_baselines import (
+    BASELINES,
+    GRAMMAR,
+    TEMPLATE,
+    measure_scripts,
+)
+from benchmarks.learning.conductor_variants import (
+    BUDGET_WEIGHTS,
+    LETTERS,
+    VARIANTS,
+    LateCost,
+    Variant,
+    make_trials,
+    scripts_of,
+)
 from benchmarks.learning.conductor_world import (
     DESCRIPTION,
+    OTHER_WORDING,
     RECORD_WORDS,
+    TWIN,
     WORDING,
     WORKER_OF,
     Facts,
     PlanStep,
-    ScriptedWorker,
+    is_expert,
     make_environment,
     make_split,
     plan_of,
@@ -73,12 +108,8 @@ from benchmarks.learning.conductor_world import (
 )
 
 SEEDS, TUNING_SEED = (921, 922, 923, 924, 925), 1
-VARIANTS = ("references", "retyping")
 TRAIN_ROWS, HELD_OUT = 2048, 256
-WARM_STEPS, STEPS = 450, 32
-TEMPLATE = "question : {question}"
-GRAMMAR = AskGrammar()
-LIMITS = Limits(max_turns=6, max_turn_tokens=96, max_tokens=560)
+WARM_STEPS = 450
 MIX = {
     "decompose": 0.3,
     "pass_on": 0.32,
@@ -89,136 +120,7 @@ MIX = {
 }
 """Share of each kind of trace. Passing the question on is the habit to be unlearned."""
 NOUN = {"sum": "digit sum"}
-OTHER_WORDING = "it is {value} ; the answer is {value} ."
-
-
-# --- baselines: scripted conductors in the same environment ----------------------------------------------------------
-
-
-class Episode:
-    """An episode that a script plays: it asks workers by their kind, and reads the values in their replies.
-
-    Args:
-        environment ([`Workers`]): Answers.
-        row (`Mapping`): The question, with the seed of its names.
-        seed (`int`): Identifies the episode.
-    """
-
-    def __init__(self, environment: Any, row: Row, seed: int):
-        prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
-        self.environment = environment
-        self.rollout = Rollout([], row=environment.reset({**row, "prompt": prompt}), seed=seed)
-        self.question = row["question"]
-        self.expression = read_question(row["question"])
-
-    async def ask(self, *calls: tuple[str, str]) -> list[str]:
-        """The values in the replies to some calls of one turn, each a worker's kind and a request."""
-        names = {kind: name for name, kind in self.rollout.row["workers"].items()}
-        turn = " ".join(f'<ask to="{names[kind]}">{request}</ask>' for kind, request in calls)
-        self.rollout.add_turn(Sample([0]), GRAMMAR.parse(turn))
-        observation = await self.environment.step(self.rollout)
-        self.rollout.add_observation(observation, [])
-        return [read_value(part) or part for part in observation.parts]
-
-    def answer(self, value: str) -> Rollout:
-        """End the episode with this answer."""
-        self.rollout.add_turn(Sample([0]), GRAMMAR.parse(f"<answer>{value}</answer>"))
-        return self.rollout.finish("answered")
-
-
-Script = Callable[[Episode, random.Random], Awaitable[str]]
-
-
-class ScriptedSystem(System):
-    """A script as a system of `evaluate`; its calls cost what a conductor's calls cost."""
-
-    def __init__(self, name: str, script: Script, environment: Any):
-        self.name = name
-        self.script = script
-        self.environment = environment
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {"script": self.name, "environment": dict(self.environment.identity)}
-
-    async def answer(self, row: Row, seed: int) -> Answer:
-        started = time.perf_counter()
-        episode = Episode(self.environment, row, seed)
-        value = await self.script(episode, random.Random(f"{seed} {self.name} {row['question']}"))
-        return answer_of_rollout(episode.answer(value), time.perf_counter() - started)
-
-
-def pass_on_to(kind: str) -> Script:
-    """The whole question goes to one worker."""
-
-    async def script(episode: Episode, generator: random.Random) -> str:
-        return (await episode.ask((kind, episode.question)))[0]
-
-    return script
-
-
-async def route_evenly(episode: Episode, generator: random.Random) -> str:
-    """The whole question goes to a worker drawn with equal weights."""
-    return (await episode.ask((generator.choice(list(DESCRIPTION)), episode.question)))[0]
-
-
-async def route_by_oracle(episode: Episode, generator: random.Random) -> str:
-    """The whole question goes to a worker that answers it rightly, if there is one: an upper bound of routing."""
-    answers = episode.rollout.row["answers"]
-    for kind in DESCRIPTION:
-        reply = episode.environment.pool[kind].model.answer(episode.question)
-        if read_value(reply) in answers:
-            return (await episode.ask((kind, episode.question)))[0]
-    assert not isinstance(episode.expression, str) and episode.expression is not None
-    return (await episode.ask((WORKER_OF[episode.expression[0]], episode.question)))[0]
-
-
-async def best_of_two(episode: Episode, generator: random.Random) -> str:
-    """Two samples of the best worker: the cost of the right plan. These workers give the same answer each time."""
-    calls = [("facts", episode.question)] * 2
-    return (await episode.ask(*calls))[0]
-
-
-def follow_plan(choose_worker: Callable[[PlanStep, random.Random], str]) -> Script:
-    """The right plan, step by step, with references."""
-
-    async def script(episode: Episode, generator: random.Random) -> str:
-        values: list[str] = []
-        for step in plan_of(episode.expression):
-            references = [f"#{number + 1}" for number in range(len(values))]
-            values += await episode.ask((choose_worker(step, generator), step.request(references)))
-        return values[-1]
-
-    return script
-
-
-BASELINES: Mapping[str, Script] = {
-    **{f"{kind} alone": pass_on_to(kind) for kind in DESCRIPTION},
-    "even router": route_evenly,
-    "oracle router": route_by_oracle,
-    "best of two, facts": best_of_two,
-    "right plan, random workers": follow_plan(
-        lambda step, generator: generator.choice(list(DESCRIPTION))
-    ),
-    "right plan": follow_plan(lambda step, generator: WORKER_OF[step.operation]),
-}
-
-
-def measure_baselines(rows: Sequence[Row], facts: Facts, seed: int) -> dict[str, dict[str, Any]]:
-    """Right answers (`0110`) and dollars a question of each baseline."""
-    from agentic_prompting.rewards import exact_match
-
-    environment = make_environment(facts)
-    measured = {}
-    for name, script in BASELINES.items():
-        answers = ScriptedSystem(name, script, environment)(list(rows), seed=seed)
-        right = [
-            str(int(exact_match(answer.text or "", row["answers"])))
-            for answer, row in zip(answers, rows, strict=True)
-        ]
-        usd = sum(answer.worth_usd or 0.0 for answer in answers) / len(rows)
-        measured[name] = {"correct": "".join(right), "usd": round(usd, 6)}
-    return measured
+UNAVAILABLE = "unavailable"
 
 
 # --- traces of mixed quality -----------------------------------------------------------------------------------------
@@ -230,19 +132,21 @@ class TraceWriter:
     Args:
         environment ([`Workers`]): Whose workers reply.
         row (`Mapping`): A row that the environment has reset.
-        retypes (`bool`): Whether values are typed again, instead of handed on by reference.
+        variant ([`Variant`]): How values are handed on, and whether workers are asked again.
     """
 
-    def __init__(self, environment: Any, row: Row, retypes: bool):
+    def __init__(self, environment: Any, row: Row, variant: Variant):
         self.environment = environment
-        self.retypes = retypes
+        self.variant = variant
+        # Decides what the workers get wrong, and which calls fail.
+        self.luck = random.Random(f"luck {row['reset_seed']}")
         self.names = {kind: name for name, kind in row["workers"].items()}
         self.turns: list[str] = []
         self.observations: list[str] = []
         self.replies: list[str] = []
 
-    def ask(self, thought: str, calls: Sequence[tuple[str, str]]) -> None:
-        """Append a turn with these calls, and the replies to it."""
+    def ask(self, thought: str, calls: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Append a turn with these calls, and the replies to it. Return the calls that failed."""
         first = len(self.replies)
         requests = [f'<ask to=" {self.names[kind]} "> {text} </ask>' for kind, text in calls]
         self.turns.append(f"<think> {thought} </think> {' '.join(requests)}")
@@ -254,9 +158,15 @@ class TraceWriter:
                 if f"#{number}" in text.split()
             ]
             model = self.environment.pool[kind].model
-            self.replies.append(model.answer("\n".join([*quoted, text])))
+            if self.luck.random() < model.down:
+                self.replies.append(UNAVAILABLE)
+                continue
+            repeat = self.luck.getrandbits(32)
+            self.replies.append(model.answer("\n".join([*quoted, text]), repeat))
         shown = [f"#{number} : {reply}" for number, reply in enumerate(self.replies, 1)]
         self.observations.append("\n".join(shown[first:]))
+        replies = self.replies[first:]
+        return [call for call, reply in zip(calls, replies, strict=True) if reply == UNAVAILABLE]
 
     def finish(self, thought: str, answer: str) -> None:
         """Append the answering turn."""
@@ -272,8 +182,24 @@ class TraceWriter:
 
     def text_values(self) -> list[str]:
         """What stands for each earlier step in a request."""
-        numbers = range(len(self.replies))
-        return [self.value(number) if self.retypes else f"#{number + 1}" for number in numbers]
+        values = []
+        for index, reply in enumerate(self.replies):
+            # A call that failed was made again.
+            if reply != UNAVAILABLE:
+                values.append(self.value(index) if self.variant.retypes else f"#{index + 1}")
+        return values
+
+    def choose_expert(self, operation: str, generator: random.Random) -> str:
+        """A worker that knows an operation."""
+        kind = WORKER_OF[operation]
+        if self.variant.has_twin and kind == "facts":
+            kind = generator.choice(["facts", TWIN])
+        return kind
+
+    @property
+    def is_out_of_turns(self) -> bool:
+        """Whether the next turn has to answer."""
+        return len(self.turns) >= self.variant.max_turns - 1
 
 
 def write_plan(
@@ -289,7 +215,7 @@ def write_plan(
         level = [step for step in steps if step.depth == depth]
         calls = []
         for step in level:
-            kind = WORKER_OF[step.operation]
+            kind = writer.choose_expert(step.operation, generator)
             if wrong_workers and generator.random() < 0.6:
                 kind = generator.choice(list(DESCRIPTION))
             calls.append((kind, step.request(writer.text_values())))
@@ -300,7 +226,14 @@ def write_plan(
         else:
             kinds = dict.fromkeys(kind for kind, _ in calls)
             thought = "find all with " + " ".join(map(writer.describe, kinds))
-        writer.ask(thought, calls)
+        failed = writer.ask(thought, calls)
+        # Ask again what failed.
+        while failed and writer.variant.retries and not writer.is_out_of_turns:
+            kinds = dict.fromkeys(kind for kind, _ in failed)
+            again = "ask again with " + " ".join(map(writer.describe, kinds))
+            failed = writer.ask(again, failed)
+        if writer.is_out_of_turns:
+            break
     writer.finish("done", writer.value(len(writer.replies) - 1))
 
 
@@ -322,7 +255,7 @@ def write_trace(
         guesses = facts.values.get(expression[0], ["nothing"])
         writer.finish("i know this", generator.choice(guesses))
     else:
-        worker = WORKER_OF[expression[0]]
+        worker = writer.choose_expert(expression[0], generator)
         thought = f"ask the whole question with {writer.describe(worker)}"
         writer.ask(thought, [(worker, question_text(expression))])
         writer.finish("done", writer.value(0))
@@ -335,7 +268,7 @@ def draw_traces(
     n: int,
     environment: Any,
     facts: Facts,
-    retypes: bool,
+    variant: Variant,
     generator: random.Random,
 ) -> list[dict[str, Any]]:
     """Traces of mixed quality, each of an episode with a pool of its own."""
@@ -346,7 +279,7 @@ def draw_traces(
         prompt = [{"role": "user", "content": TEMPLATE.format(question=row["question"])}]
         seed = generator.getrandbits(48)
         row = environment.reset({**row, "reset_seed": seed, "prompt": prompt})
-        writer = TraceWriter(environment, row, retypes)
+        writer = TraceWriter(environment, row, variant)
         write_trace(kind, row, writer, facts, generator)
         traces.append({**row, "turns": writer.turns, "observations": writer.observations})
     return traces
@@ -355,7 +288,7 @@ def draw_traces(
 # --- the policy ------------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer(facts: Facts) -> Any:
+def make_tokenizer(facts: Facts, variant: Variant = VARIANTS["references"]) -> Any:
     """One token for each word that occurs, and for the two halves of `<ask to="A">`."""
     from tokenizers import AddedToken
 
@@ -366,7 +299,7 @@ def make_tokenizer(facts: Facts) -> Any:
         ANSWER, OTHER_WORDING, NOT_UNDERSTOOD, "what is ?", "find the with all ask whole question i know this done nothing",
         "workers : question : budget low high there is no worker , only reply unavailable the request is empty calls in",
         "one turn 4", *WORDING.values(), *WORDING, *NOUN.values(), *DESCRIPTION, *DESCRIPTION.values(), *RECORD_WORDS,
-        *(f"#{number}" for number in range(1, 25)), *"ABCDEF",
+        *(f"#{number}" for number in range(1, 25)), *LETTERS, *variant.words,
     ]  # fmt: skip
     words = {word for text in [*texts, *values] for word in text.split()} - {"{}", "{value}"}
     tokenizer = build_tokenizer(sorted(words), values, GRAMMAR)
@@ -375,11 +308,16 @@ def make_tokenizer(facts: Facts) -> Any:
 
 
 def draw_nonsense(
-    rollouts: Sequence[Rollout], tokenizer: Any, facts: Facts, generator: random.Random
+    rollouts: Sequence[Rollout],
+    tokenizer: Any,
+    facts: Facts,
+    variant: Variant,
+    generator: random.Random,
 ) -> list[Rollout]:
     """Conversations with random words in the place of values and names: exercises in copying."""
     values = {value for values in facts.values.values() for value in values}
-    replaced = tokenizer.convert_tokens_to_ids(sorted(values | set("ABCDEF") | set(RECORD_WORDS)))
+    replaced_words = values | set(variant.names) | set(RECORD_WORDS)
+    replaced = tokenizer.convert_tokens_to_ids(sorted(replaced_words))
     kept = {*WORDING, "digit", *tokenizer.get_added_vocab()}
     kept |= {f"#{number}" for number in range(1, 25)}
     words = [number for word, number in sorted(tokenizer.get_vocab().items()) if word not in kept]
@@ -393,7 +331,7 @@ def draw_nonsense(
 
 
 def warm_up(
-    folder: Path, rows: Sequence[Row], facts: Facts, retypes: bool, seed: int, steps: int
+    folder: Path, rows: Sequence[Row], facts: Facts, variant: Variant, seed: int, steps: int
 ) -> Path:
     """The folder of the warm-started policy."""
     from agentic_prompting.rollout import AgentSpec, rollout_from_trace
@@ -410,13 +348,16 @@ def warm_up(
     if (saved / "config.json").exists():
         return saved
     keep_freed_memory()
-    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS)
-    tokenizer = make_tokenizer(facts)
+    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
+    tokenizer = make_tokenizer(facts, variant)
     chat_format = spec.tokens(tokenizer)
     generator = random.Random(f"traces {seed}")
-    traces = draw_traces(rows, 20 * steps, make_environment(facts), facts, retypes, generator)
+    # An agent that never reads of outages gets traces without them.
+    environment = variant.environment(facts, down=None if variant.retries else 0.0)
+    traces = draw_traces(rows, 20 * steps, environment, facts, variant, generator)
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
-    nonsense = draw_nonsense(rollouts[: len(rollouts) // 2], tokenizer, facts, generator)
+    half = rollouts[: len(rollouts) // 2]
+    nonsense = draw_nonsense(half, tokenizer, facts, variant, generator)
     exercises = copying_exercises(tokenizer, 64 * (steps // 2), generator)
 
     policy = build_policy(tokenizer, seed)
@@ -451,11 +392,12 @@ def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int)
                 expression = read_question(call.arguments["request"])
                 if expression is not None and not isinstance(expression, str):
                     worker = workers.get(call.arguments["worker"])
-                    right_worker.append(worker == WORKER_OF[expression[0]])
+                    right_worker.append(is_expert(worker, expression[0]))
     count = len(rollouts)
     calls = [reply for rollout in rollouts for reply in rollout.replies]
     return {
         "correct": correct(rollouts),
+        "failed": sum(rollout.error is not None for rollout in rollouts),
         "usd": round(sum(reply.worth.cost_usd for reply in calls) / count, 6),
         "calls": round(len(calls) / count, 3),
         "own_tokens": round(sum(sum(rollout.mask) for rollout in rollouts) / count, 1),
@@ -469,40 +411,50 @@ def measure_agent(model: Path, environment: Any, rows: Sequence[Row], seed: int)
 
 
 def measure(
-    variant: str, seed: int, folder: Path, warm_steps: int, steps: int, n_test: int
+    name: str, seed: int, folder: Path, warm_steps: int, steps: int | None, n_test: int
 ) -> dict[str, Any]:
     """Warm-start a conductor and train it: the record of the run."""
     from datasets import Dataset
 
     from agentic_prompting import PromptR1Config, PromptR1Trainer
+    from agentic_prompting.rewards import PromptR1Reward
 
     facts = Facts()
+    variant = VARIANTS[name]
+    steps = variant.steps if steps is None else steps
     train_rows, test_rows = make_split(seed, TRAIN_ROWS, n_test, facts)
-    environment = make_environment(facts)
+    train_rows = variant.with_budgets(train_rows)
+    if variant.has_twin:
+        test_rows = [{**row, "budget": "high"} for row in test_rows]
+    environment = variant.environment(facts)
     started = time.perf_counter()
     with redirect_stdout(stderr):
-        model = warm_up(folder, train_rows, facts, variant == "retyping", seed, warm_steps)
+        model = warm_up(folder, train_rows, facts, variant, seed, warm_steps)
     warm_seconds = time.perf_counter() - started
     before = measure_agent(model, environment, test_rows, seed)
-    log(f"seed {seed}, {variant}: {share(before['correct']):.3f} before, {before}")
+    log(f"seed {seed}, {name}: {share(before['correct']):.3f} before, {before}")
 
     trained = folder / "trained"
     changes = {
         "output_dir": str(trained),
         "seed": seed,
         "max_steps": steps,
-        "max_turns": LIMITS.max_turns,
-        "max_turn_tokens": LIMITS.max_turn_tokens,
-        "max_completion_length": LIMITS.max_tokens,
+        "max_turns": variant.limits.max_turns,
+        "max_turn_tokens": variant.limits.max_turn_tokens,
+        "max_completion_length": variant.limits.max_tokens,
         "num_generations": 8,
         "per_device_train_batch_size": 128,
         "learning_rate": 1e-3,
         "overwrite": True,
     }
+    rewards: list[Any] = [PromptR1Reward()]
+    if variant.has_twin:
+        rewards.append(LateCost(BUDGET_WEIGHTS, variant.first_cost_step))
     started = time.perf_counter()
     trainer = PromptR1Trainer(
         model=str(model),
         environment=environment,
+        reward_funcs=rewards,
         args=PromptR1Config(**settings(DEMO, **changes)),
         train_dataset=Dataset.from_list(train_rows),
         prompt_template=TEMPLATE,
@@ -512,21 +464,30 @@ def measure(
     trainer.save_model()
     seconds = time.perf_counter() - started
 
-    noisy = ScriptedWorker(facts, "numbers", noise=0.1, wording=OTHER_WORDING)
+    # Other conditions, in which neither is trained further.
+    measured: dict[str, dict[str, Any]] = {}
+    for trial_name, trial in make_trials(name, facts).items():
+        rows = [{**row, **trial.columns} for row in test_rows]
+        measured[trial_name] = measure_agent(trained, trial.environment, rows, seed)
+        if trial.untrained:
+            untrained = measure_agent(model, trial.environment, rows, seed)
+            measured[f"{trial_name}, untrained"] = untrained
+    history = trainer.state.log_history
     return {
-        "variant": variant,
+        "variant": name,
         "seed": seed,
         "steps": steps,
         "kinds": [row["kind"] for row in test_rows],
         "warm_seconds": round(warm_seconds, 1),
         "seconds": round(seconds, 1),
-        "rewards": [
-            round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry
+        "rewards": [round(entry["reward"], 3) for entry in history if "reward" in entry],
+        "failed_rollouts": [
+            round(entry["rollout/failed"], 3) for entry in history if "rollout/failed" in entry
         ],
         "before": before,
         "after": measure_agent(trained, environment, test_rows, seed),
-        "replaced": measure_agent(trained, make_environment(facts, numbers=noisy), test_rows, seed),
-        "baselines": measure_baselines(test_rows, facts, seed),
+        **measured,
+        "baselines": measure_scripts(scripts_of(name), test_rows, environment, seed),
     }
 
 
@@ -586,19 +547,114 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for variant in VARIANTS:
         runs = of_variant(records, variant)
         if runs:
-            after = [share(run["after"]["correct"]) for run in runs]
+            after = [score_of(run["after"]) for run in runs]
             summary[variant] = {
                 "seeds": [run["seed"] for run in runs],
-                "before": interval([share(run["before"]["correct"]) for run in runs]),
-                "after": interval(after),
                 "lowest": min(after),
-                "replaced": interval([share(run["replaced"]["correct"]) for run in runs]),
+                **{name: interval(scores) for name, scores in scores_by_condition(runs).items()},
+                "usd": {name: usd_of(runs, name) for name in conditions_of(runs)},
                 "by_kind": by_kind(runs),
                 "right_worker": [
                     [run[when]["right_worker"] for when in ("before", "after")] for run in runs
                 ],
             }
     return summary
+
+
+def score_of(measured: Mapping[str, Any]) -> float:
+    """Exact match over the questions whose rollout did not fail."""
+    scored = len(measured["correct"]) - measured.get("failed", 0)
+    return measured["correct"].count("1") / max(1, scored)
+
+
+def conditions_of(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of what each run measured of its conductor: `before`, `after` and the trials."""
+    return [
+        name for name, value in runs[0].items() if isinstance(value, Mapping) and "correct" in value
+    ]
+
+
+def scores_by_condition(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Exact match of each seed, by condition."""
+    return {name: [score_of(run[name]) for run in runs] for name in conditions_of(runs)}
+
+
+def usd_of(runs: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Mean dollars of a question under a condition."""
+    return round(sum(run[name]["usd"] for run in runs) / len(runs), 6)
+
+
+CONDITION_TITLES = {
+    ("wordings", "replaced"): "trained with six wordings: digits replaced by a worker of a seventh",
+    ("names", "before"): "30 names, untrained",
+    ("names", "after"): "30 names",
+    ("names", "held-out names"): "30 names in training, ten others",
+    ("budget", "before"): "with a twin, budget `high`, untrained",
+    ("budget", "low, untrained"): "with a twin, budget `low`, untrained",
+    ("budget", "after"): "with a twin, budget `high`",
+    ("budget", "low"): "with a twin, budget `low`",
+    ("outages", "before"): "digits down half the time and *unavailable*, untrained",
+    ("outages", "after"): "digits down half the time and *unavailable*",
+    ("outages", "no outages"): "the same conductor without outages",
+    ("outages-failed", "after"): "digits down half the time and *failed*, of what was answered",
+    ("outages-failed", "no outages"): "the same conductor without outages",
+    ("retyping", "after"): "retyping",
+}
+"""What the table of variants calls a condition of a variant."""
+
+PROMISES = {
+    ("wordings", "replaced"): 0.75,
+    ("names", "held-out names"): 0.75,
+    ("budget", "low"): 0.60,
+    ("budget", "after"): 0.85,
+    ("outages", "after"): 0.80,
+}
+"""Exact match that the protocol expects at least."""
+
+
+def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Score and dollars of each variant's conductor under its conditions, with what the protocol expects."""
+    rows = []
+    for (variant, condition), title in CONDITION_TITLES.items():
+        runs = of_variant(records, variant)
+        if not runs:
+            continue
+        scores = scores_by_condition(runs)[condition]
+        promise = PROMISES.get((variant, condition))
+        verdict = ""
+        if promise is not None:
+            kept = sum(scores) / len(scores) >= promise
+            verdict = f"at least {promise:.2f}: {'kept' if kept else '**missed**'}"
+        usd = f"{1000 * usd_of(runs, condition):.2f}"
+        rows.append([title, len(runs), shown(scores), usd, verdict])
+    return markdown(
+        ("conductor", "seeds", "exact match", "$ per 1,000 questions", "protocol"), rows
+    )
+
+
+def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Score and dollars of conductor and scripts in the world with a cheap twin, by dollars."""
+    runs = of_variant(records, "budget")
+    if not runs:
+        return "no records"
+    titles = {
+        "before": "conductor, untrained",
+        "low": "conductor, `low`",
+        "after": "conductor, `high`",
+    }
+    systems = {title: [run[condition] for run in runs] for condition, title in titles.items()}
+    for name in runs[0]["baselines"]:
+        systems[name] = [run["baselines"][name] for run in runs]
+    # Order the systems by their dollars.
+    usd = {
+        name: sum(entry["usd"] for entry in entries) / len(entries)
+        for name, entries in systems.items()
+    }
+    rows = []
+    for name in sorted(systems, key=lambda system: usd[system]):
+        scores = [score_of(entry) for entry in systems[name]]
+        rows.append([name, f"{1000 * usd[name]:.2f}", shown(scores)])
+    return markdown(("system", "$ per 1,000 questions", "exact match"), rows)
 
 
 def main() -> None:
@@ -626,7 +682,7 @@ def main() -> None:
         facts = Facts()
         for seed in SEEDS:
             _, rows = make_split(seed, 1, HELD_OUT, facts)
-            measured = measure_baselines(rows, facts, seed)
+            measured = measure_scripts(BASELINES, rows, make_environment(facts), seed)
             scores = {name: round(share(entry["correct"]), 3) for name, entry in measured.items()}
             print(json.dumps({"seed": seed, "n": len(rows), **scores}), flush=True)
         return
@@ -638,12 +694,14 @@ def main() -> None:
     )
     seeds = options.seeds or (SEEDS if is_reported else (TUNING_SEED,))
     wanted = [(options.variant, seed) for seed in seeds]
-    sizes = (10, 2, 32) if options.quick else (WARM_STEPS, STEPS, HELD_OUT)
+    sizes = (10, 2, 32) if options.quick else (WARM_STEPS, None, HELD_OUT)
     for variant, seed in records.missing(("variant", "seed"), wanted):
         records.add(measure(variant, seed, folder / f"{variant}-{seed}", *sizes))
         log(json.dumps(summarise(records.read())))
     entries = records.read()
     print(table(entries))
+    print(variants_table(entries))
+    print(budget_table(entries))
     if options.json:
         print(json.dumps(summarise(entries)))
 

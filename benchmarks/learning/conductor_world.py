@@ -51,6 +51,21 @@ WORDING = {
 
 DESCRIPTION = {"facts": "countries", "numbers": "digits", "forms": "forms"}
 PRICE = {"facts": 0.003, "numbers": 0.001, "forms": 0.002}
+TWIN = "rumours"
+"""Name and description of a cheap twin of `facts`."""
+TWIN_PRICE = 0.0005
+TWIN_NOISE = 0.15
+WORDINGS = (
+    ANSWER,
+    "{value} is the answer .",
+    "i know this answer : {value} .",
+    "it must be {value} .",
+    "this one is {value} , i am sure .",
+    "you asked for {value} .",
+)
+"""Wordings of the workers in training, where a variant has several."""
+OTHER_WORDING = "it is {value} ; the answer is {value} ."
+"""A wording that no training shows."""
 FORM_COUNT = 64
 RECORD_LENGTH = 12
 RECORD_WORDS = [f"w{number}" for number in range(64)]
@@ -264,9 +279,22 @@ def make_split(
 
 
 def read_value(reply: str) -> str | None:
-    """The answer in a reply, however it begins."""
+    """The answer in a reply, in any of the wordings."""
     match = re.search(r"the answer is (.+) \.$", reply)
-    return match[1] if match else None
+    if match is not None:
+        return match[1]
+    for wording in WORDINGS:
+        before, after = wording.split("{value}")
+        match = re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", reply)
+        if match is not None:
+            return match[1]
+    return None
+
+
+def is_expert(member: str | None, operation: str) -> bool:
+    """Whether a worker knows an operation."""
+    expert = WORKER_OF[operation]
+    return member == expert or (member == TWIN and expert == "facts")
 
 
 class ScriptedWorker:
@@ -277,7 +305,9 @@ class ScriptedWorker:
         kind (`str`): `facts`, `numbers` or `forms`.
         noise (`float`, *optional*, defaults to `0.0`): The share of requests that it answers with a guess.
         down (`float`, *optional*, defaults to `0.0`): The share of calls that fail.
-        wording (`str`, *optional*): Its answers, with `{value}`.
+        wordings (`Sequence[str]`, *optional*): Its answers, with `{value}`; the request decides which one.
+        resamples (`bool`, *optional*, defaults to `False`): Whether another call with the same request has guesses of
+            its own.
     """
 
     def __init__(
@@ -286,16 +316,18 @@ class ScriptedWorker:
         kind: str,
         noise: float = 0.0,
         down: float = 0.0,
-        wording: str = ANSWER,
+        wordings: Sequence[str] = (ANSWER,),
+        resamples: bool = False,
     ):
         self.facts = facts
         self.kind = kind
         self.noise = noise
         self.down = down
-        self.wording = wording
+        self.wordings = wordings
+        self.resamples = resamples
 
-    def answer(self, text: str) -> str:
-        """The answer to a request with its quotations."""
+    def answer(self, text: str, repeat: int | None = None) -> str:
+        """The answer to a request with its quotations. `repeat` tells equal requests apart."""
         # Replace references by the answers in the quoted replies.
         *quoted, request = text.split("\n")
         for line in quoted:
@@ -310,16 +342,18 @@ class ScriptedWorker:
         operation, *arguments = expression
         if WORKER_OF[operation] != self.kind:
             return NOT_UNDERSTOOD
-        generator = random.Random(f"{self.kind} {request}")
+        call = f"{repeat} {request}" if self.resamples else request
+        generator = random.Random(f"{self.kind} {call}")
+        wording = random.Random(f"wording {request}").choice(self.wordings)
         guess = generator.choice(self.facts.values.get(operation, RECORD_WORDS))
         if not all(isinstance(argument, str) for argument in arguments):
-            return self.wording.replace("{value}", guess)
+            return wording.replace("{value}", guess)
         value = self.facts.apply(operation, *arguments)
         if value is None:
             return NOT_UNDERSTOOD
         if generator.random() < self.noise:
             value = guess
-        return self.wording.replace("{value}", value)
+        return wording.replace("{value}", value)
 
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, **options: Any
@@ -327,7 +361,7 @@ class ScriptedWorker:
         text = messages[-1]["content"]
         if random.Random(f"down {self.kind} {repeat}").random() < self.down:
             return Reply(error=ServerFailed("down", self.kind))
-        answer = self.answer(text)
+        answer = self.answer(text, repeat)
         return Reply(answer, usage=Usage(len(text.split()), len(answer.split())))
 
 
@@ -344,6 +378,7 @@ def make_environment(
     facts: Facts,
     names: Iterable[str] = "ABCDEF",
     unavailable: Any = "failed",
+    has_twin: bool = False,
     **changed: ScriptedWorker,
 ) -> SandboxWorkers:
     """The three workers.
@@ -352,10 +387,14 @@ def make_environment(
         facts ([`Facts`]): Their knowledge.
         names (`Iterable[str]`, *optional*): Names to draw from.
         unavailable (`str`, *optional*): As in [`Workers`].
+        has_twin (`bool`, *optional*, defaults to `False`): Whether there is a cheap and noisy twin of `facts`.
         **changed ([`ScriptedWorker`]): Workers that take the place of the usual ones, by kind.
     """
     pool = {}
     for kind, description in DESCRIPTION.items():
         chat = changed.get(kind) or ScriptedWorker(facts, kind)
         pool[kind] = Worker(chat, description, usd=PRICE[kind])
+    if has_twin:
+        twin = ScriptedWorker(facts, "facts", noise=TWIN_NOISE, resamples=True)
+        pool[TWIN] = Worker(twin, TWIN, usd=TWIN_PRICE)
     return SandboxWorkers(pool, names=list(names), unavailable=unavailable)

@@ -1,20 +1,24 @@
 """The sandbox of the conductor: its world keeps what its protocol requires, and its traces are what the agent will see."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from agentic_prompting.llm import run
-from agentic_prompting.rollout import AgentSpec, Rollout, Sample, rollout_from_trace
+from agentic_prompting import Workers
+from agentic_prompting.llm import Reply, ServerFailed, Usage, run
+from agentic_prompting.rollout import AgentSpec, Observation, Rollout, Sample, rollout_from_trace
 from benchmarks.lab import share
-from benchmarks.learning.conductor import (
+from benchmarks.learning.conductor import draw_traces, make_tokenizer
+from benchmarks.learning.conductor_baselines import (
+    BASELINES,
+    BUDGET_BASELINES,
     GRAMMAR,
-    LIMITS,
+    OUTAGE_BASELINES,
     TEMPLATE,
-    draw_traces,
-    make_tokenizer,
-    measure_baselines,
+    measure_scripts,
 )
+from benchmarks.learning.conductor_variants import VARIANTS, LateCost
 from benchmarks.learning.conductor_world import (
     Facts,
     ScriptedWorker,
@@ -32,7 +36,7 @@ def test_no_worker_is_enough_and_a_plan_is():
     _, rows = make_split(7, 1, 128, FACTS)
     scores = {
         name: share(measured["correct"])
-        for name, measured in measure_baselines(rows, FACTS, 7).items()
+        for name, measured in measure_scripts(BASELINES, rows, make_environment(FACTS), 7).items()
     }
     assert scores["right plan"] == 1.0
     assert scores["right plan, random workers"] <= 0.25 and scores["oracle router"] <= 0.5
@@ -70,26 +74,94 @@ def test_a_worker_guesses_what_is_not_its_own():
     assert forms.answer("what is the code of Kenya ?") == "i do not understand ."
 
 
-@pytest.mark.parametrize("retypes", [False, True])
-def test_traces_have_the_tokens_of_episodes(retypes):
-    tokenizer = make_tokenizer(FACTS)
-    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=LIMITS)
+DETERMINISTIC = ["references", "retyping", "wordings", "names"]
+
+
+def play(chat_format, environment, trace):
+    """The rollout of a trace's turns, with the observations of an environment."""
+    played = Rollout(chat_format.prompt_ids(trace["prompt"]), row=trace)
+    for place, text in enumerate(trace["turns"]):
+        ids = chat_format.turn_ids(text)
+        played.add_turn(Sample(ids), chat_format.parse(ids))
+        if place < len(trace["observations"]):
+            observation = run(environment.step(played))
+            after = chat_format.observation_ids(observation.text, after=played.ids)
+            played.add_observation(observation, after)
+    return played
+
+
+def tokens_of(rollout):
+    return rollout.prompt_ids, rollout.ids, rollout.mask
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_traces_have_the_tokens_of_episodes(name):
+    variant = VARIANTS[name]
+    tokenizer = make_tokenizer(FACTS, variant)
+    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
     chat_format = spec.tokens(tokenizer)
-    environment = make_environment(FACTS)
+    environment = variant.environment(FACTS)
     rows, _ = make_split(7, 256, 1, FACTS)
-    for trace in draw_traces(rows, 100, environment, FACTS, retypes, random.Random(7)):
+    for trace in draw_traces(rows, 100, environment, FACTS, variant, random.Random(7)):
         written = rollout_from_trace(trace, spec, chat_format)
         assert tokenizer.unk_token_id not in written.context
-        played = Rollout(chat_format.prompt_ids(trace["prompt"]), row=trace)
-        for place, text in enumerate(trace["turns"]):
-            ids = chat_format.turn_ids(text)
-            played.add_turn(Sample(ids), chat_format.parse(ids))
-            if place < len(trace["observations"]):
-                observation = run(environment.step(played))
-                after = chat_format.observation_ids(observation.text, after=played.ids)
-                played.add_observation(observation, after)
-        assert (played.prompt_ids, played.ids, played.mask) == (
-            written.prompt_ids,
-            written.ids,
-            written.mask,
-        )
+        assert tokens_of(play(chat_format, environment, trace)) == tokens_of(written)
+
+
+class Replay:
+    """A worker that repeats the replies of a trace; `unavailable` is a failed call."""
+
+    def __init__(self):
+        self.replies = []
+
+    async def __call__(self, messages, **options):
+        reply = self.replies.pop(0)
+        if reply == "unavailable":
+            return Reply(error=ServerFailed("down", "numbers"))
+        return Reply(reply)
+
+
+@pytest.mark.parametrize("name", ["budget", "outages"])
+def test_traces_with_luck_have_the_tokens_of_episodes(name):
+    variant = VARIANTS[name]
+    tokenizer = make_tokenizer(FACTS, variant)
+    spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
+    chat_format = spec.tokens(tokenizer)
+    environment = variant.environment(FACTS)
+    replay = Replay()
+    replayed = Workers(dict.fromkeys(environment.pool, replay), unavailable="visible")
+    rows = variant.with_budgets(make_split(7, 256, 1, FACTS)[0])
+    traces = draw_traces(rows, 100, environment, FACTS, variant, random.Random(7))
+    for trace in traces:
+        lines = [line for text in trace["observations"] for line in text.split("\n")]
+        replay.replies = [line.partition(" : ")[2] for line in lines]
+        written = rollout_from_trace(trace, spec, chat_format)
+        assert tokenizer.unk_token_id not in written.context
+        assert tokens_of(play(chat_format, replayed, trace)) == tokens_of(written)
+    turns = " ".join(text for trace in traces for text in trace["turns"])
+    assert ("rumours" in turns) == variant.has_twin
+    assert ("ask again" in turns) == variant.retries
+
+
+def test_the_variants_leave_room_for_their_promises():
+    variant = VARIANTS["budget"]
+    rows = [{**row, "budget": "high"} for row in make_split(7, 1, 128, FACTS)[1]]
+    measured = measure_scripts(BUDGET_BASELINES, rows, variant.environment(FACTS), 7)
+    twin, expert = measured["right plan, rumours"], measured["right plan"]
+    assert twin["usd"] < 0.6 * expert["usd"] and share(twin["correct"]) > 0.7
+    assert share(measured["best of nine, rumours"]["correct"]) < 0.35
+    environment = VARIANTS["outages"].environment(FACTS)
+    measured = measure_scripts(OUTAGE_BASELINES, rows, environment, 7)
+    once, several = (share(entry["correct"]) for entry in measured.values())
+    assert once < 0.8 < 0.9 < several
+
+
+def test_a_cost_counts_late():
+    rollout = Rollout([1], row={"budget": "low", "question": "q"})
+    rollout.add_turn(Sample([2]), GRAMMAR.parse('<ask to="A">q</ask>'))
+    rollout.add_observation(Observation("x", replies=(Reply("x", usage=Usage(cost_usd=0.01)),)), [])
+    rollout.add_turn(Sample([2]), GRAMMAR.parse("<think>t</think> <answer>x</answer>"))
+    rollout.finish("answered")
+    reward = LateCost({"low": 100.0}, first_step=3)
+    scores = [reward([rollout], SimpleNamespace(global_step=step)) for step in (2, 3)]
+    assert scores == [[0.0], [-1.0]]

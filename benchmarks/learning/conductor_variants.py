@@ -1,0 +1,190 @@
+"""The variants of the conductor's run: what each changes in the world, the warm start and the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentic_prompting.rewards import CostReward
+from agentic_prompting.rollout import Limits, Rollout
+from agentic_prompting.sandbox.world import ANSWER
+from benchmarks.learning.conductor_baselines import (
+    BASELINES,
+    BUDGET_BASELINES,
+    OUTAGE_BASELINES,
+    Script,
+)
+from benchmarks.learning.conductor_world import (
+    DESCRIPTION,
+    OTHER_WORDING,
+    WORDINGS,
+    Facts,
+    SandboxWorkers,
+    ScriptedWorker,
+    make_environment,
+)
+
+LETTERS = tuple("ABCDEF")
+MANY_NAMES = tuple(f"worker-{number}" for number in range(1, 41))
+TRAINING_NAMES = MANY_NAMES[:30]
+HELD_OUT_NAMES = MANY_NAMES[30:]
+BUDGETS = ("low", "high")
+BUDGET_WEIGHTS = {"low": 120.0, "high": 0.0}
+DOWN = 0.5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a run differs in from the one with references.
+
+    Args:
+        retypes (`bool`): Whether the warm start types values again, instead of handing them on by reference.
+        names (`Sequence[str]`): Names of the workers in warm start and training.
+        wordings (`Sequence[str]`): Wordings of the workers in warm start and training.
+        has_twin (`bool`): Whether `facts` has a cheap and noisy twin, and each row a budget.
+        down (`float`): The share of calls to `numbers` that fail.
+        unavailable (`str`): As in [`Workers`].
+        max_turns (`int`): Turns of an episode.
+        steps (`int`): Steps of training.
+        first_cost_step (`int`): The step from which costs count, where rows have budgets.
+    """
+
+    retypes: bool = False
+    names: Sequence[str] = LETTERS
+    wordings: Sequence[str] = (ANSWER,)
+    has_twin: bool = False
+    down: float = 0.0
+    unavailable: str = "failed"
+    max_turns: int = 6
+    steps: int = 32
+    first_cost_step: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(max_turns=self.max_turns, max_turn_tokens=96, max_tokens=560)
+
+    @property
+    def retries(self) -> bool:
+        """Whether the traces ask a worker again that is unavailable."""
+        return self.down > 0 and self.unavailable == "visible"
+
+    def environment(
+        self,
+        facts: Facts,
+        names: Sequence[str] | None = None,
+        down: float | None = None,
+        **changed: ScriptedWorker,
+    ) -> SandboxWorkers:
+        """The workers of this variant.
+
+        Args:
+            facts ([`Facts`]): Their knowledge.
+            names (`Sequence[str]`, *optional*): Other names than in training.
+            down (`float`, *optional*): Another share of calls to `numbers` that fail.
+            **changed ([`ScriptedWorker`]): Workers that take the place of the usual ones, by kind.
+        """
+        workers = {
+            kind: ScriptedWorker(facts, kind, wordings=self.wordings) for kind in DESCRIPTION
+        }
+        workers["numbers"].down = self.down if down is None else down
+        return make_environment(
+            facts,
+            names=self.names if names is None else names,
+            unavailable=self.unavailable,
+            has_twin=self.has_twin,
+            **{**workers, **changed},
+        )
+
+    def with_budgets(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows with a budget each, by turns, where the variant has budgets."""
+        if not self.has_twin:
+            return [dict(row) for row in rows]
+        return [
+            {**row, "budget": BUDGETS[number % len(BUDGETS)]} for number, row in enumerate(rows)
+        ]
+
+    @property
+    def words(self) -> list[str]:
+        """Texts whose words the tokenizer needs beside those of the run with references."""
+        texts = []
+        if self.names != LETTERS:
+            texts += MANY_NAMES
+        if self.wordings != (ANSWER,):
+            texts += [wording.replace("{value}", "") for wording in self.wordings]
+        if self.has_twin:
+            texts.append("rumours")
+        if self.retries:
+            texts.append("again")
+        return texts
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "references": Variant(),
+    "retyping": Variant(retypes=True),
+    "wordings": Variant(wordings=WORDINGS),
+    "names": Variant(names=TRAINING_NAMES),
+    "budget": Variant(has_twin=True, steps=40, first_cost_step=16),
+    "outages": Variant(down=DOWN, unavailable="visible", max_turns=8),
+    "outages-failed": Variant(down=DOWN),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Held-out questions under other conditions than those of `before` and `after`.
+
+    Args:
+        environment ([`SandboxWorkers`]): The workers.
+        columns (`Mapping[str, Any]`, *optional*): Columns that replace those of the rows.
+        untrained (`bool`, *optional*): Whether the untrained conductor is tried, too.
+    """
+
+    environment: SandboxWorkers
+    columns: Mapping[str, Any]
+    untrained: bool = False
+
+
+def make_trials(name: str, facts: Facts) -> dict[str, Trial]:
+    """The trials of a variant, by name."""
+    variant = VARIANTS[name]
+    if name in ("references", "retyping", "wordings"):
+        replacement = ScriptedWorker(facts, "numbers", noise=0.1, wordings=(OTHER_WORDING,))
+        return {"replaced": Trial(variant.environment(facts, numbers=replacement), {})}
+    if name == "names":
+        return {"held-out names": Trial(variant.environment(facts, names=HELD_OUT_NAMES), {})}
+    if name == "budget":
+        return {"low": Trial(variant.environment(facts), {"budget": "low"}, untrained=True)}
+    return {"no outages": Trial(variant.environment(facts, down=0.0), {})}
+
+
+def scripts_of(name: str) -> Mapping[str, Script]:
+    """The scripted conductors that a variant is compared with."""
+    if VARIANTS[name].has_twin:
+        return BUDGET_BASELINES
+    if VARIANTS[name].retries:
+        return OUTAGE_BASELINES
+    return BASELINES
+
+
+class LateCost:
+    """[`CostReward`] from a step on, when the answers are good; 0 before it.
+
+    Args:
+        weights (`Mapping[str, float]`): The weight of each budget.
+        first_step (`int`): The first step with costs.
+    """
+
+    __name__ = "late_cost"
+
+    def __init__(self, weights: Mapping[str, float], first_step: int):
+        self.reward = CostReward(weights)
+        self.first_step = first_step
+
+    def __call__(
+        self, rollout: Sequence[Rollout], trainer_state: Any, **columns: Any
+    ) -> list[float | None]:
+        costs = self.reward(rollout)
+        if trainer_state.global_step >= self.first_step:
+            return costs
+        return [None if cost is None else 0.0 for cost in costs]

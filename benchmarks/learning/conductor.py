@@ -174,7 +174,7 @@ class TraceWriter:
 
     def describe(self, kind: str) -> str:
         """A worker's description and name, in the order of the prompt, so that two layers can copy them."""
-        return f"{DESCRIPTION[kind]} {self.names[kind]}"
+        return f"{self.environment.pool[kind].description} {self.names[kind]}"
 
     def value(self, index: int) -> str:
         """The value in a reply."""

@@ -72,6 +72,7 @@ class Variant:
     def environment(
         self,
         facts: Facts,
+        /,
         names: Sequence[str] | None = None,
         down: float | None = None,
         **changed: ScriptedWorker,

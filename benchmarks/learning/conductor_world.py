@@ -376,6 +376,7 @@ class SandboxWorkers(Workers):
 
 def make_environment(
     facts: Facts,
+    /,
     names: Iterable[str] = "ABCDEF",
     unavailable: Any = "failed",
     has_twin: bool = False,

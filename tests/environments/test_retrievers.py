@@ -1,6 +1,9 @@
 """Retrievers: BM25, Search-R1 over HTTP, Chroma."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -21,6 +24,29 @@ def test_bm25_finds():
     assert hits[1] == [] and len(BM25Retriever(FACTS)(["Kenya"], k=10)[0]) <= 3
     with pytest.raises(ValueError, match="at least one document"):
         BM25Retriever([])
+
+
+def test_bm25_leaves_the_gpu_alone_where_jax_is_installed(tmp_path):
+    """bm25s tries JAX at its import, which by default takes three quarters of a GPU's memory."""
+    jax = tmp_path / "jax"
+    jax.mkdir()
+    (jax / "__init__.py").write_text("")
+    (jax / "lax.py").write_text(
+        "import os\n"
+        "def top_k(scores, k):\n"
+        "    print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\n"
+    )
+    script = (
+        "from agentic_prompting.environments import BM25Retriever\n"
+        "print(BM25Retriever(['a nice river', 'a tall hill'])(['river'], k=1)[0][0].text)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment.pop("XLA_PYTHON_CLIENT_PREALLOCATE", None)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    # JAX is used once, by the import, and not to find the best documents.
+    assert finished.stdout.split("\n")[:2] == ["false", "a nice river"]
 
 
 def test_http_retriever_speaks_search_r1():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -41,6 +42,9 @@ class BM25Retriever:
     """
 
     def __init__(self, documents: Sequence[str | Document], stopwords: str = "en"):
+        # If JAX is installed, bm25s uses it at its import already, and JAX by default takes three
+        # quarters of a GPU's memory at its first use, which the model then lacks.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         try:
             import bm25s
         except ImportError as error:
@@ -68,7 +72,9 @@ class BM25Retriever:
         tokens = self._tokenize(list(queries))
         # bm25s cannot return more documents than there are.
         k = min(k, len(self.documents))
-        numbers, scores = self._index.retrieve(tokens, k=k, show_progress=False)
+        numbers, scores = self._index.retrieve(
+            tokens, k=k, show_progress=False, backend_selection="numpy"
+        )
         results = []
         for query_numbers, query_scores in zip(numbers, scores, strict=True):
             # A score of zero means no word in common: no hit.

@@ -111,6 +111,15 @@ def correct(rollouts: Iterable[Any]) -> str:
     return "".join(str(int(exact_match(one.answer or "", one.row["answers"]))) for one in rollouts)
 
 
+def model_folder(name: str) -> str:
+    """What `from_pretrained` takes for a model: a folder, a name on the Hub, or `smollm2`, the package's model."""
+    if name != "smollm2":
+        return name
+    from agentic_prompting.local import small_model
+
+    return str(small_model())
+
+
 def quiet() -> None:
     """Silence the libraries' warnings and progress bars for the rest of the process."""
     import datasets

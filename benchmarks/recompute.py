@@ -38,9 +38,9 @@ from benchmarks.learning import (
     wordings,
 )
 from benchmarks.learning.league_first import summarise, table, verdicts
-from benchmarks.real import library
+from benchmarks.real import form_tables, library
 from benchmarks.reliability import harnesses
-from benchmarks.speed import async_training, gpu_day, long_contexts, plan, scale
+from benchmarks.speed import async_training, gpu_day, long_contexts, model_tables, plan, scale
 
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
 BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
@@ -112,6 +112,42 @@ def engine(records: Entries) -> str:
     return markdown(
         ("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical"), rows
     )
+
+
+def on_real_model(script: str, make: Callable[[Mapping[str, Any]], str]) -> Callable[..., str]:
+    """A function that makes text from the latest run of a script on SmolLM2, and says when and on what it ran."""
+
+    def text(records: Entries) -> str:
+        runs = [record for record in records if record["script"] == f"{script} --model smollm2"]
+        if not runs:
+            return "Not measured yet."
+        latest = runs[-1]
+        kind = "quick" if latest["quick"] else "full"
+        return f"{make(latest['printed'])}\n\n({kind} run, {latest['date']}; {latest['machine']})"
+
+    return text
+
+
+def engine_model_tables(printed: Mapping[str, Any]) -> str:
+    """The engine on a real model, and what its largest runs spend their time on."""
+    return "\n\n".join(
+        [
+            model_tables.engine_table(printed["settings"]),
+            "Where the processor time of the largest runs goes:",
+            model_tables.parts_table(printed["parts"]),
+        ]
+    )
+
+
+def updates_table(printed: Mapping[str, Any]) -> str:
+    """The loss and its gradients on a real model, with the head at every position and at the scored ones."""
+    return model_tables.updates_table(printed["updates"])
+
+
+PROGRAM_MODEL = (
+    "{wall_ratio:.2f} × the native loop's step in wall time, {cpu_ratio:.2f} × in processor time (steps of "
+    "{step_s[native]:.1f} and {step_s[program]:.1f} s; {same_rollouts:.0%} of the rollouts have the same tokens)"
+)
 
 
 def dialogue(records: Entries) -> str:
@@ -199,6 +235,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "bias": hopeless_bias,
     "calls": calls.finding,
     "lead": async_training.table,
+    "forms.untrained": form_tables.untrained,
+    "forms.warm_start": form_tables.warm_started,
     "harness_world": harness_world.table,
     "harnesses": harnesses.table,
     "league": lambda records: table(summarise(records)),
@@ -230,6 +268,11 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.training_step": printed("training_step.py", STEP),
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
+    "speed.engine_model": on_real_model("engine.py", engine_model_tables),
+    "speed.updates": on_real_model("training_step.py", updates_table),
+    "speed.program_model": on_real_model(
+        "program.py", lambda printed: PROGRAM_MODEL.format(**printed)
+    ),
     "conductor.table": conductor.table,
     "real.library": library.table,
     "real.settings": library.settings_table,

@@ -1,7 +1,8 @@
 """What an untrained model can write: each shipped form of turns, on real models, before any training.
 
     python -m benchmarks.real.forms --model smollm2                # the package's model (make real installs it)
-    python -m benchmarks.real.forms --model /models/qwen-0.5b      # a folder, or a name on the Hub
+    python -m benchmarks.real.forms --model /models/qwen-0.5b      # a folder, a GGUF file, or a name on the Hub
+    python -m benchmarks.real.forms --record                       # also appends to records/forms.jsonl.gz
 
 A question about a country is put to the model in each form: Prompt-R1's tags, native tool calls, a question mark. The
 library behind it knows the answer. Counted is the first turn: whether it is well formed, whether it asks, and whether
@@ -18,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting import PromptAgent
 from agentic_prompting.environments import BM25Retriever
-from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.interop import ToolEnvironment
-from agentic_prompting.local import small_model
+from agentic_prompting.local import load_gguf
 from agentic_prompting.rollout import (
     AgentSpec,
     Environment,
@@ -37,7 +38,8 @@ from agentic_prompting.rollout import (
     prompt_r1_template,
 )
 from agentic_prompting.sandbox.library import Fact, Library, country_facts, split_by_subject
-from benchmarks.lab import markdown
+from benchmarks.lab import RECORDS, Records, log, model_folder, quiet
+from benchmarks.real.form_tables import FORMS_RECORD, table
 
 LIMITS = Limits(max_turns=3, max_turn_tokens=96, max_tokens=400)
 SAMPLING = {"temperature": 0.7}
@@ -126,24 +128,37 @@ def is_understood(rollout: Rollout) -> bool:
     return not text.startswith("Error") and text != "Nothing was found."
 
 
-def measure(
-    model: Any, tokenizer: Any, form: Form, rows: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Counts over the first turns of the rows' episodes."""
-    agent = PromptAgent(model, tokenizer, form.environment, form.spec, max_batch_size=32)
-    started = time.process_time()
-    rollouts = agent.answer_all(list(rows), progress=False)
+def count_turns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Counts over the first turns of some episodes, and how many of these ended with an answer."""
     first_turns = [rollout.turns[0] for rollout in rollouts]
     return {
-        "form": form.name,
         "well formed": sum(turn.well_formed for turn in first_turns),
         "asks": sum(turn.kind == "act" for turn in first_turns),
         "understood": sum(map(is_understood, rollouts)),
         "answered": sum(rollout.status == "answered" for rollout in rollouts),
         "n": len(rollouts),
-        "seconds": round(time.process_time() - started),
         "example": first_turns[0].text[:160],
     }
+
+
+def measure(
+    model: Any, tokenizer: Any, form: Form, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The counts of one form, and the processor seconds that its episodes took."""
+    agent = PromptAgent(model, tokenizer, form.environment, form.spec, max_batch_size=32)
+    started = time.process_time()
+    rollouts = agent.answer_all(list(rows), progress=False)
+    seconds = round(time.process_time() - started)
+    return {"form": form.name, **count_turns(rollouts), "seconds": seconds}
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """The model and tokenizer of a folder, a GGUF file, a name on the Hub, or `smollm2`."""
+    if name.endswith(".gguf"):
+        return load_gguf(name)
+    folder = model_folder(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def main() -> None:
@@ -155,13 +170,16 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=96)
     parser.add_argument("--forms", nargs="+", default=["tags", "tools", "question"])
+    parser.add_argument("--name", help="the model's name in the table; the file's by default")
+    parser.add_argument(
+        "--record", action="store_true", help="append the counts to records/forms.jsonl.gz"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object as the last line"
     )
     arguments = parser.parse_args()
-    name = str(small_model()) if arguments.model == "smollm2" else arguments.model
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    quiet()
+    model, tokenizer = load(arguments.model)
 
     facts = country_facts()
     _, test = split_by_subject(facts, held_out=32)
@@ -170,17 +188,14 @@ def main() -> None:
     for form in forms(tokenizer, facts):
         if form.name in arguments.forms:
             results.append(measure(model, tokenizer, form, rows))
-            print(json.dumps(results[-1]), flush=True)
-
-    columns = ["well formed", "asks", "understood", "answered"]
-    table = []
-    for result in results:
-        estimates = [wilson_interval(result[column], result["n"]) for column in columns]
-        cells = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in estimates]
-        table.append([result["form"], *cells])
-    print(markdown(["form", *columns], table))
+            log(json.dumps(results[-1]))
+    print(table(results))
+    name = arguments.name or Path(arguments.model).stem
+    if arguments.record:
+        entry = {"kind": "untrained", "model": name, "counts": results}
+        Records(RECORDS / FORMS_RECORD).add(entry)
     if arguments.json:
-        print(json.dumps({"model": arguments.model, "forms": results}))
+        print(json.dumps({"model": name, "forms": results}))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.speed.all_figures --json --quick  # about ten minutes on two free cores
     OMP_NUM_THREADS=1 python -m benchmarks.speed.all_figures --json  # everything in full: about an hour and a half
     python -m benchmarks.speed.all_figures --only rollout.py --json --quick  # one of them
+    python -m benchmarks.speed.all_figures --only "engine.py --model smollm2" --record  # one on a real model
     python -m benchmarks.speed.all_figures --record --quick  # also appends to records/speed.jsonl.gz
     python -m benchmarks.recompute --write  # writes the tables of these records into the pages
 
@@ -34,7 +35,7 @@ class Figure:
     """A figure of a script.
 
     Args:
-        script (`str`): The script's name in this folder.
+        script (`str`): The script's name in its folder, and options if it has any.
         name (`str`): Its name in the table.
         value (`Callable`): Finds it in the script's last line.
         target (`str`): `<=` or `>=` and a number.
@@ -82,6 +83,7 @@ def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
 
 
 FORCED = "a GPU's branch (forced on a CPU)"
+ENGINE = "engine.py --model smollm2"
 PASSES = ("drafting", "speedup_passes")  # plain / drafted
 
 FIGURES = [
@@ -251,6 +253,35 @@ FIGURES = [
     ),
     Figure("program.py", "programs: tokens of all sequences / of one", key("fork_ratio"), "<= 1"),
     Figure("program.py", "OpenAIChat: processor time of a call, ms", key("chat_ms"), "<= 0.8"),
+    Figure(ENGINE, "engine / `generate`, 1 row", key("ratio_1"), ">= 0.95"),
+    Figure(ENGINE, "engine / `generate`, 8 rows", key("ratio_8"), ">= 1.1"),
+    Figure(ENGINE, "engine / `generate`, 32 rows", key("ratio_32"), ">= 1.1"),
+    Figure(ENGINE, "matrix products / step, 32 rows, bf16", key("of_limit_bfloat16"), ">= 0.65"),
+    Figure(ENGINE, "matrix products / step, 32 rows, fp32", key("of_limit_float32"), ">= 0.65"),
+    Figure(
+        "program.py --model smollm2",
+        "programs: step of a program / of the native loop",
+        key("wall_ratio"),
+        "<= 1.15",
+    ),
+    Figure(
+        "program.py --model smollm2",
+        "programs: share of rollouts like the native loop's",
+        key("same_rollouts"),
+        ">= 1",
+    ),
+    Figure(
+        "training_step.py --model smollm2",
+        "loss on a CPU: head at every position / at the scored ones",
+        key("ratio"),
+        ">= 1.1",
+    ),
+    Figure(
+        "training_step.py --model smollm2",
+        "the same: difference of the losses",
+        key("loss_difference"),
+        "<= 1e-6",
+    ),
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
     Figure("growth.py", "memory of a rollout: many / 64", key("growth_memory"), "<= 1.25"),
@@ -273,9 +304,10 @@ FIGURES = [
 
 def run(script: str, quick: bool) -> dict[str, Any]:
     """Run a script; the record has its last line as `printed`, `None` if it failed."""
-    (path,) = BENCHMARKS.glob(f"*/{script}")
+    name, *options = script.split()
+    (path,) = BENCHMARKS.glob(f"*/{name}")
     module = f"benchmarks.{path.parent.name}.{path.stem}"
-    command = [sys.executable, "-m", module, "--json", *(["--quick"] if quick else [])]
+    command = [sys.executable, "-m", module, *options, "--json", *(["--quick"] if quick else [])]
     print(f"running {' '.join(command[1:])}", file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=BENCHMARKS.parent)
     try:

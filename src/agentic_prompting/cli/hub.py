@@ -11,6 +11,24 @@ from ..records import only_a_folder
 
 _TIMEOUT = 5  # seconds
 _MODEL_FILES = ("config.json", "adapter_config.json")
+SMALL_MODEL = "smollm2"
+"""The word that stands for SmolLM2-135M-Instruct out of its package, wherever a command takes a model."""
+
+
+def find_model(name: str) -> str:
+    """What `from_pretrained` takes for the name of an option: `smollm2` is the model of the small model's package.
+
+    Raises:
+        `ValueError`: The small model is named, and its package is not installed.
+    """
+    if name != SMALL_MODEL:
+        return name
+    from ..local import SmallModelMissing, small_model
+
+    try:
+        return str(small_model())
+    except SmallModelMissing as error:
+        raise ValueError(str(error)) from None
 
 
 def check_agent(run: str | Path) -> None:
@@ -74,6 +92,8 @@ def _check_on_hub(name: str) -> None:
         if is_cached:
             return
         if not hub_is_reachable:
+            if name.lower().endswith("/smollm2-135m-instruct"):
+                fix = f"the word {SMALL_MODEL} stands for the same model out of a package"
             raise ValueError(f"{name} is not a local folder, and the hub cannot be reached: {fix}")
         HfApi().model_info(name, timeout=_TIMEOUT)
     except (RepositoryNotFoundError, HFValidationError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .example_files import find_example
-from .hub import is_hub_reachable
+from .hub import find_model, is_hub_reachable
 from .option_parser import OptionParser
 from .options import JSON_HELP, option
 from .run_configuration import RunConfiguration
@@ -103,6 +103,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         raise ValueError(
             "name the model: model_name_or_path in the configuration, or --model-name NAME"
         )
+    name = find_model(name)
     # If the hub is out of reach, its libraries turn to their caches at once.
     if not Path(name).exists():
         is_hub_reachable()

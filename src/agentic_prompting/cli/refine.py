@@ -16,6 +16,7 @@ from ..refine.description import describe_lines
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.templates import Unit
+from .hub import find_model
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
 from .options import JSON_HELP, Recording, Spending, Tracing, option
@@ -34,7 +35,9 @@ class RefineModels(Spending, Recording):
 
     task_model: str | None = option("The model that answers, by its name at its endpoint.")
     task_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    local_model: Path | None = option("Instead: a transformers model's folder, run here.")
+    local_model: Path | None = option(
+        "Instead: a transformers model's folder, or smollm2, run here."
+    )
     feedback_model: str | None = option("The model that criticises.")
     feedback_base_url: str | None = option("Its endpoint.")
     optimizer_model: str | None = option("The model that edits. The feedback model by default.")
@@ -62,7 +65,9 @@ class RefineModels(Spending, Recording):
         # The task model is local or at an endpoint; the other roles share the feedback model.
         roles: dict[str, ChatModel] = {}
         if self.local_model is not None:
-            roles["task"] = stack.enter_context(load_local_chat(self.local_model))
+            roles["task"] = stack.enter_context(
+                load_local_chat(Path(find_model(str(self.local_model))))
+            )
         else:
             roles["task"] = self.connect(stack, self.task_model, self.task_base_url)
         # A role without a model of its own takes the feedback model.

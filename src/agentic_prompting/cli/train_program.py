@@ -38,6 +38,7 @@ from ..trainers.checkpointing.run_folder import (
     second_run_message,
 )
 from .extras import check_extras
+from .hub import find_model
 from .loader import register_selection, register_selections
 from .option_parser import OptionParser
 from .script import run_script
@@ -99,6 +100,8 @@ def main(method: str, arguments: Sequence[str]) -> None:
     script, args, model = parse_method_options(method, arguments)
     script.check(args)
     check_extras({**vars(args), **vars(script)})
+    if model.model_name_or_path:
+        model.model_name_or_path = find_model(model.model_name_or_path)
     args.model_init_kwargs = {**loading_arguments(model), **(args.model_init_kwargs or {})} or None
 
     folder = Path(args.output_dir)

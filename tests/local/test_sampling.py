@@ -297,11 +297,28 @@ def test_an_even_grid_of_numbers_gives_exact_frequencies():
     assert torch.allclose(logprobs.exp(), probabilities[tokens])
 
 
+def test_an_even_grid_over_a_large_vocabulary():
+    """The same where the vocabulary has many blocks, most tokens are rare, and some blocks are empty."""
+    n, generator = 20_000, torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 5_000, generator=generator) * 3
+    scores[0, 256:1024] = -torch.inf
+    probabilities = scores.double().softmax(-1)[0]
+    uniform = (torch.arange(n).double() + 0.5) / n
+    tokens, _ = Sampling().choose(scores.expand(n, -1), uniform)
+    counts = tokens.bincount(minlength=len(probabilities))
+    assert ((counts - n * probabilities).abs() <= 1.01).all()
+    assert (counts[probabilities == 0] == 0).all()
+
+
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
 def test_the_outermost_numbers_draw_possible_tokens(number):
-    probabilities = torch.tensor([[0.0, 0.0, 0.4, 0.6, 0.0, 0.0]])
-    tokens, _ = Sampling().choose(probabilities.log(), torch.tensor([number], dtype=torch.double))
-    assert probabilities[0, tokens[0]] > 0
+    few = torch.tensor([[0.0, 0.0, 0.4, 0.6, 0.0, 0.0]])
+    many = torch.zeros(1, 1000).index_fill(1, torch.tensor([300, 301, 600]), 1 / 3)
+    for probabilities in (few, many):
+        tokens, _ = Sampling().choose(
+            probabilities.log(), torch.tensor([number], dtype=torch.double)
+        )
+        assert probabilities[0, tokens[0]] > 0
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ ModelProvider = Callable[[], AbstractContextManager[PreTrainedModel]]
 A trainer unwraps the model and gathers its weights in it."""
 
 
+_BLOCK_SIZE = 256  # tokens of the vocabulary in a block of the cumulative distribution
+
+
 @dataclass(frozen=True)
 class Sampling:
     """The sampling parameters. The defaults sample from the model's own distribution.
@@ -118,13 +121,36 @@ class Sampling:
 
 
 def _invert_cumulative(scores: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw a token per row by inverting the cumulative distribution at a number in [0, 1)."""
-    # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's
-    # probability.
-    cumulative = scores.double().softmax(-1).cumsum(-1)
-    target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True)
-    return tokens.clamp(max=scores.shape[-1] - 1).squeeze(1)
+    """Draw a token per row by inverting the cumulative distribution at a number in [0, 1).
+
+    Over 150k tokens a float32 cumulative sum is off by more than a rare token's probability, and a
+    double one over all of them takes longer than the rest of the draw. So the sums are double, over
+    blocks of the vocabulary first, and then within the block that holds the token.
+    """
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    padding = -weights.shape[-1] % _BLOCK_SIZE
+    blocks = torch.nn.functional.pad(weights, (0, padding)).unflatten(-1, (-1, _BLOCK_SIZE))
+
+    # The block of each row's token, and where the target lies within the block.
+    block_ends = blocks.sum(-1, dtype=torch.double).cumsum(-1)
+    target = uniform.to(block_ends).unsqueeze(1) * block_ends[:, -1:]
+    block = _first_beyond(block_ends, target)
+    block_starts = torch.nn.functional.pad(block_ends, (1, 0))
+    target = target - block_starts.gather(1, block)
+
+    # The token within the block.
+    in_block = blocks[torch.arange(len(blocks), device=blocks.device), block.squeeze(1)]
+    token = _first_beyond(in_block.double().cumsum(-1), target)
+    return (block * _BLOCK_SIZE + token).squeeze(1)
+
+
+def _first_beyond(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the index of the first sum of each row that is larger than the target.
+
+    Rounding may have carried the target to the last sum, beyond which there is none.
+    """
+    below_last = torch.nextafter(cumulative[:, -1:], torch.zeros_like(target))
+    return torch.searchsorted(cumulative, torch.minimum(target, below_last), right=True)
 
 
 class TurnEnd:

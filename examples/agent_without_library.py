@@ -108,8 +108,6 @@ def with_transformers(folder: str, form: dict[str, Any], greedy: bool) -> Comple
             ids = model.generate(
                 **inputs,
                 max_new_tokens=form["limits"]["max_turn_tokens"],
-                stop_strings=stop_texts(form) or None,
-                tokenizer=tokenizer,
                 **options,
             )
         return tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,8 +1,9 @@
-"""Our episodes under the experimental `AsyncGRPOTrainer` of TRL 1.16, which needs a GPU, FSDP2 and a vLLM server.
+"""Our episodes under TRL's `AsyncGRPOTrainer`, which needs a GPU, FSDP2 and a vLLM server.
 
-Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. TRL 1.18 removes the module that this
-file uses. It was tested against TRL's protocol and queue, not on a GPU. For training that does not wait, with any
-policy, see the option `async_lead` of our own trainers.
+Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. The trainer is experimental in TRL
+1.16 and stable from 1.18 on, where it has moved: both places are looked at. This file was tested against the protocol
+and the queue of TRL 1.16, not on a GPU. For training that does not wait, with any policy, see the option `async_lead`
+of our own trainers.
 
     PYTHONPATH=examples/contrib accelerate launch train.py
 
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -41,10 +44,39 @@ from agentic_prompting.trainers.checkpointing.failure_watch import FailureWatch
 from agentic_prompting.trainers.checkpointing.stop_training import TrainingStopped
 from agentic_prompting.trainers.scoring import render_completion
 
+ASYNC_GRPO_MODULES = (
+    "trl.trainer.async_grpo_trainer",  # TRL 1.18 and later
+    "trl.experimental.async_grpo.async_grpo_trainer",
+    "trl.experimental.async_grpo.async_rollout_worker",
+)
+"""Where the classes of TRL's asynchronous trainer are, the stable place first."""
+
+
+def find_in_trl(name: str) -> Any:
+    """Return a class of TRL's asynchronous trainer by its name.
+
+    Raises:
+        `ImportError`: The installed version of TRL has it in none of [`ASYNC_GRPO_MODULES`].
+    """
+    for module_name in ASYNC_GRPO_MODULES:
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            # A package that the module imports may be missing, which is another error.
+            if not module_name.startswith(str(error.name)):
+                raise
+            continue
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ImportError(
+        f"TRL {version('trl')} has no {name} in {', '.join(ASYNC_GRPO_MODULES)}: "
+        "this file works with TRL 1.16 to 1.18"
+    )
+
 
 @dataclass(eq=False)
 class RolloutWorker:
-    """A `rollout_worker` for TRL's `AsyncGRPOTrainer` (TRL 1.16), in the trainer's process, on the background loop.
+    """A `rollout_worker` for TRL's `AsyncGRPOTrainer`, in the trainer's process, on the background loop.
 
     A failed rollout has no part in its group's baseline and no gradient. The trainer drops samples that are older than
     its own `max_staleness`, so keep `max_groups` and the buffer small.
@@ -196,14 +228,13 @@ class RolloutWorker:
     def _sample(
         self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int
     ) -> Any:
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
+        sample_class = find_in_trl("RolloutSample")
         if rollout.logprobs is None:
             raise ValueError(
                 "the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its correction"
             )
         before = [0] * len(rollout.prompt_ids)
-        return RolloutSample(
+        return sample_class(
             prompt=rollout.row["prompt"],
             completion=render_completion(rollout, self.chat_format),
             input_ids=np.asarray(rollout.context, dtype=np.int64),

@@ -1,21 +1,22 @@
 """`examples/contrib/rollout_worker.py`: our episodes under TRL's `AsyncGRPOTrainer`."""
 
 import dataclasses
+import sys
 import time
+import types
 from collections import defaultdict
 from itertools import islice
 
 import pytest
-from rollout_worker import RolloutWorker
+from rollout_worker import ASYNC_GRPO_MODULES, RolloutWorker, find_in_trl
 from transformers import AutoTokenizer
-from trl.experimental.async_grpo.async_grpo_trainer import (
-    RolloutQueueDataset,
-    RolloutWorkerProtocol,
-)
 
 from agentic_prompting.rollout import AgentSpec, ChatFormat
 from agentic_prompting.trainers import TrainingStopped
 from support.asking import Counts, Policy
+
+RolloutQueueDataset = find_in_trl("RolloutQueueDataset")
+RolloutWorkerProtocol = find_in_trl("RolloutWorkerProtocol")
 
 
 def worker_on(tiny_policy, rows, environment, **changes):
@@ -107,9 +108,21 @@ def test_a_rollout_worker_under_failures(tiny_policy, rows):
 
 def test_a_rollout_sample_is_what_our_worker_fills():
     """`RolloutSample`; which of the worker's methods the trainer calls, the tests above show."""
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-    assert [field.name for field in dataclasses.fields(RolloutSample)] == [
+    sample_fields = dataclasses.fields(find_in_trl("RolloutSample"))
+    assert [field.name for field in sample_fields] == [
         "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version",
         "group_id", "metrics", "enqueued_at",
     ]  # fmt: skip
+
+
+def test_the_stable_place_comes_first(monkeypatch):
+    """As in TRL 1.18, where the experimental modules are gone."""
+    stable = types.ModuleType(ASYNC_GRPO_MODULES[0])
+    stable.RolloutSample = type("RolloutSample", (), {})
+    monkeypatch.setitem(sys.modules, ASYNC_GRPO_MODULES[0], stable)
+    assert find_in_trl("RolloutSample") is stable.RolloutSample
+    for name in ("trl.experimental.async_grpo", *ASYNC_GRPO_MODULES[1:]):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert find_in_trl("RolloutSample") is stable.RolloutSample
+    with pytest.raises(ImportError, match="RolloutQueueDataset"):
+        find_in_trl("RolloutQueueDataset")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..llm import ChatModel, gather, spans
 from .one_call import revise
-from .operators import Outcome, crossover, mutate
+from .operators import Outcome, crossover, mutate, refuse_copy
 from .population import Population, Rating
 from .results import PromptResult, Row, best_result, scores_of
 from .settings import ESPLSettings
@@ -252,7 +252,8 @@ async def propose_children(
 ) -> list[Outcome]:
     """Do the work of a reflector: mutate the best prompt of the batch and, if due, cross several.
 
-    Both operators run at the same time. The other arguments are those of [`mutate`].
+    Both operators run at the same time. A child that copies a problem is refused ([`refuse_copy`]).
+    The other arguments are those of [`mutate`].
 
     Args:
         task ([`ReflectionTask`]): What to reflect on.
@@ -265,7 +266,13 @@ async def propose_children(
     if task.crossing is not None:
         crossing = crossover(reference, task.crossing, settings, **sampling)
         operators.append(_traced("crossover", crossing))
-    return await gather(operators)
+    outcomes = await gather(operators)
+
+    # A child must not repeat the problems that it is rated on.
+    limit = (settings or ESPLSettings()).max_copied_share
+    results = [task.best, *(task.crossing or ())]
+    parents = [result.prompt for result in results]
+    return [refuse_copy(outcome, parents, task.best.problems, limit) for outcome in outcomes]
 
 
 async def _traced(operator: str, call: Coroutine[Any, Any, Outcome]) -> Outcome:

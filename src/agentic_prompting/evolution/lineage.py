@@ -108,7 +108,8 @@ def attempt_records(
         `list[dict]`: Each `step`, `attempt`, `operator`, `reason`, `child` (id or `None`),
             `parents`, `counts`, `edits` and `evidence` (of the [`OperatorTrace`]; each problem with
             the `scores` of the batch's prompts on it by id, and the ids in `won` and `lost`, both
-            empty if all scores are equal), `held_out` of the parents that were evaluated.
+            empty if all scores are equal), `held_out` of the parents that were evaluated, `copied`
+            (the `question` that the child repeats most of, and the `share`; `None` for none).
     """
     records = []
     for attempt, (outcome, child) in enumerate(zip(outcomes, children, strict=True)):
@@ -131,6 +132,7 @@ def attempt_records(
                 "edits": trace.edits,
                 "evidence": [_with_scores(problem, scores) for problem in trace.problems],
                 "held_out": held_out,
+                "copied": trace.copied,
             }
         )
     return records

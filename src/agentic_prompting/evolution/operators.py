@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Message, Usage, as_chat, fill, gather
 from . import templates
+from .copied_text import find_copied_problem
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .settings import ESPLSettings
@@ -23,7 +24,14 @@ from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
 Reason = Literal[
-    "child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged", "known"
+    "child",
+    "no_evidence",
+    "too_few_winners",
+    "call_failed",
+    "unreadable",
+    "unchanged",
+    "known",
+    "copied",
 ]
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
@@ -55,11 +63,14 @@ class OperatorTrace:
             `reflections` (each `reward` and `text`: the summaries of the attempts).
         edits (`list[dict]`): Each `problem` (its position in `problems`; `None` in the final plan),
             `op`, `ids`, `text`, `search`, `reason`, `refused` (why it was not applied, or `None`).
+        copied (`dict`, *optional*): The `question` that the child has most of, and the `share` of
+            it; see [`find_copied_problem`]. `None` if it copies none.
     """
 
     parents: tuple[int, ...] = ()
     problems: list[dict[str, Any]] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
+    copied: dict[str, Any] | None = None
 
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Add a problem that the operator is shown."""
@@ -107,9 +118,9 @@ class Outcome:
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for
             [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth
-            reflecting on, and no call was made; `call_failed`, `unreadable`, `unchanged`, `known`:
-            the operator failed. `known`: the child says the same as a prompt of the population; set
-            when it would join.
+            reflecting on, and no call was made; `call_failed`, `unreadable`, `unchanged`, `known`,
+            `copied`: the operator failed. `known`: the child says the same as a prompt of the
+            population; set when it would join. `copied`: the child repeats a training problem.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that
             fit), `applied` (edits of the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
@@ -129,7 +140,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether the operator made calls and returned no child."""
-        return self.reason in ("call_failed", "unreadable", "unchanged", "known")
+        return self.reason in ("call_failed", "unreadable", "unchanged", "known", "copied")
 
     def metrics(self) -> dict[str, float]:
         """Return the outcome in numbers, for logs."""
@@ -137,6 +148,7 @@ class Outcome:
             f"evolution/{self.operator}_children": float(self.child is not None),
             f"evolution/{self.operator}_failed": float(self.failed),
             "evolution/unchanged": float(self.reason in ("unchanged", "known")),
+            "evolution/copied": float(self.reason == "copied"),
             "evolution/calls": float(self.counts["calls"]),
             "evolution/failed_calls": float(self.counts["failed_calls"]),
             "evolution/cost_usd": self.usage.cost_usd,
@@ -456,6 +468,33 @@ async def crossover(
     operation = Operation(outcome, best, reference, settings, sampling)
     plan = await operation.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
     return operation.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
+
+
+def refuse_copy(
+    outcome: Outcome,
+    parents: Iterable[SystemPrompt],
+    problems: Sequence[ProblemResult],
+    max_copied_share: float,
+) -> Outcome:
+    """Mark how much of a training problem the child of an outcome copies, and drop it above a limit.
+
+    Args:
+        outcome ([`Outcome`]): Of a mutation or crossover; changed in place and returned.
+        parents (`Iterable[SystemPrompt]`): The prompts that the operator saw.
+        problems (`Sequence[ProblemResult]`): The problems that it saw.
+        max_copied_share (`float`): See [`ESPLSettings`].
+    """
+    if outcome.child is None:
+        return outcome
+    copied = find_copied_problem(outcome.child, parents, problems)
+    if copied is None:
+        return outcome
+    question = shorten(copied.question, MAX_CHARS)
+    outcome.trace.copied = {"question": question, "share": round(copied.share, 4)}
+    if copied.share <= max_copied_share:
+        return outcome
+    outcome.counts["copied"] += 1
+    return outcome.finish("copied")
 
 
 async def correct(

@@ -73,6 +73,10 @@ class ESPLSettings:
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused
             (A.5).
+        max_copied_share (`float`, *optional*, defaults to `0.5`): A child is refused if it repeats
+            more than this share of a problem of the batch, in runs of eight words, or if more than
+            this share of a line of it is from one (our own; see [`CopiedProblem`]). 1.0 allows
+            everything. The journal has the share of each child that shares any.
         prompt_place (`str`, *optional*, defaults to `"system"`): The place of the prompt: `system`:
             the system message; `user`: in front of the first user message (the paper's maths
             template); `after`: behind it (the released template).
@@ -104,6 +108,9 @@ class ESPLSettings:
     reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
+    max_copied_share: float = setting(
+        0.5, "A child that repeats more than this share of a training problem is refused."
+    )
     # The calls of both models, and the last evaluation.
     prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(
@@ -124,6 +131,10 @@ class ESPLSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.p_crossover <= 1:
             raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
+        if not 0 <= self.max_copied_share <= 1:
+            raise ValueError(
+                f"max_copied_share must be between 0 and 1, got {self.max_copied_share}"
+            )
         # On a command line it is a text.
         if isinstance(self.reference_sampling, str):
             self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)

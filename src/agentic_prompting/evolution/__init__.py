@@ -6,6 +6,7 @@ one.
 
 from .evolve import EvolveResult, evolve
 from .generation import Generation, ReflectionTask, propose_children
+from .least_budget import LeastBudget, estimate_least_budget
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -57,6 +58,7 @@ __all__ = [
     "EvolveConfig",
     "EvolveResult",
     "Generation",
+    "LeastBudget",
     "Lineage",
     "Member",
     "Outcome",
@@ -73,6 +75,7 @@ __all__ = [
     "correct",
     "crossover",
     "crossover_rating",
+    "estimate_least_budget",
     "evolve",
     "journal_beside",
     "lineage_of",

@@ -17,6 +17,7 @@ from typing import Any
 from ..llm import Budget, BudgetExceeded, Usage, charge
 from ..llm.loop import in_parallel
 from ..records import only_writer
+from .least_budget import estimate_least_budget
 from .lineage import EvolutionJournal, journal_beside
 from .population import Population, load_state
 from .scoring import Reward
@@ -110,7 +111,8 @@ def evolve(
             the run is resumed from it. The journal of all children is written beside it, see
             [`journal_beside`].
         budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
-            if the reward is a language model with a `charge_to`, `judge`.
+            if the reward is a language model with a `charge_to`, `judge`. One that does not pay for
+            two steps ([`LeastBudget`]) is warned of before the first call.
         eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating; see
             `eval_every` and `eval_all` of the settings.
 
@@ -134,12 +136,20 @@ def evolve(
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
+    least = estimate_least_budget(policy, reference, rows, prompt, evolution.config)
     path = None if checkpoint is None else Path(checkpoint)
     stopped = None
     # Two processes that write one checkpoint would undo the steps of each other.
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
             _resume(evolution, path)
+        # Say so before the first call, not when the money is gone.
+        if budget is not None and not evolution.logs and least.exceeds(budget):
+            logger.warning(
+                "the budget is below the least useful one, which pays for %s: raise budget_usd= or "
+                "budget_tokens=, or lower problems_per_step= or num_generations=",
+                least,
+            )
         try:
             _run_steps(evolution, on_step, path)
         except EvolutionStopped as error:

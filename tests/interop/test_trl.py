@@ -1,5 +1,7 @@
 """TRL's environment classes."""
 
+import pytest
+
 from agentic_prompting.interop import (
     TRLEnvironment,
 )
@@ -28,3 +30,25 @@ def test_a_reset_that_fails_is_an_outage():
         and step(environment, call("guess", number=4), row=row).error
     )
     assert run(environment.reward([row["environments"]])) == [None]
+
+
+class Silent:
+    """Without a tool."""
+
+    def reset(self, **row):
+        return "hello"
+
+
+def test_a_class_without_tools_is_named():
+    with pytest.raises(ValueError, match="Silent"):
+        TRLEnvironment(Silent)
+
+    def look(part: str) -> str:
+        """Looks for a part.
+
+        Args:
+            part: Its name.
+        """
+        return part
+
+    assert set(TRLEnvironment(Silent, tools=[look]).tools) == {"look"}

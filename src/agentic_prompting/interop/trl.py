@@ -40,6 +40,7 @@ class TRLEnvironment(ToolEnvironment):
 
     Raises:
         `TypeError`: The instances have no `reset`.
+        `ValueError`: There is no tool: neither a public method nor one of `tools`.
     """
 
     def __init__(self, factory: Callable[[], Any], tools: Tools = (), **kwargs: Any):
@@ -55,6 +56,11 @@ class TRLEnvironment(ToolEnvironment):
         for name, _ in inspect.getmembers(type(instance), inspect.isfunction):
             if not name.startswith("_") and name not in _RESERVED_METHODS:
                 methods.append(self._create_tool(instance, name))
+        if not methods and not tools:
+            raise ValueError(
+                f"the environment class {class_name} gives the agent no tool: a tool is a public "
+                "method besides reset and get_reward. Add one, or pass tools="
+            )
         super().__init__([*methods, *tools], **kwargs)
         self.factory = factory
         # The reward of an episode is asked of its instance.

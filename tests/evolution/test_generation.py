@@ -6,6 +6,8 @@ import pytest
 
 from agentic_prompting.evolution import (
     Attempt,
+    ESPLSettings,
+    EvolutionJournal,
     Generation,
     Outcome,
     Population,
@@ -14,7 +16,18 @@ from agentic_prompting.evolution import (
     Rating,
     ReflectionTask,
     SystemPrompt,
+    attempt_records,
+    read_journal,
+    scores_of,
 )
+from agentic_prompting.evolution.operators import (
+    MAX_CHARS,
+    MAX_EDITS,
+    MAX_PROBLEMS,
+    MAX_REFLECTIONS,
+)
+from agentic_prompting.llm import BudgetExceeded, ServerFailed
+from support.operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
 
 ROOT = SystemPrompt("Answer.", ())
 
@@ -51,13 +64,13 @@ def child_of(*parents, text="New."):
 
 def test_the_best_of_a_batch_is_reflected_on_and_its_child_joins():
     generation = grown()
-    job = generation.record([match(generation, [0.0, 0.5], [1.0, 0.5])])
-    assert (job.batch, job.best.prompt.id, job.crossing) == (0, 1, None)
-    assert job.scores == {0: [0.0, 0.5], 1: [1.0, 0.5]} and generation.values == [[0.25, 0.75]]
-    assert job.ratings[1].mu > 25 > job.ratings[0].mu and generation.pending == [job]
-    (joined,) = generation.join(job, [child_of(1)])
+    task = generation.record([match(generation, [0.0, 0.5], [1.0, 0.5])])
+    assert (task.batch, task.best.prompt.id, task.crossing) == (0, 1, None)
+    assert task.scores == {0: [0.0, 0.5], 1: [1.0, 0.5]} and generation.values == [[0.25, 0.75]]
+    assert task.ratings[1].mu > 25 > task.ratings[0].mu and generation.pending == [task]
+    (joined,) = generation.join(task, [child_of(1)])
     assert (joined.id, joined.parents, joined.born_at, generation.pending) == (2, (1,), 1, [])
-    assert generation.population.rating(2).mu == job.ratings[1].mu
+    assert generation.population.rating(2).mu == task.ratings[1].mu
     assert generation.join(
         generation.record([match(generation, [1.0])]), [Outcome("mutation")]
     ) == [None]
@@ -65,18 +78,18 @@ def test_the_best_of_a_batch_is_reflected_on_and_its_child_joins():
 
 def test_a_child_has_the_rating_that_its_parents_had_after_its_own_batch():
     generation = grown()
-    job = generation.record([match(generation, [0.0], [1.0])])
+    task = generation.record([match(generation, [0.0], [1.0])])
     later = generation.record([match(generation, [1.0], [0.0])])
-    assert generation.population.rating(1).mu < job.ratings[1].mu
-    (joined,) = generation.join(job, [child_of(1)])
-    assert generation.population.rating(joined).mu == job.ratings[1].mu
+    assert generation.population.rating(1).mu < task.ratings[1].mu
+    (joined,) = generation.join(task, [child_of(1)])
+    assert generation.population.rating(joined).mu == task.ratings[1].mu
     assert generation.pending == [later]
 
 
 def test_children_are_due_by_the_count_of_batches():
     generation = grown()
-    jobs = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(3)]
-    assert [generation.due(lag) for lag in (0, 1, 2, 3)] == [jobs, jobs[:2], jobs[:1], []]
+    tasks = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(3)]
+    assert [generation.due(lag) for lag in (0, 1, 2, 3)] == [tasks, tasks[:2], tasks[:1], []]
 
 
 def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
@@ -86,13 +99,13 @@ def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
         match(generation, [1.0], [0.0]),
         match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3)),
     )
-    job = generation.record([large, small])
-    assert job.best.prompt.id == 3 and list(job.scores) == [2, 3]
+    task = generation.record([large, small])
+    assert task.best.prompt.id == 3 and list(task.scores) == [2, 3]
     assert generation.population.rating(0).mu > 25 and len(generation.values) == 2
-    job = generation.record(
+    task = generation.record(
         [match(generation, [1.0], [0.0]), match(generation, [1.0], [0.0], ids=(2, 3))]
     )
-    assert job.best.prompt.id == 2
+    assert task.best.prompt.id == 2
 
 
 def test_nothing_is_reflected_on_without_a_score_or_on_request():
@@ -110,19 +123,19 @@ def test_crossovers_come_with_their_probability():
     generation = grown(1.0)
     assert len(generation.record([match(generation, [0.0], [1.0])]).crossing) == 2
     generation = grown(0.3)
-    jobs = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(500)]
-    assert sum(job.crossing is not None for job in jobs) / 500 == pytest.approx(0.3, abs=0.06)
+    tasks = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(500)]
+    assert sum(task.crossing is not None for task in tasks) / 500 == pytest.approx(0.3, abs=0.06)
 
 
 def play(generation, batches):
     """Some batches: whatever is drawn gets a reward by its id; children join two batches later."""
     log = []
     for _ in range(batches):
-        for job in generation.due(1):
+        for task in generation.due(1):
             log.append(
                 [
                     child and child.id
-                    for child in generation.join(job, [child_of(job.best.prompt.id)])
+                    for child in generation.join(task, [child_of(task.best.prompt.id)])
                 ]
             )
         drawn = generation.draw(2)
@@ -151,11 +164,11 @@ def test_a_resumed_evolution_is_the_uninterrupted_one():
     }
 
 
-def test_a_job_outlives_json():
+def test_a_task_outlives_json():
     generation = grown(1.0)
-    job = generation.record([match(generation, [0.0, None], [1.0, 0.5])])
-    assert ReflectionTask.from_json(json.loads(json.dumps(job.to_json()))) == job
-    assert job.ratings[0] == Rating(job.ratings[0].mu, job.ratings[0].sigma)
+    task = generation.record([match(generation, [0.0, None], [1.0, 0.5])])
+    assert ReflectionTask.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert task.ratings[0] == Rating(task.ratings[0].mu, task.ratings[0].sigma)
 
 
 def test_a_damaged_state_changes_nothing():
@@ -188,32 +201,30 @@ def test_the_children_of_an_older_population_are_not_older_than_its_prompts():
     for _ in range(9):
         population.select(1)
     generation = Generation(population)
-    job = generation.record([match(generation, [1.0])])
-    assert generation.join(job, [child_of(0)])[0].born_at == 9
+    task = generation.record([match(generation, [1.0])])
+    assert generation.join(task, [child_of(0)])[0].born_at == 9
 
 
 def test_a_child_that_says_what_a_prompt_says_joins_nowhere():
     """Not its parent's text, not another's, in whatever order: it would be rated as if it were a prompt of its own."""
     generation = grown(members=3)
-    job = generation.record([match(generation, [0.0], [1.0])])
-    both = child_of(1, text="Rule 1.")
-    swapped = Outcome(
+    task = generation.record([match(generation, [0.0], [1.0])])
+    same = child_of(1, text="Rule 1.")
+    new = Outcome(
         "mutation",
         SystemPrompt("Answer.", ("Rule 9.", "Rule 1."), parents=(1,), operator="mutation"),
     )
-    again = Outcome(
+    reordered = Outcome(
         "crossover",
         SystemPrompt("Answer.", ("rule 1", "Rule 9."), parents=(1, 0), operator="crossover"),
     )
-    joined = generation.join(job, [both, swapped, again])
+    outcomes = [same, new, reordered]
+    joined = generation.join(task, outcomes)
     assert [child and child.id for child in joined] == [None, 3, None]
-    assert [one.reason for one in (both, swapped, again)] == ["known", "child", "known"]
-    assert [one.metrics()["evolution/unchanged"] for one in (both, swapped, again)] == [
-        1.0,
-        0.0,
-        1.0,
-    ]
-    assert both.child is None and both.failed and generation.population.turns == 0
+    assert [outcome.reason for outcome in outcomes] == ["known", "child", "known"]
+    unchanged = [outcome.metrics()["evolution/unchanged"] for outcome in outcomes]
+    assert unchanged == [1.0, 0.0, 1.0]
+    assert same.child is None and same.failed and generation.population.turns == 0
 
 
 def test_an_evicted_prompt_is_known_too():
@@ -222,3 +233,142 @@ def test_an_evicted_prompt_is_known_too():
         generation.record([match(generation, [1.0])]), [child_of(0, text="Rule 1.")]
     )
     assert joined is None and len(generation.population.members) == 3
+
+
+def test_after_a_fatal_error_a_task_stays_pending():
+    """A resumed run reflects on it again."""
+    generation = grown()
+    task = generation.record([match(generation, [0.0], [1.0])])
+    spent = Outcome("crossover", reason="call_failed", error=BudgetExceeded("spent"))
+    with pytest.raises(BudgetExceeded):
+        generation.join(task, [child_of(1), spent])
+    assert generation.pending == [task] and len(generation.population.members) == 2
+    down = Outcome("crossover", reason="call_failed", error=ServerFailed("down"))
+    (child, nothing) = generation.join(task, [child_of(1), down])
+    assert child.id == 2 and nothing is None and not generation.pending
+
+
+def test_a_run_that_revises_one_prompt_has_no_crossover():
+    settings = ESPLSettings(window=7, p_crossover=0.5)
+    both = [Generation.start("Answer.", settings, seed=1, is_alone=flag) for flag in (False, True)]
+    assert [generation.p_crossover for generation in both] == [0.5, 0.0]
+    assert [generation.population.window for generation in both] == [7, 1]
+    population = Population(ROOT)
+    assert Generation.start(population, ESPLSettings(), seed=1).population is population
+
+
+# --- the journal -----------------------------------------------------------------------------------
+
+
+def record_of(outcome, scores, child=None):
+    population = Population(SystemPrompt("a"))
+    for _ in range(3):
+        population.add(SystemPrompt("a"))
+    task = ReflectionTask(5, MIXED, scores=scores)
+    return attempt_records(task, [outcome], [child], population)[0]
+
+
+def test_a_mutation_and_why():
+    critique = edits(
+        {"op": "add", "text": "Verify the result.", "reason": "attempt 2 did not"},
+        {"op": "modify", "id": "G9", "text": "x"},
+    )
+    outcome = mutate(reference(critique), MIXED)
+    scores = {3: MIXED.row, 7: [0.5, None, 1.0, 0.0]}
+    record = record_of(outcome, scores, outcome.child and SystemPrompt("b", id=4))
+    assert (record["step"], record["attempt"], record["operator"], record["child"]) == (
+        5,
+        0,
+        "mutation",
+        4,
+    )
+    assert record["reason"] == "child" and record["parents"] == [3]
+    assert [shown["question"] for shown in record["evidence"]] == ["question a", "question c"]
+    first, second = record["evidence"]
+    assert first["scores"] == {"3": 0.5, "7": 0.5} and first["won"] == first["lost"] == [], (
+        "all alike"
+    )
+    assert (
+        second["scores"] == {"3": 0.5, "7": 1.0} and second["won"] == [7] and second["lost"] == [3]
+    )
+    assert first["reflections"] == [
+        {"reward": 1.0, "text": "It guessed try a0"},
+        {"reward": 0.0, "text": "It guessed try a1"},
+    ]
+    assert first["truth"] == "truth a"
+    names = ("problem", "op", "reason", "refused")
+    assert [tuple(edit[name] for name in names) for edit in record["edits"]] == [
+        (0, "add", "attempt 2 did not", None),
+        (0, "modify", "", "unknown_id"),
+        (1, "add", "attempt 2 did not", "duplicate"),
+        (1, "modify", "", "unknown_id"),
+    ]
+    json.dumps(record)
+
+
+def test_refusals_are_kept_too():
+    refused = mutate(reference(plan="no json"), MIXED)
+    record = record_of(refused, {3: MIXED.row})
+    assert (
+        (record["reason"], record["child"]) == ("unreadable", None)
+        and record["edits"]
+        and record["evidence"]
+    )
+    nothing = mutate(reference(), PromptResult(PROMPT, (problem("a", 1.0, 1.0),)))
+    assert record_of(nothing, {})["evidence"] == [] and nothing.trace.parents == (3,)
+    dead = mutate(reference(fail_on=lambda number: True), MIXED)
+    assert record_of(dead, {})["reason"] == "call_failed" and not dead.trace.edits
+
+
+def test_a_crossover_and_why():
+    rows = {1: [1.0, 0.0, 1.0], 2: [0.0, 1.0, 1.0]}
+    trials = [
+        PromptResult(
+            SystemPrompt("Solve.", (f"Rule {name}.",), id=name),
+            tuple(problem(str(column), value) for column, value in enumerate(row)),
+        )
+        for name, row in rows.items()
+    ]
+    plan = edits({"op": "add", "text": "From B.", "reason": "it won"}, {"op": "remove", "id": "G7"})
+    record = record_of(
+        crossover(reference(cross=plan), trials), scores_of(trials), SystemPrompt("b", id=3)
+    )
+    assert record["parents"] == [1, 2] and record["operator"] == "crossover"
+    assert [(shown["question"], shown["won"], shown["lost"]) for shown in record["evidence"]] == [
+        ("question 0", [1], [2]),
+        ("question 1", [2], [1]),
+    ]
+    assert [(edit["op"], edit["problem"], edit["refused"]) for edit in record["edits"]] == [
+        ("add", None, None),
+        ("remove", None, "unknown_id"),
+    ]
+
+
+def test_a_line_has_a_limit():
+    huge = "x" * (2 * MAX_CHARS)
+    attempts = tuple(
+        Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2)
+    )
+    trial = PromptResult(
+        PROMPT,
+        tuple(
+            ProblemResult(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2)
+        ),
+    )
+    critique = edits(
+        *({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9))
+    )
+    record = record_of(mutate(reference(critique, huge), trial), scores_of([trial]))
+    assert len(record["evidence"]) == MAX_PROBLEMS and len(record["edits"]) == MAX_EDITS
+    assert all(len(shown["reflections"]) <= MAX_REFLECTIONS for shown in record["evidence"])
+    assert all(len(edit["reason"]) < MAX_CHARS + 60 for edit in record["edits"])
+    assert len(json.dumps(record)) < 200_000
+
+
+def test_text_that_no_file_can_hold(tmp_path):
+    journal = EvolutionJournal(tmp_path / "new" / "evolution.jsonl")
+    outcome = Outcome("mutation", reason="unreadable")
+    outcome.trace.show(0, ProblemResult("half \ud800 a pair\u2028\n", "é\x00"))
+    journal.append([record_of(outcome, {})])
+    (record,) = read_journal(journal.path)
+    assert record["evidence"][0]["question"] == "half \ud800 a pair\u2028\n"

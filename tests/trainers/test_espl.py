@@ -20,7 +20,6 @@ from agentic_prompting.evolution import (
 from agentic_prompting.llm import Reply, ScriptedChat
 from agentic_prompting.rollout import AgentSpec
 from agentic_prompting.trainers.espl import (
-    AttemptText,
     PolicyReflector,
     PopulationPrompts,
     ReferenceReflector,
@@ -106,28 +105,10 @@ def test_one_prompt_renders_as_the_saved_agent(place, own):
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 
 
-def test_the_batch_as_matches():
-    prompts = parts(members=4)
-    names = [{"system_prompt": name} for name in [0, 0, 0, 1, 1, 1] + [2, 2, 2, 3, 3, 3] * 2]
-    rewards = [i / 20 for i in range(17)] + [None]
-    texts = [AttemptText(f"q{i // 6} as {i}", "truth", f"text {i}") for i in range(18)]
-    first, second = prompts.matches(rewards, texts, names)
-    assert [result.prompt.id for result in first] == [0, 1] and [
-        result.prompt.id for result in second
-    ] == [2, 3]
-    assert [[problem.question for problem in result.problems] for result in second] == [
-        ["q1 as 6", "q2 as 12"]
-    ] * 2
-    assert second[1].problems[0].attempts == tuple(
-        Attempt(f"text {i}", i / 20) for i in (9, 10, 11)
-    )
-    assert second[1].problems[1].attempts[2].reward is None
-
-
 # --- reflectors -------------------------------------------------------------------------------------------------------
 
 
-def a_job(batch=0):
+def reflection_task(batch=0):
     attempts = (Attempt("one", 1.0), Attempt("two", 0.0))
     return ReflectionTask(
         batch,
@@ -147,31 +128,33 @@ def reflects(messages):
 def test_the_reference_works_before_finish_is_called():
     chat = ScriptedChat(reflects)
     reflector = ReferenceReflector(chat, settings(), sends_requests=True)
-    reflector.begin(a_job())
+    reflector.begin(reflection_task())
     for _ in range(100):
         if len(chat.calls) == 4:
             break
         time.sleep(0.05)
     assert len(chat.calls) == 4, "two summaries, a critique and a plan"
-    (outcome,) = reflector.finish(a_job())
+    (outcome,) = reflector.finish(reflection_task())
     assert outcome.child.principles == ("Look twice.",) and len(chat.calls) == 4
-    assert reflector.finish(a_job(1))[0].child is not None, "a job that was not begun is done now"
+    assert reflector.finish(reflection_task(1))[0].child is not None, (
+        "a task that was not begun is done now"
+    )
 
 
 def test_another_process_asks_nothing():
     chat = ScriptedChat(reflects)
     reflector = ReferenceReflector(chat, settings(), sends_requests=False)
-    reflector.begin(a_job())
-    assert reflector.finish(a_job()) == [] and not chat.calls
+    reflector.begin(reflection_task())
+    assert reflector.finish(reflection_task()) == [] and not chat.calls
 
 
-def test_a_job_ends_with_its_time(caplog):
+def test_a_task_ends_with_its_time(caplog):
     async def silent(messages, **options):
         await asyncio.Event().wait()
 
     (outcome,) = ReferenceReflector(
         silent, settings(reflection_timeout=0.1), sends_requests=True
-    ).finish(a_job())
+    ).finish(reflection_task())
     assert outcome.reason == "call_failed" and outcome.error.kind == "TimedOut"
     assert "did not reply to 2 calls within 0.1 s" in caplog.text
 
@@ -193,9 +176,9 @@ def test_the_policy_reflects_in_a_session(monkeypatch):
         lambda: policy, session, None, None, settings(), sends_requests=True
     )
     reflector.write = write
-    reflector.begin(a_job())
+    reflector.begin(reflection_task())
     assert not opened
-    assert reflector.finish(a_job())[0].child is not None and opened
+    assert reflector.finish(reflection_task())[0].child is not None and opened
 
 
 def test_other_processes_take_part_in_collective_sampling(monkeypatch):
@@ -216,7 +199,7 @@ def test_other_processes_take_part_in_collective_sampling(monkeypatch):
     reflector = PolicyReflector(
         lambda: policy, policy.session, None, None, settings(), sends_requests=False
     )
-    assert reflector.finish(a_job()) == ["outcome"]
+    assert reflector.finish(reflection_task()) == ["outcome"]
     assert done == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
 
 
@@ -236,5 +219,5 @@ def test_a_failed_reflection_fails_on_every_process(monkeypatch):
 
     reflector = PolicyReflector(fails, session, None, None, settings(), sends_requests=True)
     with pytest.raises(RuntimeError, match="out of memory"):
-        reflector.finish(a_job())
+        reflector.finish(reflection_task())
     assert left == ["whole"] and told == [[None, "RuntimeError: out of memory"]]

@@ -5,18 +5,17 @@ one.
 """
 
 from .evolve import EvolveResult, evolve
-from .generation import Generation, ReflectionTask, propose_children
-from .least_budget import LeastBudget, estimate_least_budget
-from .lineage import (
+from .generation import (
     EvolutionJournal,
-    Lineage,
+    Generation,
+    ReflectionTask,
     attempt_records,
     journal_beside,
-    lineage_of,
-    plot_lineage,
+    propose_children,
     read_journal,
-    read_lineage,
 )
+from .least_budget import LeastBudget, estimate_least_budget
+from .lineage import Lineage, lineage_of, plot_lineage, read_lineage
 from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
 from .parsing import parse_edits
@@ -32,9 +31,11 @@ from .population import (
 )
 from .results import (
     Attempt,
+    AttemptText,
     ProblemResult,
     PromptResult,
     best_result,
+    collect_matches,
     common_means,
     question_of,
     scores_of,
@@ -49,6 +50,7 @@ from .system_prompt import Draft, Edit, SystemPrompt
 __all__ = [
     "RULES",
     "Attempt",
+    "AttemptText",
     "Draft",
     "ESPLSettings",
     "Edit",
@@ -71,6 +73,7 @@ __all__ = [
     "SystemPrompt",
     "attempt_records",
     "best_result",
+    "collect_matches",
     "common_means",
     "correct",
     "crossover",

@@ -17,8 +17,8 @@ from typing import Any
 from ..llm import Budget, BudgetExceeded, Usage, charge
 from ..llm.loop import in_parallel
 from ..records import only_writer
+from .generation import EvolutionJournal, journal_beside
 from .least_budget import estimate_least_budget
-from .lineage import EvolutionJournal, journal_beside
 from .population import Population, load_state
 from .scoring import Reward
 from .settings import EvolveConfig

@@ -37,6 +37,15 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class AttemptText:
+    """A rollout as the reference LLM reads it, with its problem."""
+
+    question: str
+    accepted_answers: str
+    transcript: str
+
+
+@dataclass(frozen=True)
 class ProblemResult:
     """The rollouts of one problem under one system prompt.
 
@@ -150,6 +159,59 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
         ]
         merged[result.prompt.id] = PromptResult(result.prompt, tuple(problems))
     return list(merged.values())
+
+
+def collect_matches(
+    rewards: Sequence[float | None],
+    texts: Sequence[AttemptText],
+    prompts: Sequence[SystemPrompt],
+    *,
+    prompts_per_problem: int,
+    attempts_per_prompt: int,
+) -> list[list[PromptResult]]:
+    """Return the rollouts of a batch in the form that [`Generation.record`] takes.
+
+    Problems that were played under other prompts, because their rollouts started earlier, are a
+    match of their own. The prompts that were drawn last come last.
+
+    Args:
+        rewards (`Sequence[float | None]`): The reward of each rollout, problem by problem, and of
+            a problem prompt by prompt.
+        texts (`Sequence[AttemptText]`): The texts of each.
+        prompts (`Sequence[SystemPrompt]`): The system prompt of each.
+        prompts_per_problem (`int`): M.
+        attempts_per_prompt (`int`): N.
+    """
+    # By the ids of the prompts of a problem: the prompts, and for each its results on these
+    # problems.
+    match_prompts: dict[tuple[int | None, ...], list[SystemPrompt]] = {}
+    match_results: dict[tuple[int | None, ...], list[list[ProblemResult]]] = {}
+    rollouts_per_problem = prompts_per_problem * attempts_per_prompt
+    for problem_start in range(0, len(rewards), rollouts_per_problem):
+        problem_end = problem_start + rollouts_per_problem
+        slot_starts = range(problem_start, problem_end, attempts_per_prompt)
+        problem_prompts = [prompts[slot_start] for slot_start in slot_starts]
+        prompt_ids = tuple(prompt.id for prompt in problem_prompts)
+        match_prompts.setdefault(prompt_ids, problem_prompts)
+        slots = match_results.setdefault(prompt_ids, [[] for _ in slot_starts])
+
+        # The question as in the first slot stands for all: a row's own `prompt` is rendered
+        # differently in each slot.
+        problem = texts[problem_start]
+        for slot, slot_start in zip(slots, slot_starts, strict=True):
+            attempts = []
+            for index in range(slot_start, slot_start + attempts_per_prompt):
+                attempts.append(Attempt(texts[index].transcript, rewards[index]))
+            slot.append(ProblemResult(problem.question, problem.accepted_answers, tuple(attempts)))
+
+    # Each combination of prompts is a match.
+    matches = []
+    for prompt_ids, slots in match_results.items():
+        match = []
+        for prompt, problem_results in zip(match_prompts[prompt_ids], slots, strict=True):
+            match.append(PromptResult(prompt, tuple(problem_results)))
+        matches.append(match)
+    return matches
 
 
 def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:

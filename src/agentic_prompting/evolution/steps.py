@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Reply, Usage, as_chat, gather, spans
+from ..llm import ChatModel, LLMError, Reply, Usage, as_chat, gather, spans
 from ..records import atomic_write
 from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout import AgentSpec, Grammar
-from .generation import Generation, ReflectionTask, propose_children
-from .lineage import attempt_records
+from .generation import Generation, ReflectionTask, attempt_records, propose_children
 from .operators import Outcome
 from .population import Population
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
@@ -111,9 +110,8 @@ class Evolution:
 
         # In the mode `reflection` one prompt is played at a time, and nothing crosses.
         self.is_reflection_only = config.mode == "reflection"
-        self.population = config.start_population(prompt, config.seed, self.is_reflection_only)
-        p_crossover = 0.0 if self.is_reflection_only else config.p_crossover
-        self.generation = Generation(self.population, p_crossover)
+        self.generation = Generation.start(prompt, config, config.seed, self.is_reflection_only)
+        self.population = self.generation.population
 
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # journal lines of the latest step
@@ -159,10 +157,8 @@ class Evolution:
         task = generation.record([results])
         if task is not None:
             outcomes = await self._reflect(task)
-            children = generation.join(task, outcomes)
-            self.attempts = attempt_records(
-                step_number, outcomes, children, task.scores, population
-            )
+            children = self._join(task, outcomes)
+            self.attempts = attempt_records(task, outcomes, children, population)
 
         # Evaluate the best prompt on held-out rows, if it is time.
         held_out = None
@@ -332,13 +328,16 @@ class Evolution:
         sampling: Any = self.config.reference_sampling or {}
         outcomes = await propose_children(self.reference, task, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
-        # A wrong key or a spent budget of the reference LLM ends the run, too.
-        for outcome in outcomes:
-            if outcome.error is not None and outcome.error.fatal:
-                raise EvolutionStopped(
-                    f"the reference LLM failed with a fatal error: {outcome.error}"
-                )
         return outcomes
+
+    def _join(self, task: ReflectionTask, outcomes: Sequence[Outcome]) -> list[SystemPrompt | None]:
+        try:
+            return self.generation.join(task, outcomes)
+        except LLMError as error:
+            # A wrong key or a spent budget of the reference LLM ends the run, too.
+            raise EvolutionStopped(
+                f"the reference LLM failed with a fatal error: {error}"
+            ) from None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, as plain JSON."""

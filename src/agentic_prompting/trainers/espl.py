@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -30,23 +30,32 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
 from ..evolution import (
-    Attempt,
+    AttemptText,
     EvolutionJournal,
     Generation,
     Outcome,
     Population,
-    ProblemResult,
-    PromptResult,
     ReflectionTask,
     SystemPrompt,
     attempt_records,
+    collect_matches,
     journal_beside,
     load_state,
     propose_children,
     question_of,
     truth_of,
 )
-from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat, start
+from ..llm import (
+    BadRequest,
+    ChatModel,
+    LLMError,
+    Message,
+    Reply,
+    TimedOut,
+    Usage,
+    as_chat,
+    start,
+)
 from ..llm.guard import describe
 from ..records import atomic_write
 from ..rollout import (
@@ -138,10 +147,11 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
 
         # Create the population. In mode `reflection` a single prompt is revised, without crossover.
-        is_alone = args.mode == "reflection"
         self.reference = reference
-        self.population = args.start_population(population or initial_prompt, args.seed, is_alone)
-        self.generation = Generation(self.population, 0.0 if is_alone else args.p_crossover)
+        self.generation = Generation.start(
+            population or initial_prompt, args, args.seed, is_alone=args.mode == "reflection"
+        )
+        self.population = self.generation.population
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
 
         # Step and index of the last rated batch; and of the last one that the checkpoint had rated.
@@ -264,11 +274,18 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             texts = gather_object(process_texts)
 
         # Rate the prompts by their rewards, and let the reflection on the batch begin.
-        matches = self.prompts.matches(rewards, texts, gather_object(batch.metadata))
-        job = self.generation.record(matches, reflects)
+        prompt_ids = [metadata["system_prompt"] for metadata in gather_object(batch.metadata)]
+        matches = collect_matches(
+            rewards,
+            texts,
+            [self.population.members[prompt_id].prompt for prompt_id in prompt_ids],
+            prompts_per_problem=self.args.prompts_per_step,
+            attempts_per_prompt=self.args.num_generations,
+        )
+        task = self.generation.record(matches, reflects)
         self.log_batch("train", self.generation.metrics())
-        if job is not None:
-            self._reflector.begin(job)
+        if task is not None:
+            self._reflector.begin(task)
 
     def _add_children(self) -> None:
         """Add the children that are due to the population.
@@ -277,25 +294,19 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """
         if not self.args.evolves:
             return
-        for job in self.generation.due(self.args.evolution_lag):
+        for task in self.generation.due(self.args.evolution_lag):
             # Wait for the outcomes, which are the same on every process.
-            outcomes = self._reflector.finish(job)
-
-            # After a fatal error the job stays pending: a resumed run sends its requests again.
-            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            fatal_errors = [error for error in errors if error.fatal]
-            if fatal_errors and self.args.reflector == "reference":
-                error = fatal_errors[0]
+            outcomes = self._reflector.finish(task)
+            try:
+                children = self.generation.join(task, outcomes)
+            except LLMError as error:
                 self._stop(f"the reference LLM failed with a fatal error, {error.kind}: {error}")
 
-            # Add the children to the population, and record what came of each attempt.
-            children = self.generation.join(job, outcomes)
+            # Log and record what came of each attempt.
             for outcome in outcomes:
                 self.log_batch("train", outcome.metrics())
             if self.accelerator.is_main_process:
-                records = attempt_records(
-                    job.batch, outcomes, children, job.scores, self.population
-                )
+                records = attempt_records(task, outcomes, children, self.population)
                 self._journal.write(records)
 
     @staticmethod
@@ -456,7 +467,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         state = self.state_dict()
         is_checkpoint = self.staging.folder is not None
         if not is_checkpoint:
-            # A model may be published, and pending jobs hold rows and rollouts.
+            # A model may be published, and pending tasks hold rows and rollouts.
             state["pending"] = []
         atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
@@ -472,8 +483,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             load_state(checkpoint / POPULATION_FILE, self.load_state_dict)
             is_over = self.state.global_step >= self.state.max_steps
             if self.args.evolves and not is_over:
-                for job in self.generation.pending:
-                    self._reflector.begin(job)
+                for task in self.generation.pending:
+                    self._reflector.begin(task)
 
         # A resumed run plays the later batches again.
         if self.accelerator.is_main_process:
@@ -484,15 +495,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
 
 # --- the prompts of a batch --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AttemptText:
-    """A rollout as the reference LLM reads it."""
-
-    question: str
-    accepted_answers: str
-    transcript: str
 
 
 class PopulationPrompts:
@@ -584,53 +586,6 @@ class PopulationPrompts:
             messages = prompt.messages(messages, self.args.prompt_place)  # type: ignore[arg-type]
         return [dict(message) for message in messages]
 
-    def matches(
-        self,
-        rewards: Sequence[float | None],
-        texts: Sequence[AttemptText],
-        metadata: Sequence[Mapping[str, Any]],
-    ) -> list[list[PromptResult]]:
-        """Return a batch in the form that [`Generation.record`] takes.
-
-        Rows that were played under other prompts, because their groups started earlier, are a match
-        of their own. The prompts that were drawn last come last.
-
-        Args:
-            rewards (`Sequence[float | None]`): The reward of each rollout of the global batch.
-            texts (`Sequence[AttemptText]`): The texts of each.
-            metadata (`Sequence[Mapping]`): The metadata of each.
-        """
-        # By the ids of the prompts of a problem: for each prompt, its results on these problems.
-        results: dict[tuple[int, ...], list[list[ProblemResult]]] = {}
-        attempt_count = self.args.num_generations
-        for problem_start in range(0, len(rewards), self.rollouts_per_row):
-            # The slots of one problem: M prompts with N attempts each.
-            problem_end = problem_start + self.rollouts_per_row
-            slot_starts = range(problem_start, problem_end, attempt_count)
-            prompt_ids = tuple(metadata[slot_start]["system_prompt"] for slot_start in slot_starts)
-            slots = results.setdefault(prompt_ids, [[] for _ in slot_starts])
-
-            # The question as in the first slot stands for all: a row's own `prompt` is rendered
-            # differently in each slot.
-            problem = texts[problem_start]
-            for slot, slot_start in zip(slots, slot_starts, strict=True):
-                attempts = []
-                for index in range(slot_start, slot_start + attempt_count):
-                    attempts.append(Attempt(texts[index].transcript, rewards[index]))
-                slot.append(
-                    ProblemResult(problem.question, problem.accepted_answers, tuple(attempts))
-                )
-
-        # Each combination of prompts is a match. Replace the ids by the prompts.
-        members = self.generation.population.members
-        matches = []
-        for prompt_ids, slots in results.items():
-            match = []
-            for prompt_id, problem_results in zip(prompt_ids, slots, strict=True):
-                match.append(PromptResult(members[prompt_id].prompt, tuple(problem_results)))
-            matches.append(match)
-        return matches
-
     def saved_spec(self, spec: AgentSpec) -> AgentSpec:
         """Return the form of an agent that is used under the final prompt, as in evaluations."""
         text = self.final_prompt().text
@@ -648,7 +603,7 @@ class PopulationPrompts:
 
 
 # --- reflectors --------------------------------------------------------------------------------
-# A reflector turns the job of a batch into the outcomes that `Generation.join` takes. Only the
+# A reflector turns the task of a batch into the outcomes that `Generation.join` takes. Only the
 # first process sends requests; it broadcasts the outcomes.
 
 
@@ -656,7 +611,7 @@ class ReferenceReflector:
     """A reference LLM that reflects on the background event loop while the weights are updated.
 
     Args:
-        reference ([`ChatModel`], *optional*): π_ref. `None` if there will be no job.
+        reference ([`ChatModel`], *optional*): π_ref. `None` if there will be no task.
         args ([`ESPLConfig`]): Time limit, sampling options, seed and the settings of the operators.
         sends_requests (`bool`): Whether this process sends the requests.
     """
@@ -667,20 +622,20 @@ class ReferenceReflector:
         self.sends_requests = sends_requests
         self._running: dict[int, Future[list[Outcome]]] = {}  # by batch
 
-    def begin(self, job: ReflectionTask) -> None:
-        """Send the first requests of a job, without waiting for replies."""
+    def begin(self, task: ReflectionTask) -> None:
+        """Send the first requests of a task, without waiting for replies."""
         if self.sends_requests:
-            self._running[job.batch] = start(self._reflect(job))
+            self._running[task.batch] = start(self._reflect(task))
 
-    def finish(self, job: ReflectionTask) -> list[Outcome]:
-        """Wait for the outcomes of a job. Called on every process; all return the same."""
-        if self.sends_requests and job.batch not in self._running:
-            self.begin(job)
-        running = self._running.pop(job.batch, None)
+    def finish(self, task: ReflectionTask) -> list[Outcome]:
+        """Wait for the outcomes of a task. Called on every process; all return the same."""
+        if self.sends_requests and task.batch not in self._running:
+            self.begin(task)
+        running = self._running.pop(task.batch, None)
         return _share_outcomes(None if running is None else running.result)
 
-    async def _reflect(self, job: ReflectionTask) -> list[Outcome]:
-        """Return the outcomes, at the latest when the time for the job is over.
+    async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
+        """Return the outcomes, at the latest when the time for the task is over.
 
         So no model delays training any further.
         """
@@ -689,7 +644,7 @@ class ReferenceReflector:
         late_replies = 0
 
         # A model call that returns a failure instead of raising an error when the time is over, so
-        # that the other calls of the job still count.
+        # that the other calls of the task still count.
         async def reply_in_time(messages: Sequence[Message], **options: Any) -> Reply:
             nonlocal late_replies
             try:
@@ -699,18 +654,18 @@ class ReferenceReflector:
                 late_replies += 1
                 return Reply(error=TimedOut(f"no reply within reflection_timeout={timeout:g} s"))
 
-        # The number of the job's requests is a function of seed and batch, so a resumed run has the
+        # The number of the task's requests is a function of seed and batch, so a resumed run has the
         # same.
-        repeat = rollout_seed(self.args.seed, "reflection", job.batch)
+        repeat = rollout_seed(self.args.seed, "reflection", task.batch)
         sampling: Any = self.args.reference_sampling or {}
-        outcomes = await propose_children(reply_in_time, job, self.args, repeat=repeat, **sampling)
+        outcomes = await propose_children(reply_in_time, task, self.args, repeat=repeat, **sampling)
         if late_replies:
             logger.warning(
                 "the reference LLM did not reply to %d calls within %g s: batch %d has no children "
                 "from them",
                 late_replies,
                 timeout,
-                job.batch,
+                task.batch,
             )
         return outcomes
 
@@ -747,18 +702,18 @@ class PolicyReflector:
         self.args = args
         self.sends_requests = sends_requests
 
-    def begin(self, job: ReflectionTask) -> None:
+    def begin(self, task: ReflectionTask) -> None:
         """Does nothing, because the weights are being updated."""
 
-    def finish(self, job: ReflectionTask) -> list[Outcome]:
-        """Return the outcomes of a job. Called on every process; all return the same."""
+    def finish(self, task: ReflectionTask) -> list[Outcome]:
+        """Return the outcomes of a task. Called on every process; all return the same."""
         outcomes: Future[list[Outcome]] = Future()
         # The other processes leave the session at once or, if sampling is a collective operation,
         # take part in it until this one leaves.
         with self.open_session():
             if self.sends_requests:
                 try:
-                    work = propose_children(self.write, job, self.args, repeat=job.batch)
+                    work = propose_children(self.write, task, self.args, repeat=task.batch)
                     outcomes.set_result(run_with_engine(self.get_policy(), work))
                 except Exception as error:
                     outcomes.set_exception(error)
@@ -777,7 +732,7 @@ class PolicyReflector:
         max_tokens = self.limits.remaining_tokens(Rollout(context))
         if max_tokens < 1:
             return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
-        # Requests of the same job differ in their last message, and so in their seed.
+        # Requests of the same task differ in their last message, and so in their seed.
         seed = rollout_seed(self.args.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.get_policy()(SampleRequest(context, max_tokens, seed))
         text = self.chat_format.parse(sample.ids).text

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
-from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, fill
+from ..llm import LLMError, Misconfigured, ServerFailed, fill
 from ..llm.guard import call_guarded, failure_of
-from ..programs import AgentProgram, AgentRun, Call, RunRequest
-from ..programs.agent_program import read_reward
+from ..programs import AgentProgram, AgentRun, RunRequest
+from ..programs.agent_program import ProgramOptions, read_reward
 from ..programs.connections import RolloutNetwork
 from ..programs.gateway import Gateway
-from ..programs.protocol import MAX_BODY_BYTES
 from ..programs.session import Session
 from ..rollout import Rollout
 from .command import CommandFailed, run_command
@@ -46,8 +45,7 @@ class CommandProgram(AgentProgram):
         hidden (`Sequence[str]`, *optional*): Columns of the row that the command does not see.
         mistakes (`tuple`, *optional*): Exit codes, and exceptions, for which the policy is to blame: the rollout is
             `malformed` and learns. Every other one fails the rollout.
-
-    `llms`, `trains`, the limits and the address are those of [`AgentProgram`].
+        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the address.
 
     Raises:
         `TypeError`: The command is empty, or not a list of texts.
@@ -69,32 +67,13 @@ class CommandProgram(AgentProgram):
         workspace: Workspace | None = None,
         reward: Callable[..., Any] | None = None,
         hidden: Sequence[str] = SOLUTION_COLUMNS,
-        llms: Mapping[str, ChatModel] | None = None,
+        *,
         mistakes: Sequence[type[BaseException] | int] = (),
-        trains: Callable[[Call], bool] | None = None,
-        max_calls: int = 64,
-        max_sequences: int = 16,
-        timeout: float = 600.0,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        public_url: str | None = None,
-        max_llm_calls: int = 64,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        **options: Unpack[ProgramOptions],
     ):
-        super().__init__(
-            llms=llms,
-            mistakes=[mistake for mistake in mistakes if isinstance(mistake, type)],
-            trains=trains,
-            max_calls=max_calls,
-            max_sequences=max_sequences,
-            timeout=timeout,
-            host=host,
-            port=port,
-            public_url=public_url,
-            max_llm_calls=max_llm_calls,
-            max_body_bytes=max_body_bytes,
-        )
         # Exit codes are looked at here; the base class knows only exceptions.
+        exceptions = [mistake for mistake in mistakes if isinstance(mistake, type)]
+        super().__init__(mistakes=exceptions, **options)
         self.mistake_codes = tuple(mistake for mistake in mistakes if isinstance(mistake, int))
         self.command = _split_command(command)
         self.harness = command if isinstance(command, Harness) else None

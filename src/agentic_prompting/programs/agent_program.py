@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut
 from ..llm.guard import text_of
@@ -99,6 +99,21 @@ class AgentRun(ABC):
         """Complete a rollout whose calls and answer are written."""
 
 
+class ProgramOptions(TypedDict, total=False):
+    """The options that every kind of program has, described in [`AgentProgram`]."""
+
+    llms: Mapping[str, ChatModel] | None
+    trains: Callable[[Call], bool] | None
+    max_calls: int
+    max_llm_calls: int
+    max_sequences: int
+    timeout: float
+    host: str
+    port: int
+    public_url: str | None
+    max_body_bytes: int
+
+
 class AgentProgram(Environment, ABC):
     """An agent program as an environment: it calls an address as it would call OpenAI, and the policy answers.
 
@@ -128,16 +143,17 @@ class AgentProgram(Environment, ABC):
 
     def __init__(
         self,
+        *,
         llms: Mapping[str, ChatModel] | None = None,
         mistakes: Sequence[type[BaseException]] = (),
         trains: Callable[[Call], bool] | None = None,
         max_calls: int = 64,
+        max_llm_calls: int = 64,
         max_sequences: int = 16,
         timeout: float = 600.0,
         host: str = "127.0.0.1",
         port: int = 0,
         public_url: str | None = None,
-        max_llm_calls: int = 64,
         max_body_bytes: int = MAX_BODY_BYTES,
     ):
         positive_limits = {

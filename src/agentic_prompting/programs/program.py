@@ -17,14 +17,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
-from ..llm import ChatModel, ServerFailed
+from ..llm import ServerFailed
 from ..llm.guard import call_guarded_on
 from ..rollout import Rollout
-from .agent_program import AgentProgram, AgentRun, RunRequest, read_reward
-from .call_tree import Call
-from .protocol import MAX_BODY_BYTES
+from .agent_program import AgentProgram, AgentRun, ProgramOptions, RunRequest, read_reward
 from .session import Session
 from .worker_processes import THREADS, WorkerProcesses
 
@@ -41,8 +39,8 @@ class Program(AgentProgram):
         workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
             that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
             cost more processor time than this process can spare.
-
-    `llms`, `mistakes`, `trains`, the limits and the address are those of [`AgentProgram`].
+        mistakes (`tuple`, *optional*): Exceptions for which the policy is to blame; see [`AgentProgram`].
+        **options: The other options of [`AgentProgram`]: `llms`, `trains`, the limits and the address.
 
     Raises:
         `TypeError`: The agent is not a function of three arguments.
@@ -72,33 +70,13 @@ class Program(AgentProgram):
     def __init__(
         self,
         agent: Callable[..., Any],
-        llms: Mapping[str, ChatModel] | None = None,
-        mistakes: Sequence[type[BaseException]] = (),
-        trains: Callable[[Call], bool] | None = None,
-        max_calls: int = 64,
-        max_sequences: int = 16,
-        timeout: float = 600.0,
+        *,
         workers: int = 0,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        public_url: str | None = None,
-        max_llm_calls: int = 64,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        mistakes: Sequence[type[BaseException]] = (),
+        **options: Unpack[ProgramOptions],
     ):
         _check_signature(agent)
-        super().__init__(
-            llms=llms,
-            mistakes=mistakes,
-            trains=trains,
-            max_calls=max_calls,
-            max_sequences=max_sequences,
-            timeout=timeout,
-            host=host,
-            port=port,
-            public_url=public_url,
-            max_llm_calls=max_llm_calls,
-            max_body_bytes=max_body_bytes,
-        )
+        super().__init__(mistakes=mistakes, **options)
         self.agent = agent
         # The processes start with their first episodes.
         self._workers = WorkerProcesses(agent, self.mistakes, workers) if workers else None

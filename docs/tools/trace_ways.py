@@ -3,8 +3,9 @@
     python docs/tools/trace_ways.py            # trace, and write the lists into the page
     python docs/tools/trace_ways.py --check    # trace, and exit with status 1 if the page says something else
 
-Everything runs on the CPU without a network: a tiny policy of the sandbox that takes one training step, E-SPL on one
-batch with a scripted reference LLM, and ProRefine on one query with scripted models. A file counts if a function of it
+Everything runs on the CPU without a network: a tiny policy of the sandbox that takes one training step with a function
+as the large LLM, E-SPL on one batch with a scripted reference LLM, and ProRefine on one query with scripted models. A
+file counts if a function of it
 is called, on any thread; what runs while a module is imported does not count. It also exits with status 1 if a part
 calls a trainer, which TRL's hooks alone may do.
 """
@@ -121,6 +122,11 @@ def _file_of(code: CodeType) -> str | None:
     return path.relative_to(PACKAGE).as_posix()
 
 
+def answer_request(messages: list[dict[str, str]]) -> str:
+    """Stand in for the large LLM: a user has one of their own, so it is not a file of the way."""
+    return "the answer is Swahili ."
+
+
 def row_to_gradient(folder: Path) -> list[str]:
     """From a row that enters TRL's hook to the loss: one step of Prompt-R1, sampled by the engine of this process."""
     from datasets import Dataset
@@ -135,7 +141,7 @@ def row_to_gradient(folder: Path) -> list[str]:
     with Trace(
         f"{file}:_generate_and_score_completions", f"{file}:_compute_loss"
     ).running() as trace:
-        trainer = trainer_for(policy, folder / "row", rows, max_steps=1)
+        trainer = trainer_for(policy, folder / "row", rows, answer_request, max_steps=1)
         trainer.train()
     if not any(file.startswith("environments/") for file in trace.files):
         raise SystemExit("the policy asked nothing, so the way is not whole")
@@ -215,30 +221,31 @@ def _first(file: str) -> str:
 
 def on_page(name: str, text: str) -> re.Match[str]:
     """The place of a way's list on the page, between its markers."""
-    found = re.search(rf"<!-- way: {name} -->\n(.*?)\n<!-- /way -->", text, re.DOTALL)
-    if found is None:
+    match = re.search(rf"<!-- way: {name} -->\n(.*?)\n<!-- /way -->", text, re.DOTALL)
+    if match is None:
         raise SystemExit(f"docs/architecture.md has no markers of {name}")
-    return found
+    return match
 
 
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable(logging.WARNING)
-    text, wrong = PAGE.read_text(encoding="utf-8"), []
+    text = PAGE.read_text(encoding="utf-8")
+    outdated = []
     for name, files in trace_all().items():
-        lines, place = lines_of(name, files), on_page(name, text)
-        if sorted(lines) != sorted(
-            place[1].split("\n")
-        ):  # threads may touch files in another order
-            wrong.append(name)
-            text = text[: place.start(1)] + "\n".join(lines) + text[place.end(1) :]
         print(f"{name}: {len(files)} files\n  " + "\n  ".join(files))
+        lines = lines_of(name, files)
+        section = on_page(name, text)
+        # Compare without the order, because threads may touch files in another one.
+        if sorted(lines) != sorted(section[1].split("\n")):
+            outdated.append(name)
+            text = text[: section.start(1)] + "\n".join(lines) + text[section.end(1) :]
     if "--check" not in sys.argv:
         PAGE.write_text(text, encoding="utf-8")
-    elif wrong:
+    elif outdated:
         raise SystemExit(
-            f"docs/architecture.md is old ({', '.join(wrong)}): run docs/tools/trace_ways.py"
+            f"docs/architecture.md is old ({', '.join(outdated)}): run docs/tools/trace_ways.py"
         )
 
 

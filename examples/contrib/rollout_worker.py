@@ -40,9 +40,8 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_seed,
 )
-from agentic_prompting.trainers.checkpointing.failure_watch import FailureWatch
 from agentic_prompting.trainers.checkpointing.stop_training import TrainingStopped
-from agentic_prompting.trainers.scoring import render_completion
+from agentic_prompting.trainers.scoring import FailureWatch, render_completion
 
 ASYNC_GRPO_MODULES = (
     "trl.trainer.async_grpo_trainer",  # TRL 1.18 and later

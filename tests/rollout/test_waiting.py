@@ -165,9 +165,9 @@ def test_clients_with_limits_are_exempt():
 @pytest.fixture
 def warnings(monkeypatch, caplog):
     """The warnings that appear while the watch is impatient."""
-    monkeypatch.setattr("agentic_prompting.llm.waiting._FIRST_WARNING", 0.8)
-    monkeypatch.setattr("agentic_prompting.llm.waiting._TICK", 0.05)
-    monkeypatch.setattr("agentic_prompting.llm.waiting._BLOCKED", 0.2)
+    monkeypatch.setattr("agentic_prompting.llm.guard._FIRST_WARNING", 0.8)
+    monkeypatch.setattr("agentic_prompting.llm.guard._TICK", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.guard._BLOCKED", 0.2)
     caplog.set_level(logging.WARNING)
 
     def since_then(part):

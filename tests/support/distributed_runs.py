@@ -20,7 +20,7 @@ from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers.async_rollouts import AsyncSource
-from agentic_prompting.trainers.checkpointing.rank_barrier import PeerFailed
+from agentic_prompting.trainers.policies import PeerFailed
 from support import distributed_backends as backends
 from support.espl_training import EDIT, Reference, arguments as espl_arguments
 from support.training import arguments as prompt_r1_arguments

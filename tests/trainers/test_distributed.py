@@ -191,7 +191,7 @@ def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backe
     if backend == "ddp":
         codes, said = launch("distributed_runs.py", 2, settings, check=False, timeout=240)
         assert (
-            "[rank0]: agentic_prompting.trainers.checkpointing.rank_barrier.PeerFailed: process 1 of 2 "
+            "[rank0]: agentic_prompting.trainers.policies.batch_samplers.PeerFailed: process 1 of 2 "
             in said
         )
     else:  # under ZeRO-3 the launcher may end the other before it has heard

@@ -1,4 +1,4 @@
-"""A model that was saved with a form of its own is trained in that form, unless an argument says otherwise."""
+"""A model that was saved with a form is trained in that form, and rows have the columns that rewards need."""
 
 import json
 import logging
@@ -122,12 +122,109 @@ def test_the_warning_about_malformed_rollouts_shows_the_template(
                           options={"prompt_template": None, **given})  # fmt: skip
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    (said,) = [
+    (warning,) = [
         record.message for record in caplog.records if "no answer in the form" in record.message
     ]
-    asked = (
-        "'Mine : {question}' (prompt_template=)"
-        if given
-        else f"'My own words : {{question}}' ({model / SPEC_FILE})"
+    template = f"'My own words : {{question}}' ({model / SPEC_FILE})"
+    if given:
+        template = "'Mine : {question}' (prompt_template=)"
+    assert warning.endswith(template)
+
+
+# --- the columns that reward functions need --------------------------------------------------------
+
+
+class CountsCalls:
+    """An environment that counts what is asked of it, which would be paid for."""
+
+    calls = 0
+
+    def step(self, rollout):
+        type(self).calls += 1
+        return "it is Kenya ."
+
+    def check(self):
+        type(self).calls += 1
+
+
+def needs_answers(completions, answers, **columns):
+    return [float(bool(answer)) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            [{"question": "a ?"}] * 4,
+            r"the reward function needs_answers \(.*:\d+\) needs the column 'answers'",
+        ),
+        ([{"question": "a ?", "answers": []}] * 4, "row 0 of the dataset"),
+    ],
+)
+def test_rows_without_what_a_reward_reads_are_refused_before_anything_is_paid(
+    tiny_policy, tmp_path, dataset, message
+):
+    """`MultiTurnGRPOTrainer` too: a `KeyError` came when the first batch had been paid for."""
+    CountsCalls.calls = 0
+    with pytest.raises(ValueError, match=message) as error:
+        trainer_for(
+            tiny_policy,
+            tmp_path,
+            dataset,
+            kind=MultiTurnGRPOTrainer,
+            environment=CountsCalls(),
+            options={
+                "reward_funcs": [lambda rollout, **_: [1.0] * len(rollout), needs_answers],
+            },
+        )
+    assert CountsCalls.calls == 0 and "\n" not in str(error.value)
+
+
+def test_a_reward_that_reads_no_answers_needs_none(tiny_policy, tmp_path):
+    def reward_bonus(rollout, bonus=1.0, **columns):
+        return [bonus] * len(rollout)
+
+    rows = [{"question": "a ?"}] * 4
+    for kind in (PromptR1Trainer, MultiTurnGRPOTrainer):
+        trainer_for(
+            tiny_policy,
+            tmp_path,
+            rows,
+            kind=kind,
+            environment=CountsCalls(),
+            options={"reward_funcs": reward_bonus},
+        )
+
+
+def test_columns_that_an_environments_reset_adds_are_not_missed(tiny_policy, tmp_path):
+    class Deals(CountsCalls):
+        def reset(self, row):
+            return {**row, "answers": ["x"]}
+
+    trainer_for(
+        tiny_policy,
+        tmp_path,
+        [{"question": "a ?"}] * 4,
+        kind=MultiTurnGRPOTrainer,
+        environment=Deals(),
+        options={"reward_funcs": needs_answers},
     )
-    assert said.endswith(asked)
+
+
+def test_answers_no_reply_can_match_are_refused(tiny_policy, tmp_path):
+    from agentic_prompting.rewards import math_reward
+
+    pytest.importorskip("math_verify")
+    rows = [{"question": "a ?", "answers": ["4"]}] * 3 + [{"question": "a ?", "answers": ["$"]}]
+    CountsCalls.calls = 0
+    with pytest.raises(ValueError, match="row 3 of the dataset: no reply can match"):
+        options = {"reward_funcs": math_reward}
+        trainer_for(
+            tiny_policy,
+            tmp_path,
+            rows,
+            kind=MultiTurnGRPOTrainer,
+            environment=CountsCalls(),
+            options=options,
+        )
+    assert CountsCalls.calls == 0

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from ..llm import Message
 from .grammar import Grammar, TagGrammar, Turn
 from .tool_templates import find_tool_problem
-from .turn_reader import replace_surrogates
+from .types import replace_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

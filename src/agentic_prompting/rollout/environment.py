@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from ..llm import Budget, LLMError, ServerFailed
 from ..llm.budget import charge_models_of
-from ..llm.guard import call_guarded, failure_of, place_of
-from ..llm.waiting import wait_for
+from ..llm.guard import call_guarded, failure_of, place_of, wait_for
 from .grammar import Grammar
 from .types import Limits, Observation, Rollout
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..llm import LLMError, ServerFailed
-from ..llm.guard import failure_of, place_of
+from ..llm.guard import failure_of, place_of, wait_for
 from ..llm.spans import traced
-from ..llm.waiting import wait_for
 from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment, Environments, call_environment
 from .tracing import trace_episode, trace_step, trace_tool, trace_turn

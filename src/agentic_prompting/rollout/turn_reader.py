@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from .types import replace_surrogates
+
 _THINK = "<think>"
 _END_OF_THINK = "</think>"
 # Serializers, chat templates and clients recurse into arguments.
@@ -27,7 +29,6 @@ _MAX_DEPTH = 100
 _QUOTE_OR_TAG = re.compile(r'["<\\]')
 _QUOTE_OR_BACKSLASH = re.compile(r'["\\]')
 _NOT_SPACE = re.compile(r"\S")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -438,11 +439,6 @@ def load_json(text: str) -> Any:
     if "\\ud" in text.lower():
         value = json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
     return value
-
-
-def replace_surrogates(text: str) -> str:
-    """Replace each half of a surrogate pair, which neither UTF-8 nor a tokenizer can represent."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _refuse_constant(name: str) -> float:

@@ -49,11 +49,9 @@ from ..rollout import (
 )
 from .async_rollouts import make_async_source
 from .callbacks import LiveView, LogFile, use_one_line_progress
-from .checkpointing.failure_watch import FailureWatch
-from .checkpointing.resumable_trainer import ResumableGRPOTrainer
 from .checkpointing.stop_training import check_budget, gather_first_reason, stop_training
 from .config import MultiTurnGRPOConfig
-from .hub import explain_missing_model, published_files
+from .hub import HubGRPOTrainer, explain_missing_model
 from .loading import (
     check_experts,
     check_policy,
@@ -71,7 +69,7 @@ from .loss import (
     prepare_loss_inputs,
 )
 from .model_card import TAGS, TrainedAgent, write_card
-from .patches import mute_missing_reward_warning, publish_only
+from .patches import mute_missing_reward_warning
 from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .rollouts import (
     Batch,
@@ -84,10 +82,10 @@ from .rollouts import (
 )
 from .scoring import (
     BatchMonitor,
+    FailureWatch,
     RewardFunction,
     RewardFunctions,
     guard_reward_function,
-    has_prompt_column,
     pass_at_k,
     render_completions,
 )
@@ -98,6 +96,7 @@ from .setup import (
     check_program_settings,
     create_budget,
     describe_prompt,
+    has_prompt_column,
     is_program,
     limits_for,
     list_datasets,
@@ -110,7 +109,7 @@ from .setup import (
 from .tracing import StepSpans, job_span
 
 
-class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
+class MultiTurnGRPOTrainer(HubGRPOTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
@@ -744,7 +743,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         with job_span("evaluation", self.state.global_step, self.accelerator):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
-    # --- saving and sharing --------------------------------------------------------------------
+    # --- saving --------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
@@ -796,39 +795,3 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             tags = [tags]
         folder = Path(self.args.output_dir)
         write_card(self.describe_agent(), folder, model_name, dataset_name, tags or [])
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """As [`~trl.GRPOTrainer`]'s, but uploads only the model.
-
-        Rollouts, spending, recorded replies and checkpoints stay local.
-        """
-        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
-            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As [`~trl.GRPOTrainer`]'s.
-
-        Raises:
-            `ConnectionError`: If the Hub cannot be written to.
-        """
-        try:
-            super().init_hf_repo(token, private)
-        except Exception as error:
-            # An error of the Hub has several lines, the first of which names the reason.
-            reason = str(error).strip().split("\n")[0]
-            raise ConnectionError(
-                f"push_to_hub=True, but the Hub cannot be written to: {reason}. Train with "
-                "push_to_hub=False, or check the network and the token"
-            ) from None

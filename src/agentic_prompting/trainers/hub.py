@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: which files are published, and readable errors if it cannot be reached.
+"""The Hugging Face Hub: what a trainer publishes, and readable errors if it cannot be reached.
 
 transformers uploads a trainer's whole output folder. Ours also holds every rollout, records of
 spending, recorded replies and reports, which do not belong to a published model.
@@ -11,13 +11,17 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..records import only_a_folder
 from ..rollout import SPEC_FILE
+from .checkpointing.resumable_trainer import ResumableGRPOTrainer
 from .model_card import CARD_FILE
+from .patches import publish_only
+from .policies import tokenizer_of
 
 PUBLISHED_FILES = (
     # Ours about a model.
@@ -61,6 +65,46 @@ def published_files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the patterns of the files to publish: [`PUBLISHED_FILES`] and the tokenizer's own."""
     vocabulary = getattr(tokenizer, "vocab_files_names", {}).values()
     return [*PUBLISHED_FILES, *(glob.escape(name) for name in vocabulary)]
+
+
+class HubGRPOTrainer(ResumableGRPOTrainer):
+    """A [`ResumableGRPOTrainer`] that publishes only the model of its output folder."""
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As [`~trl.GRPOTrainer`]'s, but uploads only the model.
+
+        Rollouts, spending, recorded replies and checkpoints stay local.
+        """
+        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
+            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with publish_only(Path(self.args.output_dir), published_files(tokenizer_of(self))):
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As [`~trl.GRPOTrainer`]'s.
+
+        Raises:
+            `ConnectionError`: If the Hub cannot be written to.
+        """
+        try:
+            super().init_hf_repo(token, private)
+        except Exception as error:
+            # An error of the Hub has several lines, the first of which names the reason.
+            reason = str(error).strip().split("\n")[0]
+            raise ConnectionError(
+                f"push_to_hub=True, but the Hub cannot be written to: {reason}. Train with "
+                "push_to_hub=False, or check the network and the token"
+            ) from None
 
 
 @contextmanager

@@ -1,17 +1,16 @@
 """From a batch of finished rollouts to rewards, metrics, records, and reasons to stop.
 
-Before training, the reward functions and the dataset are checked against each other, and each
-reward function is guarded, so that an `exit()` in it costs one batch its rewards rather than ending
-the run. A return value is checked in the first batch and not earlier: a call on a made-up rollout
-could cost money or have side effects. During training, a [`BatchMonitor`] measures, records and
-judges every batch.
+Each reward function is guarded, so that an `exit()` in it costs one batch its rewards rather than
+ending the run. A return value is checked in the first batch and not earlier: a call on a made-up
+rollout could cost money or have side effects. A [`BatchMonitor`] measures and records every batch,
+and a [`FailureWatch`] decides whether few enough rollouts failed to continue.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,14 +18,11 @@ from typing import Any, TypeAlias
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
 
-from ..data import validate_dataset
 from ..evaluation.repeats import passes
 from ..llm import spans
 from ..llm.guard import Escaped, describe, guarded, place_of, traceback_of
 from ..llm.numbers import finite_float
-from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout import (
     Grammar,
     Limits,
@@ -39,8 +35,6 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
 )
-from .checkpointing.failure_watch import FailureWatch
-from .config import MultiTurnGRPOConfig
 from .loss import LOGP_BOUND
 from .rollouts import Batch
 from .tracing import trace_batch, trace_rewards
@@ -57,111 +51,7 @@ RewardFunctions: TypeAlias = (
 )
 
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
-# Arguments of reward functions that are no columns of the dataset: those of TRL, and ours.
-REWARD_ARGUMENTS = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-    "rollout",
-}
-
-
-# --- checks before training --------------------------------------------------------------------
-
-
-def check_dataset(
-    dataset: Dataset | IterableDataset,
-    reward_functions: Sequence[RewardFunction],
-    prompt_template: str | Mapping[str, str] | None,
-) -> None:
-    """Check that a dataset has the columns that the prompt and the reward functions need.
-
-    Raises:
-        `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
-            a reward function needs, or if they have a prompt of their own, so that the template
-            would be ignored.
-    """
-    # Rows with a prompt of their own need no question.
-    prompt_column = "prompt" if has_prompt_column(dataset) else "question"
-    validate_dataset(dataset, columns=(prompt_column,))
-
-    for function in reward_functions:
-        # The reward function of one of several environments gets the rows of that one.
-        rows = function.select_rows(dataset) if hasattr(function, "select_rows") else dataset
-        first_row = next(iter(rows), None)
-        if first_row is not None:
-            check_columns(function, first_row)
-            validate_dataset(rows, columns=required_columns(function))
-            check_answers_of_rows(function, rows)
-
-    if prompt_template is not None and prompt_column == "prompt":
-        raise ValueError(
-            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used "
-            "as it is: leave one of them out"
-        )
-
-
-def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:
-    """Return whether the rows have a column `prompt`, which is used as it is."""
-    return "prompt" in (getattr(dataset, "column_names", None) or ())
-
-
-def check_columns(function: RewardFunction, columns: Collection[str]) -> None:
-    """Raise `ValueError` if a reward function needs a column that is not among `columns`."""
-    for name in required_columns(function):
-        if name not in columns:
-            raise ValueError(
-                f"the reward function {place_of(function)} needs the column {name!r}; the rows "
-                f"have: {', '.join(columns)}"
-            )
-
-
-def required_columns(function: RewardFunction) -> list[str]:
-    """Return the columns that a reward function needs: its parameters without a default.
-
-    Reward models and their names need none.
-    """
-    if not callable(function) or isinstance(function, torch.nn.Module):
-        return []
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # functions written in C may have no signature
-        return []
-    # Parameters such as `**kwargs` and those with a default need no column.
-    required = []
-    for parameter in parameters:
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        has_default = parameter.default is not parameter.empty
-        if is_named and not has_default and parameter.name not in REWARD_ARGUMENTS:
-            required.append(parameter.name)
-    return required
-
-
-def check_group_sizes(
-    reward_functions: Sequence[RewardFunction], args: MultiTurnGRPOConfig, has_eval_dataset: bool
-) -> None:
-    """Check that reward functions that compare rollouts, such as [`GroupJudge`], get whole groups.
-
-    Raises:
-        `ValueError`: If a group has a single rollout or is split between processes.
-    """
-    # Group size and rows per process: in training, and in evaluation if there is one.
-    train_rows = args.per_device_train_batch_size * args.steps_per_generation
-    group_and_row_counts = [(args.num_generations, train_rows)]
-    if has_eval_dataset:
-        eval_group_size = args.num_generations_eval or args.num_generations
-        group_and_row_counts.append((eval_group_size, args.per_device_eval_batch_size))
-
-    for group_size, rows_per_process in group_and_row_counts:
-        # A function may get a single rollout of a group that is split between processes.
-        is_split = rows_per_process % group_size != 0
-        for function in reward_functions:
-            if hasattr(function, "check_group"):
-                function.check_group(1 if is_split else group_size)
+MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts, before a warning
 
 
 # --- reward functions --------------------------------------------------------------------------
@@ -383,7 +273,7 @@ def render_observation(
     return messages
 
 
-# --- a batch -> metrics, records, reasons to stop ----------------------------------------------
+# --- a batch -> metrics and records ------------------------------------------------------------
 
 
 def total_rewards(rewards: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
@@ -599,3 +489,121 @@ def round_reward(reward: float) -> float | None:
     if reward != reward:  # NaN: there is no reward
         return None
     return round(reward, 6)
+
+
+# --- reasons to stop ---------------------------------------------------------------------------
+
+
+class FailureWatch:
+    """Decides whether few enough rollouts fail to continue, or the environment is down.
+
+    Args:
+        window (`int`): Number of recent batches that count.
+        max_share (`float`): The largest share of these batches' rollouts that may fail.
+        prompt_description (`str`, *optional*): The prompt template in use and its origin, for the
+            warning about the format.
+
+    Attributes:
+        has_trained (`bool`): Whether a rollout of training succeeded.
+    """
+
+    def __init__(self, window: int, max_share: float, prompt_description: str = ""):
+        self.max_share = max_share
+        self.prompt_description = prompt_description
+        self.has_trained = False
+        # Failed and all rollouts of recent batches.
+        self._recent_counts: deque[tuple[int, int]] = deque(maxlen=window)
+        self._last_cause = ""  # of a training batch in which rollouts failed
+        self._warned_about_failures = False
+        self._warned_about_format = False
+
+    def check_batch(
+        self,
+        facts: Sequence[RolloutFacts],
+        is_main_process: bool = True,
+        hint: str = "",
+        is_training: bool = True,
+    ) -> str:
+        """Count a batch of all processes, and return the reason to stop after it, or an empty text.
+
+        Args:
+            facts (`Sequence[RolloutFacts]`): The rollouts of all processes.
+            is_main_process (`bool`, *optional*, defaults to `True`): Whether this process logs a
+                warning at the run's first failure.
+            hint (`str`, *optional*): The end of that warning.
+            is_training (`bool`, *optional*, defaults to `True`): Whether the batch is trained on.
+        """
+        # Count the batch, and warn at the first failure of the run.
+        failed = [fact for fact in facts if fact.status == "failed"]
+        self._recent_counts.append((len(failed), len(facts)))
+        if failed and not self._warned_about_failures:
+            self._warned_about_failures = True
+            if is_main_process:
+                self._warn_about_failures(failed, len(facts), hint)
+
+        # Remember what a run that is over has to report.
+        if is_training:
+            if len(failed) < len(facts):
+                self.has_trained = True
+            self._last_cause = f"{failed[-1].error_kind}: {failed[-1].error}" if failed else ""
+
+        if not failed:
+            return (
+                ""  # even if too many of the recent rollouts failed: the environment has recovered
+            )
+
+        # A fatal error stops at once, others if there are too many in a full window.
+        failed_count = sum(failed_in_batch for failed_in_batch, _ in self._recent_counts)
+        rollout_count = sum(batch_size for _, batch_size in self._recent_counts)
+        share = failed_count / rollout_count
+        is_window_full = len(self._recent_counts) == self._recent_counts.maxlen
+        fatal = [fact for fact in failed if fact.fatal]
+        if not fatal and not (is_window_full and share > self.max_share):
+            return ""
+        # Name a fatal error rather than the last one.
+        cause = fatal[0] if fatal else failed[-1]
+        return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
+
+    def failure_reason(self) -> str:
+        """Return why a finished run counts as failed, or an empty text.
+
+        A run may be too short for `check_batch` to stop it.
+        """
+        if self.has_trained or not self._last_cause:
+            return ""
+        return f"every rollout of this run failed, the last with {self._last_cause}"
+
+    def warn_about_format(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
+        """Log a warning, once, if nearly all rollouts of the first step were cut off or malformed."""
+        truncated = sum(fact.status == "truncated" for fact in facts)
+        malformed = sum(fact.status == "malformed" for fact in facts)
+        is_fine = truncated + malformed <= MAX_UNREADABLE_SHARE * len(facts)
+        if self._warned_about_format or is_fine:
+            return
+        self._warned_about_format = True
+        logger.warning(
+            "%d of %d rollouts of the first step gave no answer in the form that the prompt asks for (%d cut off, %d fit no "
+            "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
+            "how to write, and max_turn_tokens=%d and max_completion_length=%d have to allow it. The prompt is %s",
+            truncated + malformed,
+            len(facts),
+            truncated,
+            malformed,
+            limits.max_turn_tokens,
+            limits.max_tokens,
+            self.prompt_description,
+        )
+
+    def _warn_about_failures(
+        self, failed: Sequence[RolloutFacts], rollout_count: int, hint: str
+    ) -> None:
+        logger.warning(
+            "%d of %d rollouts of this batch failed; they get no reward, and training goes on "
+            "while at most %s fail. The first with %s: %s%s",
+            len(failed),
+            rollout_count,
+            f"{self.max_share:.0%}",
+            failed[0].error_kind,
+            failed[0].error,
+            hint,
+        )

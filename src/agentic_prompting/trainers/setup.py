@@ -6,16 +6,18 @@ the budget. Arguments that cannot work are refused here.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
 import platform
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -23,27 +25,31 @@ from transformers import PreTrainedModel
 
 from ..data import validate_dataset
 from ..llm import Budget, charge
-from ..llm.guard import call_guarded, place_of
-from ..llm.waiting import watching
+from ..llm.guard import call_guarded, place_of, watching
 from ..local import has_bf16_instructions
+from ..rewards.answer_checks import check_answers_of_rows
 from ..rollout import SPEC_FILE, AgentSpec, Environment, Environments, Grammar, Limits
 from .config import MultiTurnGRPOConfig, copy_args
 from .loss import PER_ROLLOUT
 from .policies import sampling_of
-from .scoring import (
-    RewardFunction,
-    RewardFunctions,
-    check_dataset,
-    check_group_sizes,
-    check_rewards,
-    has_prompt_column,
-)
+from .scoring import RewardFunction, RewardFunctions, check_rewards
 
 logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = Dataset | IterableDataset
 
 MAX_TEMPLATE_LENGTH = 300  # characters of a prompt template in a warning
+# Arguments of reward functions that are no columns of the dataset: those of TRL, and ours.
+REWARD_ARGUMENTS = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+    "rollout",
+}
 
 
 # --- settings ----------------------------------------------------------------------------------
@@ -323,6 +329,97 @@ def prepare_rows(
     for dataset in [train_dataset, *eval_datasets]:
         check_dataset(dataset, column_readers, prompt_template)
     return train_dataset
+
+
+def check_dataset(
+    dataset: Dataset | IterableDataset,
+    reward_functions: Sequence[RewardFunction],
+    prompt_template: str | Mapping[str, str] | None,
+) -> None:
+    """Check that a dataset has the columns that the prompt and the reward functions need.
+
+    Raises:
+        `ValueError`: If the rows have neither a question nor a prompt, if they lack a column that
+            a reward function needs, or if they have a prompt of their own, so that the template
+            would be ignored.
+    """
+    # Rows with a prompt of their own need no question.
+    prompt_column = "prompt" if has_prompt_column(dataset) else "question"
+    validate_dataset(dataset, columns=(prompt_column,))
+
+    for function in reward_functions:
+        # The reward function of one of several environments gets the rows of that one.
+        rows = function.select_rows(dataset) if hasattr(function, "select_rows") else dataset
+        first_row = next(iter(rows), None)
+        if first_row is not None:
+            check_columns(function, first_row)
+            validate_dataset(rows, columns=required_columns(function))
+            check_answers_of_rows(function, rows)
+
+    if prompt_template is not None and prompt_column == "prompt":
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used "
+            "as it is: leave one of them out"
+        )
+
+
+def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:
+    """Return whether the rows have a column `prompt`, which is used as it is."""
+    return "prompt" in (getattr(dataset, "column_names", None) or ())
+
+
+def check_columns(function: RewardFunction, columns: Collection[str]) -> None:
+    """Raise `ValueError` if a reward function needs a column that is not among `columns`."""
+    for name in required_columns(function):
+        if name not in columns:
+            raise ValueError(
+                f"the reward function {place_of(function)} needs the column {name!r}; the rows "
+                f"have: {', '.join(columns)}"
+            )
+
+
+def required_columns(function: RewardFunction) -> list[str]:
+    """Return the columns that a reward function needs: its parameters without a default.
+
+    Reward models and their names need none.
+    """
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        return []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # functions written in C may have no signature
+        return []
+    # Parameters such as `**kwargs` and those with a default need no column.
+    required = []
+    for parameter in parameters:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        has_default = parameter.default is not parameter.empty
+        if is_named and not has_default and parameter.name not in REWARD_ARGUMENTS:
+            required.append(parameter.name)
+    return required
+
+
+def check_group_sizes(
+    reward_functions: Sequence[RewardFunction], args: MultiTurnGRPOConfig, has_eval_dataset: bool
+) -> None:
+    """Check that reward functions that compare rollouts, such as [`GroupJudge`], get whole groups.
+
+    Raises:
+        `ValueError`: If a group has a single rollout or is split between processes.
+    """
+    # Group size and rows per process: in training, and in evaluation if there is one.
+    train_rows = args.per_device_train_batch_size * args.steps_per_generation
+    group_and_row_counts = [(args.num_generations, train_rows)]
+    if has_eval_dataset:
+        eval_group_size = args.num_generations_eval or args.num_generations
+        group_and_row_counts.append((eval_group_size, args.per_device_eval_batch_size))
+
+    for group_size, rows_per_process in group_and_row_counts:
+        # A function may get a single rollout of a group that is split between processes.
+        is_split = rows_per_process % group_size != 0
+        for function in reward_functions:
+            if hasattr(function, "check_group"):
+                function.check_group(1 if is_split else group_size)
 
 
 def list_datasets(eval_dataset: Rows | Mapping[str, Rows] | None) -> list[Rows]:

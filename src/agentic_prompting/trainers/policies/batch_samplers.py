@@ -12,7 +12,10 @@ from trl import GRPOTrainer
 
 from ...llm.guard import describe
 from ...rollout import BatchEngine, Sample, Sampler, SampleRequest
-from ..checkpointing.rank_barrier import PeerFailed
+
+
+class PeerFailed(RuntimeError):
+    """Another process of the job failed in its rollouts; the message has its number and its error."""
 
 
 class CollectivePolicy(BatchEngine):

@@ -33,10 +33,10 @@ from support.misbehaving import MisbehavingServer
 
 
 def test_it_improves_a_policy():
-    seen = []
-    result = run(on_step=seen.append)
+    logged_steps = []
+    result = run(on_step=logged_steps.append)
     assert result.stopped is None
-    assert seen == result.steps
+    assert logged_steps == result.steps
     assert [log.step for log in result.steps] == list(range(12))
     assert result.steps[0].prompts == [0], "one prompt is played once, not three times"
     assert result.steps[0].reward < 0.5
@@ -134,8 +134,8 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, capl
 
     def graded(rollout, answers, **kwargs):
         pairs = zip(rollout, answers, strict=True)
-        asked = [start(judge("?", one.answer or "", golds)) for one, golds in pairs]
-        return [future.result() for future in asked]
+        futures = [start(judge("?", episode.answer or "", golds)) for episode, golds in pairs]
+        return [future.result() for future in futures]
 
     def say(request):
         policy = request["messages"][-1]["content"].startswith("Which")
@@ -316,10 +316,10 @@ def test_a_step_that_fails_behind_the_reflection_leaves_the_population_as_it_was
 
 def test_a_column_that_only_some_rows_have_reaches_the_reward():
     """In a list of dicts; of what the first row lacks the reward was told nothing for any row."""
-    seen = set()
+    units = set()
 
     def reward(rollout, unit=None, **_):
-        seen.update(unit or [])
+        units.update(unit or [])
         return [0.0] * len(rollout)
 
     rows = [
@@ -327,7 +327,7 @@ def test_a_column_that_only_some_rows_have_reaches_the_reward():
         {"question": "Which river is number 2?", "unit": "km"},
     ]
     for order in (rows, rows[::-1]):
-        seen.clear()
+        units.clear()
         evolve(
             Policy(),
             ScriptedChat(reflect),
@@ -336,7 +336,7 @@ def test_a_column_that_only_some_rows_have_reaches_the_reward():
             ROOT,
             EvolveConfig(steps=1, problems_per_step=2),
         )
-        assert seen == {None, "km"}
+        assert units == {None, "km"}
 
 
 def test_what_a_failed_step_has_cost_is_known_after_a_resume(tmp_path):
@@ -403,8 +403,10 @@ def test_the_trainer_and_evolve_have_the_same_settings():
     from agentic_prompting.evolution import ESPLSettings
 
     assert issubclass(ESPLConfig, ESPLSettings) and issubclass(EvolveConfig, ESPLSettings)
-    own = {**vars(ESPLSettings())}
-    assert {name: getattr(ESPLConfig, name) for name in own} == own, "one default for both"
+    defaults = {**vars(ESPLSettings())}
+    assert {name: getattr(ESPLConfig, name) for name in defaults} == defaults, (
+        "one default for both"
+    )
     assert ESPLConfig("x", use_cpu=True, bf16=False).lr_scheduler_type == "constant", (
         "Algorithm 1 has one step size"
     )
@@ -488,7 +490,7 @@ def test_plain_functions_texts_and_pairs_will_do():
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_wrong_type_is_one_clear_error(wrong, message):
-    given = {
+    arguments = {
         "policy": Policy(),
         "reference": Policy(),
         "rows": ROWS,
@@ -496,7 +498,7 @@ def test_a_wrong_type_is_one_clear_error(wrong, message):
         "prompt": ROOT,
     }
     with pytest.raises(TypeError, match=message) as caught:
-        evolve(**{**given, **wrong})
+        evolve(**{**arguments, **wrong})
     assert "\n" not in str(caught.value)
 
 

@@ -42,8 +42,8 @@ def test_one_call_shows_the_prompt_and_the_failed_attempts():
     chat = ScriptedChat([object_of(NEW)])
     outcome = ask(chat)
     (call,) = chat.calls
-    said = call[0]["content"]
-    assert said.startswith("Task: revise instructions") and len(call) == 1
+    request = call[0]["content"]
+    assert request.startswith("Task: revise instructions") and len(call) == 1
     for piece in (
         PROMPT.text,
         "question a",
@@ -54,7 +54,7 @@ def test_one_call_shows_the_prompt_and_the_failed_attempts():
         "try d1",
         templates.SCHEMA,
     ):
-        assert piece in said
+        assert piece in request
     for piece in (
         "question b",
         "try a0",
@@ -64,10 +64,10 @@ def test_one_call_shows_the_prompt_and_the_failed_attempts():
         "{failures}",
         "{max_ops}",
     ):
-        assert piece not in said, (
+        assert piece not in request, (
             "right attempts and those that failed for outside reasons are not shown"
         )
-    assert "with 6 changes at most" in said, "two for each of the three problems"
+    assert "with 6 changes at most" in request, "two for each of the three problems"
     assert outcome.child.principles == (*PROMPT.principles, "Read the reply.")
     assert (outcome.child.parents, outcome.child.operator, outcome.operator) == (
         (3,),
@@ -75,7 +75,7 @@ def test_one_call_shows_the_prompt_and_the_failed_attempts():
         "mutation",
     )
     assert dict(outcome.counts) == {"calls": 1, "failed_calls": 0, "applied": 1}
-    assert [one["question"] for one in outcome.trace.problems] == [
+    assert [shown["question"] for shown in outcome.trace.problems] == [
         "question a",
         "question c",
         "question d",
@@ -90,9 +90,9 @@ def test_failures_are_spread_over_the_problems():
     many = [problem(name, *([0.0] * 8)) for name in "abcde"]
     chat = ScriptedChat([object_of(NEW)])
     ask(chat, PromptResult(PROMPT, tuple(many)))
-    said = chat.calls[0][0]["content"]
-    assert said.count("<attempt ") == 12
-    assert [said.count(f"try {name}") for name in "abcde"] == [3, 3, 2, 2, 2]
+    request = chat.calls[0][0]["content"]
+    assert request.count("<attempt ") == 12
+    assert [request.count(f"try {name}") for name in "abcde"] == [3, 3, 2, 2, 2]
     long = ProblemResult("q", "t", (Attempt("A" + "x" * 30_000 + "END", 0.0),))
     chat = ScriptedChat([object_of(NEW)])
     ask(chat, PromptResult(PROMPT, (long,)))
@@ -105,8 +105,8 @@ def test_values_are_not_templates():
     )
     chat = ScriptedChat([object_of(NEW)])
     ask(chat, strange)
-    said = chat.calls[0][0]["content"]
-    assert "{prompt} {x}\nRight answer: {schema}" in said and "{failures}\n</attempt>" in said
+    request = chat.calls[0][0]["content"]
+    assert "{prompt} {x}\nRight answer: {schema}" in request and "{failures}\n</attempt>" in request
 
 
 def test_all_four_edits_and_free_text():
@@ -183,17 +183,19 @@ def test_failed_calls_and_no_evidence():
 
 def test_it_takes_the_place_of_the_mutation_alone():
     chat = ScriptedChat([object_of(NEW)])
-    job = ReflectionTask(0, MIXED, (MIXED,))
-    outcomes = asyncio.run(propose_children(chat, job, ESPLSettings(**ONE_CALL)))
-    assert [one.operator for one in outcomes] == ["mutation", "crossover"] and len(chat.calls) == 1
+    task = ReflectionTask(0, MIXED, (MIXED,))
+    outcomes = asyncio.run(propose_children(chat, task, ESPLSettings(**ONE_CALL)))
+    assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"] and len(
+        chat.calls
+    ) == 1
     with pytest.raises(ValueError, match="reflection must be one of paper, one_call"):
         ESPLSettings(reflection="two_calls")
 
 
 def test_the_schema_is_the_form_that_is_read():
     schema = json.loads(templates.SCHEMA)
-    known = schema["properties"]["edits"]["items"]["properties"]["op"]["enum"]
-    for op in known:
+    operations = schema["properties"]["edits"]["items"]["properties"]["op"]["enum"]
+    for op in operations:
         item = {"op": op, "ids": ["G0"], "search": "a" if op == "replace" else "", "text": "b"}
         ((edit,), problems) = (
             parse_edits(object_of(item)).edits,
@@ -204,11 +206,13 @@ def test_the_schema_is_the_form_that_is_read():
 
 def learn(messages):
     """One edit for each word that a refusal names, as the schema has it."""
-    said = messages[0]["content"]
-    assert said.startswith("Task: revise")
-    known = {word for word in WORDS.values() if f"Always mention {word}." in said}
-    found = [word for word in WORDS.values() if f"say {word}" in said and word not in known]
-    return object_of(*({"op": "add", "text": f"Always mention {word}."} for word in found[:1]))
+    request = messages[0]["content"]
+    assert request.startswith("Task: revise")
+    taught_words = {word for word in WORDS.values() if f"Always mention {word}." in request}
+    new_words = [
+        word for word in WORDS.values() if f"say {word}" in request and word not in taught_words
+    ]
+    return object_of(*({"op": "add", "text": f"Always mention {word}."} for word in new_words[:1]))
 
 
 def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path):
@@ -230,7 +234,10 @@ def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path):
     whole = run(12, tmp_path / "whole.json")
     assert all(word in whole.best.text for word in WORDS.values())
     calls = [
-        one["counts"]["calls"] for log in whole.steps for one in log.operators if one["counts"]
+        operator["counts"]["calls"]
+        for log in whole.steps
+        for operator in log.operators
+        if operator["counts"]
     ]
     assert set(calls) == {1}
     run(5, tmp_path / "parts.json")

@@ -24,8 +24,8 @@ TEXT = SystemPrompt("Search once.\nThen answer.", id=4)
 
 def test_the_four_stages_in_order():
     chat = reference(
-        critique=lambda said: edits(
-            {"op": "add", "text": f"Lesson of {re.search('question (.)', said)[1]}."},
+        critique=lambda request: edits(
+            {"op": "add", "text": f"Lesson of {re.search('question (.)', request)[1]}."},
             {"op": "modify", "id": "G0", "text": "Check tiny cases."},
         ),
         plan=edits(
@@ -167,8 +167,8 @@ def test_bad_replies():
     assert (outcome.counts["refused/too_long"], outcome.counts["refused/not_allowed"]) == (2, 2)
     one_bad = mutate(
         reference(
-            critique=lambda said: (
-                "?" if "question a" in said else edits({"op": "add", "text": "New."})
+            critique=lambda request: (
+                "?" if "question a" in request else edits({"op": "add", "text": "New."})
             )
         ),
         MIXED,
@@ -197,7 +197,9 @@ def test_at_most_k_edits_a_problem_and_no_edit_of_anothers():
         edits({"op": "modify", "id": "G2", "text": "Mine."}),
         edits({"op": "add", "text": "New."}),
     )
-    outcome = mutate(reference(critique=lambda said: mine if "question c" in said else new), MIXED)
+    outcome = mutate(
+        reference(critique=lambda request: mine if "question c" in request else new), MIXED
+    )
     assert (outcome.child.principles[2:], outcome.counts["refused/unknown_id"]) == (("New.",), 1)
 
 
@@ -352,8 +354,10 @@ def test_too_few_winners(rows):
 
 
 def test_crossover_without_the_unscorable_and_with_doubles():
-    one, two, three = (SystemPrompt(f"P{n}", (), id=n) for n in range(3))
-    batch = trials([1.0, 0.0], [0.0, 0.6], [None, None], [1.0, 0.0], prompts=[one, two, three, one])
+    first, second, third = (SystemPrompt(f"P{n}", (), id=n) for n in range(3))
+    batch = trials(
+        [1.0, 0.0], [0.0, 0.6], [None, None], [1.0, 0.0], prompts=[first, second, third, first]
+    )
     outcome = crossover(reference(), batch)
     assert outcome.child.parents == (0, 1)
     with pytest.raises(ValueError, match="same problems"):
@@ -444,23 +448,23 @@ def test_both_operators_and_all_their_calls_run_side_by_side():
     assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
     assert [
-        one.operator for one in asyncio.run(propose_children(chat, ReflectionTask(0, MIXED)))
+        result.operator for result in asyncio.run(propose_children(chat, ReflectionTask(0, MIXED)))
     ] == ["mutation"]
 
 
 def test_a_critique_waits_for_its_own_problem_alone():
     """The other problem's summary comes only after this problem's critique was asked for."""
-    script, said = reference().script, []
+    script, tasks = reference().script, []
 
     async def waits(messages, **_):
-        asked = messages[0]["content"]
-        said.append(task(messages))
-        while "try a0" in asked and task(messages) == "retell" and "draw" not in said:
+        request = messages[0]["content"]
+        tasks.append(task(messages))
+        while "try a0" in request and task(messages) == "retell" and "draw" not in tasks:
             await asyncio.sleep(0)
         return Reply(script(messages))
 
     outcome = asyncio.run(asyncio.wait_for(operators.mutate(waits, MIXED), 60))
-    assert said == ["retell"] * 4 + ["draw"] * 2 + ["turn"] and outcome.child is not None
+    assert tasks == ["retell"] * 4 + ["draw"] * 2 + ["turn"] and outcome.child is not None
 
 
 def test_a_model_that_raises_fails_its_own_call():

@@ -48,8 +48,8 @@ def test_problems_are_named():
 
 
 def test_grouped_by_operation():
-    said = '{"add": ["a", {"text": "b"}], "modify": {"id": "G1", "text": "c"}, "remove": ["G2", 3], "merge": []}'
-    assert parse_edits(said).edits == (
+    reply = '{"add": ["a", {"text": "b"}], "modify": {"id": "G1", "text": "c"}, "remove": ["G2", 3], "merge": []}'
+    assert parse_edits(reply).edits == (
         A,
         Edit("add", text="b"),
         Edit("modify", ("G1",), "c"),
@@ -68,10 +68,12 @@ def test_an_empty_list_is_an_answer(text):
 
 
 def test_quotes_and_apostrophes_inside():
-    said = """[{'op': 'add', 'text': 'Don't say "no" {yet}, it's early'}]"""
-    assert parse_edits(said).edits[0].text == """Don't say "no" {yet}, it's early"""
-    said = '[{"op": "add", "text": "Write "n/a" when unsure // always", "reason": "http://x.y #1"}]'
-    assert parse_edits(said).edits[0] == Edit(
+    reply = """[{'op': 'add', 'text': 'Don't say "no" {yet}, it's early'}]"""
+    assert parse_edits(reply).edits[0].text == """Don't say "no" {yet}, it's early"""
+    reply = (
+        '[{"op": "add", "text": "Write "n/a" when unsure // always", "reason": "http://x.y #1"}]'
+    )
+    assert parse_edits(reply).edits[0] == Edit(
         "add", text='Write "n/a" when unsure // always', reason="http://x.y #1"
     )
 
@@ -133,16 +135,16 @@ def test_ids_that_are_not(value, wanted):
 
 @pytest.mark.parametrize("ids", ['["G1", "A.G4", 5]', '"G1, G4 and [G5]"', '"G1+G4+G5"'])
 def test_merge(ids):
-    said = f'[{{"op": "merge", "ids": {ids}, "text": "m"}}]'
-    assert parse_edits(said).edits == (Edit("merge", ("G1", "G4", "G5"), "m"),)
+    reply = f'[{{"op": "merge", "ids": {ids}, "text": "m"}}]'
+    assert parse_edits(reply).edits == (Edit("merge", ("G1", "G4", "G5"), "m"),)
 
 
 def test_search_and_replace_blocks():
-    said = (
+    reply = (
         "Two changes:\n```\n<<<<<<< SEARCH\nold \\frac line\n=======\nnew\n\nlines\n>>>>>>> REPLACE\n```\n"
         "<<<<<<< SEARCH\r\ngone\r\n=======\r\n>>>>>>> REPLACE"
     )
-    assert parse_edits(said).edits == (
+    assert parse_edits(reply).edits == (
         Edit("replace", text="new\n\nlines", search="old \\frac line"),
         Edit("replace", search="gone"),
     )
@@ -206,8 +208,8 @@ plain = st.text(
     st.sampled_from(["{}", "Well:\n```json\n{}\n```", "So {} ok"]),
 )
 def test_good_json_is_read_as_it_is(texts, around):
-    said = json.dumps([{"op": "add", "text": text} for text in texts], indent=1)
-    read = parse_edits(around.replace("{}", said))
+    reply = json.dumps([{"op": "add", "text": text} for text in texts], indent=1)
+    read = parse_edits(around.replace("{}", reply))
     assert [edit.text for edit in read.edits] == texts
 
 

@@ -36,18 +36,18 @@ def members(ratings=RATINGS):
     return [Member(SystemPrompt("p", id=number), rating) for number, rating in enumerate(ratings)]
 
 
-def frequencies(rule, k, draws=DRAWS, given=None, **options):
+def frequencies(rule, k, draws=DRAWS, candidates=None, **options):
     """How often each position is chosen, and how often it is the first."""
     rng, chosen, first = random.Random(0), Counter(), Counter()
-    given = given or members()
+    candidates = candidates or members()
     for _ in range(draws):
-        picked = select(given, k, rule, rng, **options)
+        picked = select(candidates, k, rule, rng, **options)
         assert len(set(picked)) == k
         chosen.update(picked)
         first[picked[0]] += 1
-    n = len(given)
-    return [chosen[place] / draws for place in range(n)], [
-        first[place] / draws for place in range(n)
+    n = len(candidates)
+    return [chosen[position] / draws for position in range(n)], [
+        first[position] / draws for position in range(n)
     ]
 
 
@@ -78,7 +78,7 @@ def test_a_rule_that_does_not_draw_what_was_asked_for_is_an_error(places):
 def test_top_plus_random():
     chosen, first = frequencies(selection_rule("top_plus_random"), 3)
     assert first[2] == chosen[2] == 1
-    assert [chosen[place] for place in (0, 1, 3, 4)] == close(
+    assert [chosen[position] for position in (0, 1, 3, 4)] == close(
         [0.5] * 4
     )  # two of the four others, uniformly
 
@@ -113,9 +113,9 @@ def test_independent_draws_are_those_of_eq_3():
     p = [weight / sum(weights) for weight in weights]
     for slot in (0, 1):
         assert [
-            Counter(pair[slot] for pair in drawn)[place] / DRAWS for place in range(5)
+            Counter(pair[slot] for pair in drawn)[position] / DRAWS for position in range(5)
         ] == close(p)
-    assert sum(one == other for one, other in drawn) / DRAWS == close(sum(x * x for x in p))
+    assert sum(first == second for first, second in drawn) / DRAWS == close(sum(x * x for x in p))
     population = grown(2, rule="uniform", independent_draws=True)
     assert any(len({prompt.id for prompt in population.select(2)}) == 1 for _ in range(50))
 
@@ -127,7 +127,7 @@ def test_every_rule_draws_different_ones_while_there_are_enough(rule):
         for k in range(1, 9):
             counts = Counter(select(members()[:n], k, selection_rule(rule), rng))
             assert sum(counts.values()) == k
-            assert max(counts.values()) - min(counts[place] for place in range(n)) <= 1
+            assert max(counts.values()) - min(counts[position] for position in range(n)) <= 1
 
 
 def test_own_rules_and_bad_ones():
@@ -226,8 +226,8 @@ def test_children_start_as_appendix_b_says():
 
 def test_window_and_lineage():
     population = grown(8, window=3, rule="uniform")
-    seen = {prompt.id for _ in range(50) for prompt in population.select(2)}
-    assert seen == {5, 6, 7}
+    drawn_ids = {prompt.id for _ in range(50) for prompt in population.select(2)}
+    assert drawn_ids == {5, 6, 7}
     assert [member.prompt.id for member in population.members] == list(range(8))
     assert [member.prompt.parents for member in population.members[1:]] == [(n,) for n in range(7)]
 
@@ -260,19 +260,22 @@ def test_diversity():
 
 
 def play_on(population, steps, start=0):
-    seen = []
+    drawn_ids = []
     for step in range(start, start + steps):
         prompts = population.select(3)
-        seen.append([prompt.id for prompt in prompts])
+        drawn_ids.append([prompt.id for prompt in prompts])
         noise = random.Random(step)
         population.record(prompts, [[noise.random() for _ in range(4)] for _ in prompts])
         if step % 2:
             population.add(
                 SystemPrompt(
-                    f"born at {step}", (f"word{step}",), parents=(seen[-1][0],), operator="mutation"
+                    f"born at {step}",
+                    (f"word{step}",),
+                    parents=(drawn_ids[-1][0],),
+                    operator="mutation",
                 )
             )
-    return seen
+    return drawn_ids
 
 
 @pytest.mark.parametrize("options", [{"rule": rule} for rule in RULES])

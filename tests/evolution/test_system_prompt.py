@@ -25,9 +25,9 @@ edits = st.builds(
 )
 
 
-def apply_edits(prompt, given, max_words=32, **options):
+def apply_edits(prompt, edits, max_words=32, **options):
     draft = Draft(prompt, max_words)
-    report = draft.apply(given, **options)
+    report = draft.apply(edits, **options)
     return draft.finish(), report
 
 
@@ -194,8 +194,8 @@ def test_ids_are_never_given_twice():
 
 
 def test_limit_counts_what_was_applied():
-    given = [Edit("modify", ("G9",), "x"), *(Edit("add", text=f"New {n}.") for n in range(3))]
-    _, report = apply_edits(PROMPT, given, limit=2)
+    edits = [Edit("modify", ("G9",), "x"), *(Edit("add", text=f"New {n}.") for n in range(3))]
+    _, report = apply_edits(PROMPT, edits, limit=2)
     assert (len(report.applied), report.counts) == (2, {"unknown_id": 1, "too_many": 1})
 
 

@@ -25,8 +25,8 @@ def test_no_door_lets_a_token_through(door, text, family):
 
 
 def test_an_openenv_server_forges_nothing_either():
-    found = forged_tokens.forged_tokens(10)
-    assert found["total"] == 0 and found["doors"] >= 6 and "openenv_reset" in found["by_door"]
+    tokens = forged_tokens.forged_tokens(10)
+    assert tokens["total"] == 0 and tokens["doors"] >= 6 and "openenv_reset" in tokens["by_door"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -180,8 +180,11 @@ def test_what_is_none(thing, message):
 
 
 def test_the_shipped_ones_are_environments():
-    for one in (LLMEnvironment(ScriptedChat(["x"])), SearchEnvironment(lambda queries, k: [])):
-        assert as_environment(one) is one and isinstance(one, Environment)
+    for environment in (
+        LLMEnvironment(ScriptedChat(["x"])),
+        SearchEnvironment(lambda queries, k: []),
+    ):
+        assert as_environment(environment) is environment and isinstance(environment, Environment)
 
 
 def test_the_models_of_one_are_charged_without_a_line_of_its_own():
@@ -237,7 +240,7 @@ def test_a_reset_that_fails_fails_its_rollout_alone(environment):
     rollouts = [Rollout(prompt, row=row) for row in begun]
     sampler = ScriptedSampler(chat_format, [ASK, END])
     play_all(rollouts, sampler, environment, chat_format)
-    assert [one.status for one in rollouts] == ["answered", "failed", "failed"]
+    assert [rollout.status for rollout in rollouts] == ["answered", "failed", "failed"]
     assert sum(map(len, sampler.batches)) == 2, (
         "no turn is sampled for an episode that has not begun"
     )

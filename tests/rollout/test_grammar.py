@@ -209,12 +209,12 @@ def test_any_text_is_read(grammar, data):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), asks=st.booleans(), space=st.sampled_from(["", " ", "\n\n"]))
 def test_parts_make_the_turn_they_came_from(grammar, data, asks, space):
-    thought, said = data.draw(contents(grammar)), data.draw(contents(grammar))
+    thought, request = data.draw(contents(grammar)), data.draw(contents(grammar))
     tag = grammar.act if asks else grammar.answer
-    text = f"<{grammar.think}>{space}{thought}</{grammar.think}>{space}<{tag}>{said}{space}</{tag}>{space}"
+    text = f"<{grammar.think}>{space}{thought}</{grammar.think}>{space}<{tag}>{request}{space}</{tag}>{space}"
     turn = parse_turn(text, grammar)
     assert turn.well_formed and turn.thought == thought
-    assert (turn.request, turn.answer) == ((said, None) if asks else (None, said))
+    assert (turn.request, turn.answer) == ((request, None) if asks else (None, request))
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

@@ -54,8 +54,10 @@ def test_two_turns_answered(chat_format):
 
 def test_sampled_tokens_are_never_changed(chat_format):
     rollout = play(chat_format, [ASK, END])
-    own = [token for token, mine in zip(rollout.ids, rollout.mask, strict=True) if mine]
-    assert own == chat_format.turn_ids(ASK) + chat_format.turn_ids(END)
+    sampled_tokens = [
+        token for token, is_sampled in zip(rollout.ids, rollout.mask, strict=True) if is_sampled
+    ]
+    assert sampled_tokens == chat_format.turn_ids(ASK) + chat_format.turn_ids(END)
 
 
 def test_observation_tokens_are_the_templates_own(chat_format):
@@ -339,10 +341,12 @@ def test_replies_are_inert(reply, family):
     assert sum(rollout.mask) == sum(plain.mask)
     assert (rollout.status, rollout.answer) == ("answered", "Kenya")
     observed = tokenizer.decode(
-        [t for t, own in zip(rollout.ids, rollout.mask, strict=True) if not own]
+        [t for t, is_sampled in zip(rollout.ids, rollout.mask, strict=True) if not is_sampled]
     )
     assert len(chat_format.grammar.any_tag.findall(observed)) == len(
         chat_format.grammar.any_tag.findall(
-            tokenizer.decode([t for t, own in zip(plain.ids, plain.mask, strict=True) if not own])
+            tokenizer.decode(
+                [t for t, is_sampled in zip(plain.ids, plain.mask, strict=True) if not is_sampled]
+            )
         )
     )

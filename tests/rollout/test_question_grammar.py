@@ -192,11 +192,11 @@ def test_saved_and_loaded_by_name(tmp_path):
 
 
 def test_saved_and_loaded_with_several_environments(tmp_path):
-    own = {"library": {"grammar": FORM}, "oracle": {"grammar": TagGrammar()}}
-    AgentSpec(grammar=FORM, environments=own).save(tmp_path)
+    environments = {"library": {"grammar": FORM}, "oracle": {"grammar": TagGrammar()}}
+    AgentSpec(grammar=FORM, environments=environments).save(tmp_path)
     loaded = AgentSpec.load(tmp_path)
-    assert {name: spec.grammar for name, spec in zip(own, loaded.each(), strict=True)} == {
-        name: changes["grammar"] for name, changes in own.items()
+    assert {name: spec.grammar for name, spec in zip(environments, loaded.each(), strict=True)} == {
+        name: changes["grammar"] for name, changes in environments.items()
     }
 
 

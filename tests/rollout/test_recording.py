@@ -166,8 +166,8 @@ def test_the_oldest_part_is_dropped_above_the_limit(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for n in range(100):
             log.write(records(n))
-    own = [path for path in tmp_path.iterdir() if path.name.startswith("rollouts-00000")]
-    assert sum(path.stat().st_size for path in own) <= 0.002 * 2**20
+    parts = [path for path in tmp_path.iterdir() if path.name.startswith("rollouts-00000")]
+    assert sum(path.stat().st_size for path in parts) <= 0.002 * 2**20
     kept = numbers(tmp_path)
     assert kept[-1] == 100, "another process's files are its own business"
     assert 1 < len(kept) - 1 < 99 and kept[:-1] == list(range(kept[0], 100)), (
@@ -319,14 +319,14 @@ def test_a_record_says_everything(tmp_path):
         "worth_usd": 0.25,
         "seed": 7,
     }
-    what = "down (m at http://x, HTTP 503, 2 attempts)"
+    message = "down (m at http://x, HTTP 503, 2 attempts)"
     assert (failed["status"], failed["answer"], failed["error"]) == (
         "failed",
         None,
-        {"kind": "ServerFailed", "what": what},
+        {"kind": "ServerFailed", "what": message},
     )
     assert failed["observations"] == [
-        {"text": "", "error": what, "seconds": 1.5, "cached": False, "shared": False}
+        {"text": "", "error": message, "seconds": 1.5, "cached": False, "shared": False}
     ]
     assert "question" not in failed
 

@@ -229,7 +229,10 @@ def test_who_blocks_the_event_loop_is_named(warnings):
             await asyncio.sleep(0.25)
             return "y"
 
-    futures = [start(observe(one, Rollout([1]), 600)) for one in (Waits(), Blocks(), Waits())]
+    futures = [
+        start(observe(environment, Rollout([1]), 600))
+        for environment in (Waits(), Blocks(), Waits())
+    ]
     until(lambda: warnings("Blocks.step"))
     assert "must not block" in warnings("Blocks.step")[0] and not warnings("Waits.step")
     assert [future.result(20).text for future in futures] == ["y", "x", "y"]

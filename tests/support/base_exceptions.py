@@ -81,7 +81,7 @@ def chat(function: Callable[..., Any]) -> str:
 
 
 def reward(function: Callable[..., Any]) -> str:
-    from agentic_prompting.evolution.steps import score as _score
+    from agentic_prompting.evolution.scoring import score as _score
     from agentic_prompting.llm import Reply, run
     from agentic_prompting.rollout import FreeText
 

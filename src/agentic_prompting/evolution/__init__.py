@@ -4,7 +4,7 @@ No torch, no trl: [`ESPLTrainer`] uses this package beside the weight update, [`
 one.
 """
 
-from .evolve import EvolveResult, evolve
+from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
 from .generation import (
     EvolutionJournal,
     Generation,
@@ -44,7 +44,6 @@ from .results import (
 )
 from .selection import RULES, optimistic_scores, select, selection_rule
 from .settings import ESPLSettings, EvolveConfig
-from .steps import Evolution, EvolutionStopped, StepLog
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [

@@ -1,31 +1,94 @@
 """`evolve`: E-SPL for a model behind an endpoint, whose weights are not trained.
 
 No trainer, no torch: the policy is a [`ChatModel`]. A run is a loop of [`Evolution.step`]; it
-continues from its checkpoint as if it had not been interrupted.
+continues from its checkpoint as if it had not been interrupted. Algorithm 1 itself is
+[`Generation`]; a step plays the prompts on problems, lets the reference LLM reflect, and adds the
+children. A step that fails changes only the usage.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import Budget, BudgetExceeded, Usage, charge
+from ..llm import (
+    Budget,
+    BudgetExceeded,
+    ChatModel,
+    LLMError,
+    Reply,
+    Usage,
+    as_chat,
+    charge,
+    gather,
+    spans,
+)
 from ..llm.loop import in_parallel
-from ..records import only_writer
-from .generation import EvolutionJournal, journal_beside
+from ..records import atomic_write, only_writer
+from ..rewards.answer_checks import check_answers_of_rows
+from ..rollout import AgentSpec, Grammar
+from .generation import (
+    EvolutionJournal,
+    Generation,
+    ReflectionTask,
+    attempt_records,
+    journal_beside,
+    propose_children,
+)
 from .least_budget import estimate_least_budget
+from .operators import Outcome
 from .population import Population, load_state
-from .scoring import Reward
+from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
+from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
-from .steps import Chat, Evolution, EvolutionStopped, StepLog
 from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
+
+Chat = ChatModel | Callable[..., Any]
+"""A chat model, or a function of the messages that returns a text."""
+
+_FORMAT = 2  # of the state; increased when older readers would misread it
+
+
+@dataclass
+class StepLog:
+    """One step, for logs and plots; plain JSON through `dataclasses.asdict`.
+
+    Args:
+        step (`int`): From 0.
+        prompts (`list[int]`): Ids of the prompts that were played.
+        values (`list[float | None]`): V_i of each.
+        reward (`float`, *optional*): The mean reward over all rollouts that have one.
+        failed (`float`): Share of the rollouts without a reward because the call or the grader
+            failed.
+        operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`),
+            `counts`.
+        ratings (`dict[str, list[float]]`): μ and σ after the step, of the prompts that were played
+            and of the children.
+        diversity (`float`): See [`Population.diversity`].
+        held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, if it was
+            evaluated.
+        note (`str`): If no problem was worth reflecting on: why, and what to do about it.
+    """
+
+    step: int
+    prompts: list[int]
+    values: list[float | None]
+    reward: float | None
+    failed: float
+    operators: list[dict[str, Any]]
+    ratings: dict[str, list[float]]
+    diversity: float
+    held_out: float | None = None
+    note: str = ""
 
 
 @dataclass
@@ -76,6 +139,10 @@ class EvolveResult:
             f"the reference LLM made no usable edit ({count_texts}); take a more capable one, or "
             "raise max_words="
         )
+
+
+class EvolutionStopped(RuntimeError):
+    """A step failed: a fatal error (budget, key), or too many failed calls. It changed nothing."""
 
 
 def evolve(
@@ -237,3 +304,331 @@ def _describe_spending(budget: Budget | None) -> str:
     except BudgetExceeded as error:
         return f" ({error}). Spent so far: {budget}"
     return f". Spent so far: {budget}"
+
+
+# One step ---------------------------------------------------------------------------------------
+
+
+class Evolution:
+    """An evolution step by step. [`evolve`] is the loop around it and describes the arguments."""
+
+    def __init__(
+        self,
+        policy: Chat,
+        reference: Chat,
+        rows: Sequence[Any],
+        reward: Reward,
+        prompt: SystemPrompt | Population | str,
+        config: EvolveConfig | None = None,
+        eval_rows: Sequence[Any] | None = None,
+    ):
+        config = EvolveConfig() if config is None else config
+        _check_types(policy, reference, reward, config)
+
+        # Read and check the rows.
+        self.rows = read_problems(rows, "rows")
+        self.eval_rows = read_problems(eval_rows or (), "eval_rows")
+        check_answers_of_rows(reward, self.rows)
+        check_answers_of_rows(reward, self.eval_rows)
+        if (config.eval_every or config.eval_all) and not self.eval_rows:
+            raise ValueError(
+                f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out "
+                "eval_rows"
+            )
+        if len(self.rows) < config.problems_per_step:
+            raise ValueError(
+                f"problems_per_step={config.problems_per_step} of only {len(self.rows)} rows: "
+                f"use {len(self.rows)}"
+            )
+
+        # The models, and how the policy's replies are read.
+        self.policy = as_chat(policy)
+        self.reference = as_chat(reference)
+        self.reward = reward
+        self.config = config
+        self.grammar: Grammar = config.grammar  # type: ignore[assignment]  # no longer a name
+        self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=self.grammar)
+
+        # In the mode `reflection` one prompt is played at a time, and nothing crosses.
+        self.is_reflection_only = config.mode == "reflection"
+        self.generation = Generation.start(prompt, config, config.seed, self.is_reflection_only)
+        self.population = self.generation.population
+
+        self.logs: list[StepLog] = []
+        self.attempts: list[dict[str, Any]] = []  # journal lines of the latest step
+        self.usage = {"policy": Usage(), "reference": Usage()}
+
+    async def step(self) -> StepLog:
+        """Run one step (Algorithm 1): draw problems and prompts, play, rate, reflect, add children.
+
+        Raises:
+            [`EvolutionStopped`]: The step failed. Everything but `usage` is as before it.
+        """
+        # Kept for a step that fails half way.
+        state_before = self.state_dict()
+        try:
+            with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as span:
+                log = await self._step()
+                span.set({f"{spans.OWN}.reward": log.reward, f"{spans.OWN}.failed": log.failed})
+        except BaseException:
+            # Undo the step, but remember its cost.
+            usage = self.usage
+            self.load_state_dict(state_before)
+            self.usage = usage
+            raise
+        self.logs.append(log)
+        return log
+
+    async def _step(self) -> StepLog:
+        generation = self.generation
+        population = self.population
+        step_number = len(self.logs)
+
+        # Draw problems and prompts, and play every prompt on every problem.
+        epoch, rows = self._draw_rows()
+        k = 1 if self.is_reflection_only else self.config.prompts_per_step
+        # A prompt that was drawn twice is played once.
+        prompts = list({prompt.id: prompt for prompt in generation.draw(k)}.values())
+        results = await self._play(prompts, rows, epoch)
+
+        # Rate the prompts, reflect on the batch, and add the children.
+        outcomes: list[Outcome] = []
+        children: list[SystemPrompt | None] = []
+        self.attempts = []
+        task = generation.record([results])
+        if task is not None:
+            outcomes = await self._reflect(task)
+            children = self._join(task, outcomes)
+            self.attempts = attempt_records(task, outcomes, children, population)
+
+        # Evaluate the best prompt on held-out rows, if it is time.
+        held_out = None
+        if self.config.eval_every and (step_number + 1) % self.config.eval_every == 0:
+            (held_out,) = await self.evaluate([population.best()])
+
+        # Log the step.
+        rewards: list[float | None] = []
+        for result in results:
+            rewards += [attempt.reward for attempt in result.attempts]
+        child_ids = [child.id if child else None for child in children]
+        operators = []
+        for outcome, child_id in zip(outcomes, child_ids, strict=True):
+            operators.append(
+                {
+                    "operator": outcome.operator,
+                    "reason": outcome.reason,
+                    "child": child_id,
+                    "counts": dict(outcome.counts),
+                }
+            )
+        # Ratings after the step, of the prompts that were played and of the children.
+        prompt_ids = [prompt.id or 0 for prompt in prompts]
+        ratings = {}
+        for prompt_id in [*prompt_ids, *child_ids]:
+            if prompt_id is not None:
+                rating = population.rating(prompt_id)
+                ratings[str(prompt_id)] = [rating.mu, rating.sigma]
+        # If the mutation had no evidence, say why.
+        note = ""
+        if task is not None and outcomes[0].reason == "no_evidence":
+            note = self._explain_no_evidence(task.best)
+        return StepLog(
+            step=step_number,
+            prompts=prompt_ids,
+            values=generation.values[0],
+            reward=mean(rewards),
+            failed=rewards.count(None) / len(rewards),
+            operators=operators,
+            ratings=ratings,
+            diversity=population.diversity(),
+            held_out=held_out,
+            note=note,
+        )
+
+    def _explain_no_evidence(self, best: PromptResult) -> str:
+        """Return why no problem was worth reflecting on, and what to do about it."""
+        # Everything was right.
+        num_generations = self.config.num_generations
+        attempts = best.attempts
+        if all(attempt.reward is not None and attempt.reward >= 1 for attempt in attempts):
+            return "every attempt at every problem got the reward 1: take harder problems"
+
+        # Everything was wrong, because nothing could be read.
+        if all(self.grammar.parse(attempt.text).kind != "answer" for attempt in attempts):
+            return (
+                "the grammar found no answer in any reply; with grammar='free' the whole reply is "
+                "the answer, or let the prompt ask for <answer> tags"
+            )
+
+        # The attempts at a problem could not differ.
+        if num_generations == 1 and self.config.reflect_on == "mixed":
+            return (
+                "with num_generations=1 no two attempts differ: take more, or "
+                "reflect_on='imperfect'"
+            )
+        distinct_replies = []
+        for problem in best.problems:
+            distinct_replies.append({attempt.text for attempt in problem.attempts})
+        if all(len(texts) == 1 for texts in distinct_replies):
+            return (
+                f"the policy gave the same reply in all {num_generations} attempts at every "
+                "problem: sample it at a temperature above 0 "
+                "(policy_sampling={'temperature': 0.7}), or reflect on failures too "
+                "(reflect_on='imperfect')"
+            )
+        return (
+            "all attempts at a problem got the same reward, at every problem; "
+            "reflect_on='imperfect' looks at failures without a success, too"
+        )
+
+    async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
+        """Return the mean reward of members on `eval_rows`, also kept as `held_out` of the member.
+
+        Each member is evaluated only once, because the policy does not change.
+        """
+        members = self.population.members
+        unevaluated = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
+        if unevaluated:
+            for result in await self._play(unevaluated, self.eval_rows, epoch=0):
+                rewards = [value for value in result.row if value is not None]
+                self.population.note_held_out(result.prompt, rewards)
+        return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
+
+    def _draw_rows(self) -> tuple[int, list[Mapping[str, Any]]]:
+        """Return the epoch and the rows of this step, a function of the step alone.
+
+        An epoch has each row once.
+        """
+        batch_size = self.config.problems_per_step
+        batches_per_epoch = len(self.rows) // batch_size
+        epoch, batch = divmod(len(self.logs), batches_per_epoch)
+        # Each epoch has an order of its own; rows that fill no batch are left out.
+        order = list(range(len(self.rows)))
+        random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
+        positions = order[batch * batch_size : (batch + 1) * batch_size]
+        return epoch, [self.rows[position] for position in positions]
+
+    async def _play(
+        self, prompts: Sequence[SystemPrompt], rows: Sequence[Mapping[str, Any]], epoch: int
+    ) -> list[PromptResult]:
+        """Play every prompt on every problem, N times, all calls at once."""
+        num_generations = self.config.num_generations
+        sampling: Any = self.config.policy_sampling or {}
+        place: Any = self.config.prompt_place
+
+        # The number of a sample: in a later epoch a replay cache must not return the samples of an
+        # earlier one.
+        repeats = range(epoch * num_generations, (epoch + 1) * num_generations)
+        calls = []
+        rows_of_calls = []
+        for prompt in prompts:
+            for row in rows:
+                conversation = prompt.messages(self.spec.messages(row), place)
+                for repeat in repeats:
+                    calls.append(self.policy(conversation, repeat=repeat, **sampling))
+                    rows_of_calls.append(row)
+        replies = await gather(calls)
+        self.usage["policy"] += sum((reply.usage for reply in replies), Usage())
+
+        # Score all replies in one call of the reward function.
+        rewards = await score(self.reward, rows_of_calls, replies, self.grammar)
+        self._check_failures(replies, rewards)
+
+        # Collect the attempts by prompt and problem, in the order of the calls.
+        attempts = (
+            Attempt(reply.text, reward) for reply, reward in zip(replies, rewards, strict=True)
+        )
+        results = []
+        for prompt in prompts:
+            problems = []
+            for row in rows:
+                row_attempts = tuple(next(attempts) for _ in repeats)
+                problems.append(ProblemResult(question_of(row), truth_of(row), row_attempts))
+            results.append(PromptResult(prompt, tuple(problems)))
+        return results
+
+    def _check_failures(self, replies: Sequence[Reply], rewards: Sequence[float | None]) -> None:
+        """Raise [`EvolutionStopped`] for a fatal error and for too many rollouts without reward."""
+        # A wrong key or a spent budget ends the run at once.
+        errors = [reply.error for reply in replies if reply.error is not None]
+        for error in errors:
+            if error.fatal:
+                raise EvolutionStopped(f"the policy failed with a fatal error: {error}")
+
+        # Other failures end it only if they are too many.
+        failed_share = rewards.count(None) / len(rewards)
+        if failed_share > self.config.max_failed_share:
+            cause = errors[0] if errors else "the reward function returned None"
+            raise EvolutionStopped(
+                f"{failed_share:.0%} of the rollouts have no reward "
+                f"(max_failed_share={self.config.max_failed_share:.0%}): {cause}"
+            )
+
+    async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
+        # Both operators run at the same time.
+        sampling: Any = self.config.reference_sampling or {}
+        outcomes = await propose_children(self.reference, task, self.config, **sampling)
+        self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
+        return outcomes
+
+    def _join(self, task: ReflectionTask, outcomes: Sequence[Outcome]) -> list[SystemPrompt | None]:
+        try:
+            return self.generation.join(task, outcomes)
+        except LLMError as error:
+            # A wrong key or a spent budget of the reference LLM ends the run, too.
+            raise EvolutionStopped(
+                f"the reference LLM failed with a fatal error: {error}"
+            ) from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, as plain JSON."""
+        return {
+            "format": _FORMAT,
+            **self.generation.state_dict(),
+            "steps": [asdict(log) for log in self.logs],
+            "usage": {name: asdict(usage) for name, usage in self.usage.items()},
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write [`Evolution.state_dict`] to a file. A crash leaves the old file unchanged."""
+        atomic_write(path, json.dumps(self.state_dict(), ensure_ascii=False))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from an [`Evolution.state_dict`].
+
+        Raises:
+            `ValueError`: It was written by another version, or its run began with another prompt.
+        """
+        if state["format"] != _FORMAT:
+            raise ValueError(
+                f"it has format {state['format']}, and this version of agentic-prompting reads "
+                f"format {_FORMAT}: resume with the version that wrote it, or start a new run with "
+                "another checkpoint file"
+            )
+
+        # A checkpoint belongs to the prompt that its run began with.
+        root = SystemPrompt.from_json(state["population"]["members"][0]["prompt"])
+        if root.text != self.population.members[0].prompt.text:
+            raise ValueError(
+                f"the saved run began with another system prompt, {root.text[:80]!r}: use another "
+                "checkpoint file for another run"
+            )
+        self.generation.load_state_dict(state)
+        self.logs = [StepLog(**log) for log in state["steps"]]
+        self.usage = {name: Usage(**usage) for name, usage in state["usage"].items()}
+
+
+def _check_types(policy: object, reference: object, reward: object, config: object) -> None:
+    """Raise a `TypeError` that names the first argument of a wrong type."""
+    for name, model in (("policy", policy), ("reference", reference)):
+        if not callable(model):
+            hint = f"; for an endpoint: OpenAIChat({model!r})" if isinstance(model, str) else ""
+            raise TypeError(
+                f"{name} must be a chat model or a function of the messages, not {model!r}{hint}"
+            )
+    if not callable(reward):
+        raise TypeError(
+            f"reward must be a function of lists of completions and columns, not {reward!r}"
+        )
+    if not isinstance(config, EvolveConfig):
+        raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")

@@ -122,7 +122,7 @@ def _file_of(code: CodeType) -> str | None:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def answer_request(messages: list[dict[str, str]]) -> str:
+async def answer_request(messages: list[dict[str, str]]) -> str:
     """Stand in for the large LLM: a user has one of their own, so it is not a file of the way."""
     return "the answer is Swahili ."
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..evaluation import Evaluation
 from ..evolution import Lineage, read_lineage
-from ..evolution.lineage import JOURNAL_FILE
+from ..evolution.generation import JOURNAL_FILE
 from ..records import Record
 from ..refine import RefinementResult
 from .evaluation_summary import read_evaluation, read_json_object, read_optimised_prompts

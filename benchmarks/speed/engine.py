@@ -47,7 +47,7 @@ from agentic_prompting.rollout import (
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import SandboxRun, prepare_sandbox
-from benchmarks.lab import model_folder
+from benchmarks.lab import model_folder, quiet
 from benchmarks.speed import engine_model
 from benchmarks.speed.model_tables import engine_table, parts_table
 
@@ -153,6 +153,7 @@ def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
 
 def measure_real_model(arguments: argparse.Namespace) -> None:
     """Print the tables of a real model."""
+    quiet()
     gguf_file = arguments.gguf
     if gguf_file is None and arguments.model == "smollm2":
         gguf_file = packaged_file()
@@ -161,7 +162,7 @@ def measure_real_model(arguments: argparse.Namespace) -> None:
         gguf_file,
         arguments.quick,
         arguments.rows,
-        arguments.precisions,
+        arguments.precisions or engine_model.native_precisions(),
     )
     print(engine_table(result["settings"]))
     print(parts_table(result["parts"]))
@@ -184,7 +185,9 @@ def main() -> None:
     parser.add_argument("--model", help="measure a real model instead: smollm2, a folder, a name")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32], help="with --model")
     parser.add_argument(
-        "--precisions", nargs="+", default=["float32", "bfloat16"], help="with --model"
+        "--precisions",
+        nargs="+",
+        help="with --model: float32, bfloat16; those of the processor by default",
     )
     parser.add_argument("--gguf", type=Path, help="with --model: the file for llama.cpp")
     arguments = parser.parse_args()

@@ -54,6 +54,9 @@ class TableConfig:
         tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
         data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose rows they hold
             (those of `train_task`, `validation_task` and `fit_task` too); other sets come from the hub.
+        columns (`dict`, *optional*): The column names of files of your own, as [`load_task`] takes them.
+        held_out (`float`, *optional*): Of files of your own this share of the rows fills the table, and optimisers and
+            trained systems learn from the others. See [`~data.hold_out`].
         models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
         each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`, for an agent its
             `environment`) is made with each of them.
@@ -88,6 +91,8 @@ class TableConfig:
     systems: list[SystemConfig]
     tasks: list[str]
     data_files: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    held_out: float | None = None
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     each_of: Sequence[str] = ()
     metrics: list[str] | Mapping[str, list[str]] | None = None

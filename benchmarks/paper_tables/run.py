@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agentic_prompting.data import hold_out, is_user_data, load_task
 from agentic_prompting.evaluation import (
     Comparison,
     Evaluation,
@@ -44,6 +46,8 @@ class TableRun:
         left_out (`dict[str, str]`): The reason for each other part of the paper's table that is missing.
         not_asked (`dict[tuple[str, str], str]`): The reason for each system and task that it cannot answer: a row
             without figures.
+        notes (`dict[tuple[str, str], str]`): What a reader of a system's row has to know, such as that an optimiser
+            has found nothing.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
     """
 
@@ -52,6 +56,7 @@ class TableRun:
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     not_asked: dict[tuple[str, str], str] = field(default_factory=dict)
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -142,6 +147,8 @@ def _evaluated(
                     logger.warning("%s is left out: %s", system.name, reason)
                 run.skipped[system.name] = str(reason)
                 continue
+            if (system.name, task.name) in shop.notes:
+                run.notes[system.name, task.name] = shop.notes[system.name, task.name]
             part = evaluate_agent(
                 {system.name: made},
                 [task],
@@ -203,9 +210,11 @@ def _finish(
         title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
     wald = wald_column(run.evaluation.results, marks) if marks else lambda result: {}
 
+    notes = {**run.notes, **run.not_asked}
+
     def extra(result: Result) -> dict[str, str]:
-        said = run.not_asked.get((result.system, result.task), "")
-        return {**wald(result), **({"note": said} if run.not_asked else {})}
+        note = {"note": notes.get((result.system, result.task), "")} if notes else {}
+        return {**wald(result), **note}
 
     blank = [Result(*one, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0) for one in run.not_asked]
     shown = Evaluation([*run.evaluation.results, *blank])
@@ -227,17 +236,26 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             raise ValueError(f"no key for {name} ({chat.model}): {fix}")
 
     @cache
-    def load(name: str, n: int | None, seed: int) -> EvaluationTask:
-        files = {"data_files": config.data_files[name]} if name in config.data_files else {}
+    def load(name: str, n: int | None, seed: int, learn: bool = True) -> EvaluationTask:
+        options: dict[str, Any] = {}
+        if name in config.data_files:
+            options["data_files"] = config.data_files[name]
+        if is_user_data(name) and config.columns:
+            options["columns"] = dict(config.columns)
         try:
-            return load_evaluation_task(name, n, seed, **files)
+            if config.held_out is not None and is_user_data(name):
+                return _part_of_file(name, n, seed, config.held_out, learn, options)
+            return load_evaluation_task(name, n, seed, **options)
         except RuntimeError as error:  # none of its sources could be loaded
             raise ValueError(" ".join(str(error).split())) from error
 
     for name in config.tasks:
-        task = load(name, config.n, config.seed)
+        task = load(name, config.n, config.seed, learn=False)
         tasks.append(replace(task, metrics=tuple(config.metrics_of(name) or task.metrics)))
-        train, validation = (_for(one, name) for one in (config.train_task, config.validation_task))
+        train = _for(config.train_task, name)
+        validation = _for(config.validation_task, name)
+        if train is None and config.held_out is not None and is_user_data(name):
+            train = name  # the rows that are not held out
         lessons[task.name] = Lessons(
             name,
             load(train, config.train_rows, config.seed + 1).rows if train else [],
@@ -249,6 +267,17 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             ),
         )
     return tasks, lessons, models
+
+
+def _part_of_file(
+    name: str, n: int | None, seed: int, share: float, learn: bool, options: Mapping[str, Any]
+) -> EvaluationTask:
+    """At most `n` rows of a file: of those to learn from, or of the held-out ones."""
+    learned, held_out = hold_out(load_task(name, **options), share)
+    rows = list(learned if learn else held_out)
+    if n is not None and n < len(rows):
+        rows = random.Random(seed).sample(rows, n)
+    return EvaluationTask(Path(name).stem, rows)
 
 
 def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:

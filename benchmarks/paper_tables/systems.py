@@ -111,6 +111,7 @@ class Workshop:
             cache,
             seed,
         )
+        self.notes: dict[tuple[str, str], str] = {}
         self._loaded: tuple[str, System | None] = (
             "",
             None,
@@ -204,6 +205,8 @@ class Workshop:
             )
             found = OPTIMISERS[system.kind](objective, prompt)
             atomic_write(path, json.dumps(asdict(found), indent=2) + "\n")
+        if found.prompt.strip() == prompt.strip():
+            self.notes[system.name, task.name] = "found no better prompt than its first one"
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
 
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from paper_tables import load_config, run_table
 from paper_tables.sandbox import SANDBOX_TASKS, sandbox_task
 from support.misbehaving import MisbehavingServer
 
-CONFIGS = sorted((Path(__file__).parents[2] / "examples" / "configs").glob("eval_*.yaml"))
+FOLDER = Path(__file__).parents[2] / "examples" / "configs"
+OWN_ROWS = FOLDER / "eval_closed_model.yaml"
+CONFIGS = sorted(set(FOLDER.glob("eval_*.yaml")) - {OWN_ROWS})
 
 SMALL = """
 title: Small
@@ -413,6 +416,36 @@ systems: {{cot: {{kind: prompted, model: small, prompt: start}}}}
         0.5,
         6,
     )
+
+
+def test_a_file_of_your_own_is_split(tmp_path, monkeypatch, capsys):
+    """Optimisers learn from the rows that are not held out; one that found nothing has a note."""
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f"Which colour has flag {i}?;blue\n" for i in range(10))
+    (tmp_path / "mine.csv").write_text("request;reply\n" + lines)
+    with MisbehavingServer(say=lambda request: "Answer: blue") as server:
+        text = OWN_ROWS.read_text()
+        text = text.replace("{name: gpt-4o-mini,", f'{{base_url: "{server.base_url}",')
+        text = text.replace("{name: gpt-4o}", f'{{base_url: "{server.base_url}"}}')
+        text = text.replace("budget_usd: 10", "budget_tokens: 1000000")
+        text = text.replace("calls_budget: 500", "calls_budget: 30")
+        config = written(tmp_path, text.replace("  gepa: {prompt: *start}\n", ""))
+        command = ["evaluate", "--config", str(config), "--dataset", "mine.csv"]
+        command += ["--columns", "question=request,answer=reply", "--held-out", "0.4"]
+        assert main([*command, "--output-dir", "out", "--json"]) == 0
+        requests = json.dumps(server.requests)
+    record = json.loads(capsys.readouterr().out)
+    assert {result["answers"] for result in record["results"]} == {4}
+    assert all(f"flag {i}" in requests for i in range(10))
+    assert "found no better prompt" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_the_table_for_a_closed_model_in_the_sandbox(tmp_path):
+    config = load_config(OWN_ROWS)
+    small = replace(config, sandbox={**config.sandbox, "n": 6, "train_rows": 8})
+    run = run_table(small, sandbox=True, output=tmp_path / "out", progress=False)
+    assert {"start", "espl", "opro"} <= {result.system for result in run.evaluation.results}
+    assert all(comparison.second == "start" for comparison in run.comparisons)
 
 
 def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):

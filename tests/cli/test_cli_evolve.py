@@ -135,3 +135,28 @@ def test_a_reward_that_fails_is_one_line_with_its_name(
     monkeypatch.delitem(__import__("sys").modules, "own_score", raising=False)
     status, _, err = run("evolve", *own, *models.options, "--reward", "own_score:score")
     assert (status, err.count("\n")) == (2, 1) and message in err
+
+
+def test_a_share_of_the_rows_is_held_out(run, tmp_path, own, models):
+    """The first and the best prompt are tried on it, and nothing is learned from it."""
+    lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(10))
+    (tmp_path / "mine.csv").write_text("request,reply\n" + lines)
+    options = ["--grammar", "free", "--reward", "desk_reward:score", "--held-out", 0.4]
+    options += ["--initial-prompt", "Name a colour."]
+    status, out, err = run("evolve", *own, *models.options, *options, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["first_held_out"]["n"] == record["best_held_out"]["n"] == 4
+    assert record["best_held_out"]["mean"] == 1.0 > record["first_held_out"]["mean"]
+
+    # Six questions are learned from, and each of the others is asked under two prompts only.
+    prompts = {}
+    for body in models.server.requests:
+        if body["model"] == "small":
+            system, *_, question = [message["content"] for message in body["messages"]]
+            prompts.setdefault(question, set()).add(system)
+    assert len(prompts) == 10
+    status, out, err = run("evolve", *own, *models.options, *options)
+    assert "held out (4 rows): the first prompt" in out
+    status, _, err = run("evolve", *own, *models.options, *options, "--eval-task", "mine.csv")
+    assert status == 2 and "--held-out" in err and "--eval-task" in err

@@ -167,6 +167,16 @@ def test_linked_files_are_there(page):
         assert (page.parent / target).exists(), f"{name_of(page)} links {target}"
 
 
+def test_llms_txt_links_every_page_that_is_named():
+    """Its links are those of the built site: `howto/agent/` is the page `howto/agent.md`."""
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]+)/\)", text)
+    pages = [ROOT / "docs" / f"{target}.md" for target in targets]
+    pages = [page if page.is_file() else page.with_suffix("") / "index.md" for page in pages]
+    assert len(targets) > 20 and [page for page in pages if not page.is_file()] == []
+    assert len(targets) == len(set(targets)) == text.count("](")
+
+
 # The tutorial ---------------------------------------------------------------------------------------------------------
 
 

@@ -590,3 +590,36 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     assert idle.calls == 0 and again.population.state_dict() == result.population.state_dict()
     with pytest.raises(ValueError, match="eval_every=2.* eval_rows"):
         run(config=config)
+
+
+def test_feedback_of_the_reward_is_read_by_the_reference():
+    """A pair of a number and a text: the number is the reward, the text stands with the attempt."""
+    requests = []
+
+    def reads(messages):
+        requests.append(messages[0]["content"])
+        return reflect(messages)
+
+    def graded(completions, answers, **columns):
+        pairs = []
+        for completion, accepted in zip(completions, answers, strict=True):
+            right = accepted[0] in completion[0]["content"]
+            pairs.append((1.0, "") if right else (0.0, "The right answer names its number."))
+        return pairs
+
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1})
+    result = evolve(Policy(), ScriptedChat(reads), ROWS, graded, ROOT, config)
+    retold = [text for text in requests if text.startswith("Task: retell")]
+    assert any("The right answer names its number." in text for text in retold)
+    assert any("The right answer names" not in text for text in retold)
+    assert 0 < result.steps[0].reward < 1
+    number_alone = evolve(Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, config)
+    assert result.steps[0].reward == number_alone.steps[0].reward
+
+
+def test_feedback_that_is_no_text_is_refused():
+    def graded(completions, **columns):
+        return [(1.0, 2.0) for _ in completions]
+
+    with pytest.raises(TypeError, match="graded"):
+        evolve(Policy(), ScriptedChat(reflect), ROWS, graded, ROOT, SETTINGS)

@@ -22,7 +22,8 @@ from typing import Any
 from openai import OpenAI
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT_PAGES])
 MODELS = (
     "Qwen/Qwen3-0.6B",
     "Qwen/Qwen3-4B",

@@ -99,7 +99,7 @@ def evaluate(arguments: Sequence[str]) -> int:
             folder = folder or options.run / "evaluation"
             results = _evaluate_run(options, judges, folder)
         else:
-            table = _load_table(options.config, options.metric, judges)
+            table = _load_table(options, judges)
             folder = folder or table.output
             results = _fill_table(options, table)
     except EvaluationStopped as error:
@@ -188,7 +188,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     if options.base is not None:
         check_model(options.base)
     # The rows are a task named after their file, in the metrics of the options.
-    task = EvaluationTask(Path(options.dataset).stem, list(options.load("", 0)))
+    rows = options.load("", 0) if options.held_out is None else options.load_held_out_share("")
+    task = EvaluationTask(Path(options.dataset).stem, list(rows))
     metrics = [*(options.metric or ["exact_match", "token_f1"]), *judges]
 
     with ExitStack() as stack:
@@ -279,9 +280,11 @@ def _fill_table(options: EvaluateOptions, table: Any) -> Results:
     return Results(title, filled.files, filled.comparisons, left_out)
 
 
-def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[str]) -> Any:
-    """The table of a configuration, with other metrics if some are named, and with those of judges."""
-    config = find_example(config) or config
+def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
+    """The table of a configuration, with other rows or metrics if some are named, and with those of judges."""
+    assert options.config is not None
+    config = find_example(options.config) or options.config
+    metrics = options.metric
     tables = import_paper_tables()
     # Name the tables that there are instead.
     if not config.is_file():
@@ -291,6 +294,13 @@ def _load_table(config: Path, metrics: Sequence[str] | None, judges: Sequence[st
             f"{config} does not exist; in examples/configs/ there are {', '.join(names)}"
         )
     table = tables.load_config(config)
+    # Rows of the options replace those of the table.
+    if options.dataset is not None:
+        table = replace(table, tasks=[options.dataset], train_task=options.dataset, averages={})
+    if options.columns is not None:
+        table = replace(table, columns=options.column_names())
+    if options.held_out is not None:
+        table = replace(table, held_out=options.held_out)
     # Metrics of the options replace those of the table, in the sandbox, too.
     if metrics:
         table = replace(table, metrics=metrics, sandbox={**table.sandbox, "metrics": metrics})

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as run_evolution
+from ..evolution import EvolveConfig, EvolveResult, Member, StepLog, evolve as run_evolution
 from ..llm import LLMError
 from ..llm.guard import describe
 from ..records import atomic_write, only_writer
 from .loader import REWARDS, load_reward, register_selections
 from .option_parser import OptionParser
-from .options import JSON_HELP, HeldOutRows, ReferenceModel, Spending, TaskRows, Tracing, option
+from .options import JSON_HELP, HeldOutRows, ReferenceModel, Spending, Tracing, option
 from .terminal import print_text
 
 NOTHING_LEARNED = 3
@@ -25,7 +25,7 @@ NOTHING_LEARNED = 3
 
 
 @dataclass
-class EvolveOptions(TaskRows, HeldOutRows, Spending, ReferenceModel, Tracing):
+class EvolveOptions(HeldOutRows, Spending, ReferenceModel, Tracing):
     """The options of `evolve` beside those of [`EvolveConfig`]: the models, the rows and the reward."""
 
     policy_model: str | None = option("The model that solves, by its name.")
@@ -86,6 +86,9 @@ def evolve(arguments: Sequence[str]) -> int:
         print_text(
             f"\nthe best of {len(result.population.members)} prompts, by rating:\n{prompt}\n"
         )
+        held_out = _describe_held_out(result)
+        if held_out:
+            print_text(held_out)
         print_text("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
         print_text(f"written to {folder}: system_prompt.txt, state.json")
 
@@ -134,7 +137,7 @@ def _connect_parts(
         "reward": load_reward(options.reward),
         "prompt": options.initial_prompt,
         "config": config,
-        "eval_rows": options.load_held_out(config.seed),
+        "eval_rows": options.load_held_out(options.task, config.seed),
     }
 
 
@@ -174,20 +177,41 @@ def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
     """What `--json` prints."""
     # Held-out scores by step, where there was an evaluation.
     held_out = {log.step: log.held_out for log in result.steps if log.held_out is not None}
-    # The member of the population with the best prompt has its held-out score.
-    best = next(
-        member for member in result.population.members if member.prompt.text == result.best.text
-    )
+    # Members of the population have their own held-out scores.
+    first, best = _first_and_best(result)
     return {
         "prompt": result.best.text,
         "steps": len(result.steps),
         "held_out": held_out,
+        "first_held_out": first.held_out,
         "best_held_out": best.held_out,
         "usage": {name: asdict(usage) for name, usage in result.usage.items()},
         "cost_usd": sum(usage.cost_usd for usage in result.usage.values()),
         "stopped": result.stopped,
         "output_dir": str(folder),
     }
+
+
+def _first_and_best(result: EvolveResult) -> tuple[Member, Member]:
+    """The members with the first prompt and with the best one."""
+    members = result.population.members
+    best = next(member for member in members if member.prompt.text == result.best.text)
+    return members[0], best
+
+
+def _describe_held_out(result: EvolveResult) -> str:
+    """The mean reward of the first and of the best prompt on held-out rows; empty without such rows."""
+    first, best = _first_and_best(result)
+    if first.held_out is None or best.held_out is None:
+        return ""
+    if first is best:
+        return (
+            f"held out ({first.held_out['n']} rows): the first prompt {first.held_out['mean']:.3f}"
+        )
+    return (
+        f"held out ({best.held_out['n']} rows): the first prompt {first.held_out['mean']:.3f}, "
+        f"the best one {best.held_out['mean']:.3f}"
+    )
 
 
 def _describe_reward_error(reward: str, error: Exception) -> str | None:

@@ -211,15 +211,39 @@ class TaskRows:
     task_rows: int | None = option("Sample this many rows; all by default.")
     data_files: str | None = option("Local files instead of the hub.")
     dataset: str | None = option(
-        "Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .parquet)."
+        "Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .xlsx, .parquet)."
     )
     columns: str | None = option("Which of its columns is which: question=q,answers=a.")
+    held_out: float | None = option(
+        "Share of the rows for evaluation only, such as 0.3: the same rows in every command."
+    )
 
     def load(self, task: str, seed: int) -> Dataset:
-        """The rows. Raises `ValueError`, in one line, if they cannot be loaded."""
-        from ..data import is_user_data, load_task
+        """The rows to learn from. Raises `ValueError`, in one line, if they cannot be loaded."""
+        if self.held_out is None:
+            return self._load_rows(task, self.task_rows, seed)
+        from ..data import hold_out
 
-        # Pairs such as `question=q`: our name for a column, then that of the file.
+        # Split first, so that the same rows are held out whatever is sampled from the others.
+        rows, _ = hold_out(self._load_rows(task, None, seed), self.held_out)
+        if self.task_rows is None:
+            return rows
+        if self.task_rows > len(rows):
+            raise ValueError(
+                f"--task-rows {self.task_rows}: only {len(rows)} rows are not held out"
+            )
+        return rows.shuffle(seed).select(range(self.task_rows))
+
+    def load_held_out_share(self, task: str, seed: int = 0) -> Dataset:
+        """The held-out rows of `--held-out`, which [`TaskRows.load`] leaves out."""
+        from ..data import hold_out
+
+        assert self.held_out is not None
+        _, held_out_rows = hold_out(self._load_rows(task, None, seed), self.held_out)
+        return held_out_rows
+
+    def column_names(self) -> dict[str, str]:
+        """Our name for a column -> that of the file. Raises `ValueError` for another form."""
         columns = {}
         for pair in (self.columns or "").split(","):
             name, _, column = pair.partition("=")
@@ -229,6 +253,10 @@ class TaskRows:
                 )
             if pair:
                 columns[name] = column
+        return columns
+
+    def _load_rows(self, task: str, n: int | None, seed: int) -> Dataset:
+        from ..data import is_user_data, load_task
 
         # Only the rows of a task may have to come from the hub.
         source = self.dataset or task
@@ -238,10 +266,10 @@ class TaskRows:
             return load_task(
                 source,
                 self.task_split,
-                self.task_rows,
+                n,
                 seed,
                 data_files=self.data_files,
-                columns=columns or None,
+                columns=self.column_names() or None,
             )
         except RuntimeError as error:
             # On one line, even if the message has several.
@@ -249,24 +277,34 @@ class TaskRows:
 
 
 @dataclass
-class HeldOutRows:
-    """Rows for evaluation only."""
+class HeldOutRows(TaskRows):
+    """Rows to learn from, and rows for evaluation only."""
 
     eval_task: str | None = option("Held out: TASK/SPLIT or a file; several with commas.")
     eval_task_rows: int | None = option("Sample this many of each; all by default.")
 
-    def load_held_out(self, seed: int) -> Dataset | None:
-        """The evaluation rows, or `None` if the options name none."""
+    def load_held_out(self, task: str, seed: int) -> Dataset | None:
+        """The evaluation rows: those of `--eval-task`, the share of `--held-out`, or `None`."""
         from datasets import concatenate_datasets
 
         from ..data import is_user_data, load_task
 
+        if self.held_out is not None:
+            if self.eval_task is not None:
+                raise ValueError(
+                    "--held-out and --eval-task both name the evaluation rows: leave one of them out"
+                )
+            return self.load_held_out_share(task, seed)
+
         # A task is named with its split (by default `test`), while a file has none.
         datasets = []
         for name in self.eval_task.split(",") if self.eval_task else ():
-            task = name
-            split = ""
-            if not is_user_data(name):
-                task, _, split = name.partition("/")
-            datasets.append(load_task(task, split or "test", self.eval_task_rows, seed))
+            if is_user_data(name):
+                # The columns of a file of your own are called as in the training file.
+                columns = self.column_names() if self.dataset else None
+                rows = load_task(name, "test", self.eval_task_rows, seed, columns=columns or None)
+            else:
+                eval_task, _, split = name.partition("/")
+                rows = load_task(eval_task, split or "test", self.eval_task_rows, seed)
+            datasets.append(rows)
         return concatenate_datasets(datasets) if datasets else None

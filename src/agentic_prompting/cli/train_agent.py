@@ -64,6 +64,11 @@ class AgentArguments(DataAndEnvironment):
         ignored = [option for option in self.NOT_FOR_PROGRAMS if getattr(self, option)]
         if ignored:
             raise ValueError(f"an agent program has its own: leave out --{', --'.join(ignored)}")
+        if self.held_out is not None and (self.dataset or "").endswith(".jsonl"):
+            raise ValueError(
+                "--held-out needs rows of the known columns, and tasks in JSON lines keep theirs: "
+                "write the held-out tasks to a file of their own"
+            )
         if not self.dataset and not self.task:
             raise MissingOption(
                 "name the tasks",
@@ -100,7 +105,9 @@ class AgentArguments(DataAndEnvironment):
         program.keep_private([self.dataset] if self.dataset else [])
         # The program and the model are checked before the rows are loaded.
         check_before_loading(args, model, program)
-        arguments = self.trainer_arguments(args, model, self.load_rows(args.seed))
+        rows = self.load_rows(args.seed)
+        held_out = self.load_held_out(self.task, args.seed)
+        arguments = self.trainer_arguments(args, model, rows, held_out)
         return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:

@@ -25,7 +25,7 @@ from .loader import (
     load_tools,
     text_or_file,
 )
-from .options import EnvironmentModel, HeldOutRows, MissingOption, TaskRows, option
+from .options import EnvironmentModel, HeldOutRows, MissingOption, option
 
 # The shipped environments; with `none` the agent asks nobody.
 ENVIRONMENTS = ("llm", "search", "none")
@@ -38,7 +38,7 @@ def reward_option(default: str) -> Any:
 
 
 @dataclass
-class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
+class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     """Options of all methods: the arguments of the trainers in Python, by name."""
 
     n_test: int = option("Sandbox: held-out questions.", 256)
@@ -70,6 +70,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
     # Options of parts that the sandbox has of its own.
     NOT_IN_SANDBOX = (
         "dataset",
+        "held_out",
         "eval_task",
         "environment",
         "tools",
@@ -156,6 +157,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
         args: MultiTurnGRPOConfig,
         model: ModelConfig,
         train_dataset: Dataset | list[dict[str, Any]],
+        eval_dataset: Dataset | None,
     ) -> dict[str, Any]:
         """The arguments of every trainer but the environment and the reward."""
         # Parts that options name; for `None` the trainer has its own.
@@ -170,7 +172,7 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
             "model": model.model_name_or_path,
             "args": args,
             "train_dataset": train_dataset,
-            "eval_dataset": self.load_held_out(args.seed),
+            "eval_dataset": eval_dataset,
             "processing_class": tokenizer,
             "prompt_template": text_or_file(self.prompt_template),
             "system_prompt": text_or_file(self.system_prompt),

@@ -84,8 +84,11 @@ class PromptR1Arguments(DataAndEnvironment):
         # Endpoints and model are checked before the rows are loaded.
         check_before_loading(args, model, environment.get("environment"))
         rows = self.load(self.task, args.seed)
+        held_out = self.load_held_out(self.task, args.seed)
         trainer = PromptR1Trainer(
-            reward_funcs=rewards, **environment, **self.trainer_arguments(args, model, rows)
+            reward_funcs=rewards,
+            **environment,
+            **self.trainer_arguments(args, model, rows, held_out),
         )
         return trainer, None
 

@@ -11,6 +11,7 @@ from .catalogue import (
     list_tasks,
 )
 from .contamination import Contamination, contamination_report
+from .hold_out import hold_out
 from .loading import load_task
 from .records import as_dataset
 from .task import Reader, ReadRow, Source, Subset, Task
@@ -35,6 +36,7 @@ __all__ = [
     "contamination_report",
     "describe_task",
     "find_task",
+    "hold_out",
     "is_user_data",
     "list_tasks",
     "load_task",

@@ -180,8 +180,9 @@ def evolve(
         budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
             if the reward is a language model with a `charge_to`, `judge`. One that does not pay for
             two steps ([`LeastBudget`]) is warned of before the first call.
-        eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating; see
-            `eval_every` and `eval_all` of the settings.
+        eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating. The first and
+            the best prompt are evaluated on them after the last step; see also `eval_every` and
+            `eval_all` of the settings.
 
     Returns:
         [`EvolveResult`]. A run that cannot continue (budget spent, too many failures) returns its
@@ -282,11 +283,14 @@ def _run_steps(
         if on_step is not None:
             on_step(log)
 
-    # Evaluate every rated prompt on the held-out rows (Figure 8).
+    # Evaluate on the held-out rows: every rated prompt (Figure 8), or the first and the best one.
+    population = evolution.population
     if evolution.config.eval_all:
-        members = evolution.population.members
-        rated_prompts = [member.prompt for member in members if member.matches]
-        list(in_parallel([evolution.evaluate(rated_prompts)], max_in_flight=1))
+        prompts = [member.prompt for member in population.members if member.matches]
+    else:
+        prompts = [population.members[0].prompt, population.best()]
+    if evolution.eval_rows and prompts:
+        list(in_parallel([evolution.evaluate(prompts)], max_in_flight=1))
         if path is not None:
             evolution.save(path)
 
@@ -531,12 +535,13 @@ class Evolution:
         self.usage["policy"] += sum((reply.usage for reply in replies), Usage())
 
         # Score all replies in one call of the reward function.
-        rewards = await score(self.reward, rows_of_calls, replies, self.grammar)
-        self._check_failures(replies, rewards)
+        judgements = await score(self.reward, rows_of_calls, replies, self.grammar)
+        self._check_failures(replies, [judgement.reward for judgement in judgements])
 
         # Collect the attempts by prompt and problem, in the order of the calls.
         attempts = (
-            Attempt(reply.text, reward) for reply, reward in zip(replies, rewards, strict=True)
+            Attempt(reply.text, judgement.reward, judgement.feedback)
+            for reply, judgement in zip(replies, judgements, strict=True)
         )
         results = []
         for prompt in prompts:

@@ -30,10 +30,19 @@ class Attempt:
         text (`str`): The policy's turns and the observations between them, in order.
         reward (`float`, *optional*): `None` if the rollout failed through no fault of the policy:
             it is no evidence.
+        feedback (`str`, *optional*, defaults to `""`): The reward's own words on the rollout.
     """
 
     text: str
     reward: float | None
+    feedback: str = ""
+
+    @property
+    def report(self) -> str:
+        """The text, followed by the feedback if there is any."""
+        if not self.feedback:
+            return self.text
+        return f"{self.text}\n\nFeedback on this attempt: {self.feedback}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ class ProblemResult:
 
     @property
     def scored(self) -> list[tuple[str, float]]:
-        """Text and reward of the attempts that have a reward."""
+        """Report and reward of the attempts that have a reward."""
         return [
-            (attempt.text, attempt.reward)
+            (attempt.report, attempt.reward)
             for attempt in self.attempts
             if attempt.reward is not None
         ]
@@ -74,7 +83,7 @@ class ProblemResult:
         return mean([attempt.reward for attempt in self.attempts])
 
     def failed(self, reflect_on: str = "mixed") -> list[tuple[str, float]]:
-        """Return text and reward of the attempts below the best one, or below 1.0 (`imperfect`)."""
+        """Return report and reward of the attempts below the best one, or below 1.0 (`imperfect`)."""
         # The reward to reach: the full one, or that of the best attempt at this problem.
         target = 1.0
         if reflect_on == "mixed":
@@ -119,7 +128,10 @@ class PromptResult:
         # Each problem with its attempts as plain lists.
         evidence = []
         for problem in self.problems:
-            attempts = [[attempt.text, attempt.reward] for attempt in problem.attempts]
+            attempts = []
+            for attempt in problem.attempts:
+                feedback = [attempt.feedback] if attempt.feedback else []
+                attempts.append([attempt.text, attempt.reward, *feedback])
             evidence.append([problem.question, problem.truth, attempts])
         return {"prompt": self.prompt.to_json(), "evidence": evidence}
 
@@ -128,7 +140,7 @@ class PromptResult:
         """Return the result of a [`PromptResult.to_json`]."""
         problems = []
         for question, truth, saved_attempts in saved["evidence"]:
-            attempts = tuple(Attempt(text, reward) for text, reward in saved_attempts)
+            attempts = tuple(Attempt(*saved_attempt) for saved_attempt in saved_attempts)
             problems.append(ProblemResult(question, truth, attempts))
         return cls(SystemPrompt.from_json(saved["prompt"]), tuple(problems))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -14,7 +15,21 @@ from ..rollout import Grammar, Rollout, Sample
 Reward = Callable[..., Any]
 """TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the
 rows, all lists. A plain function runs on a thread of its own, because it may block; an `async` one
-is awaited."""
+is awaited. In place of a number it may return a pair of the number and a text, its feedback, which
+the reference LLM reads with the attempt."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the reward function says about one reply.
+
+    Args:
+        reward (`float`, *optional*): `None` if there is nothing to judge.
+        feedback (`str`, *optional*, defaults to `""`): Its words on the reply.
+    """
+
+    reward: float | None
+    feedback: str = ""
 
 
 def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
@@ -57,19 +72,20 @@ def read_problems(rows: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
 
 async def score(
     reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
-) -> list[float | None]:
-    """Return one reward per reply, by one call of the reward function.
+) -> list[Judgement]:
+    """Return one judgement per reply, by one call of the reward function.
 
-    It is `None` for NaN, infinite rewards and a reply that is an error.
+    Its reward is `None` for NaN, infinite rewards and a reply that is an error.
 
     Raises:
-        `TypeError`: The function does not return one number or `None` per completion.
+        `TypeError`: The function does not return one number, `None`, or a pair of a number and a
+            text per completion.
     """
     # A reply that is an error has no reward, and is not passed to the function.
-    rewards: list[float | None] = [None] * len(replies)
+    judgements = [Judgement(None)] * len(replies)
     scorable = [number for number, reply in enumerate(replies) if reply.error is None]
     if not scorable:
-        return rewards
+        return judgements
 
     # The arguments of TRL's reward signature.
     scorable_rows = [rows[number] for number in scorable]
@@ -88,14 +104,24 @@ async def score(
     returned = await call_guarded(reward, **columns)
     try:
         for number, value in zip(scorable, returned, strict=True):
-            rewards[number] = None if value is None else finite_float(value)
+            judgements[number] = _read_judgement(value)
     except (TypeError, ValueError):
         name = getattr(reward, "__name__", type(reward).__name__)
         raise TypeError(
             f"the reward {name} must return one number or None for each of the {len(scorable)} "
             f"completions, not {repr(returned)[:200]}"
         ) from None
-    return rewards
+    return judgements
+
+
+def _read_judgement(value: Any) -> Judgement:
+    """Read a number, `None`, or a pair of one of them and a text."""
+    feedback = ""
+    if isinstance(value, tuple):
+        value, feedback = value
+        if not isinstance(feedback, str):
+            raise TypeError("the feedback is not a text")
+    return Judgement(None if value is None else finite_float(value), feedback)
 
 
 def _as_rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:

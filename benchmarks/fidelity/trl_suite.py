@@ -37,7 +37,7 @@ INTENDED: dict[str, str] = {
         "Several environments in one `environment_factory=` (a dict) are refused"
     ),
     r"environment_owned_(data|reward)": "Every row needs a `prompt` or a `question`",
-    r"dataset_required": "A data set that is missing, empty or lacks that column is an error in our words",
+    r"dataset_required": "A data set that is missing or empty, or that lacks the column, is an error",
     # They put token ids in the place of what `generate` returns.
     r"with_mask_truncated_completions$|test_train_with_tools|with_environment_factory|malformed_tool_calls": (
         "Sampling does not call `model.generate`"

@@ -270,7 +270,9 @@ def test_the_evaluate_command(tmp_path, capsys):
         )
         == 0
     )
-    assert re.search(r"task +system +token_f1 +iterations +answered", capsys.readouterr().out)
+    assert re.search(
+        r"task +system +token_f1 +iterations +(note +)?answered", capsys.readouterr().out
+    )
     assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
     assert (
         "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, "
@@ -432,7 +434,7 @@ def test_a_file_of_your_own_is_split(tmp_path, monkeypatch, capsys):
         config = written(tmp_path, text.replace("  gepa: {prompt: *start}\n", ""))
         command = ["evaluate", "--config", str(config), "--dataset", "mine.csv"]
         command += ["--columns", "question=request,answer=reply", "--held-out", "0.4"]
-        assert main([*command, "--output-dir", "out", "--json"]) == 0
+        assert status(*command, "--output-dir", "out", "--json") == 0
         requests = json.dumps(server.requests)
     record = json.loads(capsys.readouterr().out)
     assert {result["answers"] for result in record["results"]} == {4}

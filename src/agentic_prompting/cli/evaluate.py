@@ -294,9 +294,9 @@ def _load_table(options: EvaluateOptions, judges: Sequence[str]) -> Any:
             f"{config} does not exist; in examples/configs/ there are {', '.join(names)}"
         )
     table = tables.load_config(config)
-    # Rows of the options replace those of the table.
+    # Rows of the options replace those of the table; optimisers learn from the rows not held out.
     if options.dataset is not None:
-        table = replace(table, tasks=[options.dataset], train_task=options.dataset, averages={})
+        table = replace(table, tasks=[options.dataset], train_task=None, averages={})
     if options.columns is not None:
         table = replace(table, columns=options.column_names())
     if options.held_out is not None:

@@ -90,7 +90,7 @@ def test_few_blocks_are_not_run():
     left = [block for block in [*ALL, *DOCSTRINGS] if block.language == "python" and not block.runs]
     left = [block for block in left if not block.note.startswith("title=")]
     assert len(left) <= MOST_NOT_RUN
-    assert all(re.fullmatch(r"no-run: \w.+", block.note) for block in left)
+    assert all(re.fullmatch(r"not run: \w.+", block.note) for block in left)
 
 
 def test_every_block_is_of_a_kind_that_is_checked():
@@ -284,8 +284,8 @@ def test_every_extra_is_on_the_installation_page():
 
 
 def test_the_reading_of_blocks():
-    text = "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  ```python no-run: c\n  z\n  ```\n"
+    text = "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  <!-- not run: c -->\n  ```python\n  z\n  ```\n"
     first, hidden, left = blocks_of(text, "page.md")
     assert first == Block("page.md", 4, "python", "", "x = 1\n")
     assert (hidden.code, hidden.line, hidden.shown, hidden.runs) == ("y = 2\n", 8, False, True)
-    assert (left.code, left.note, left.runs) == ("z\n", "no-run: c", False)
+    assert (left.code, left.note, left.runs) == ("z\n", "not run: c", False)

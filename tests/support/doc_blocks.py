@@ -1,7 +1,7 @@
 """Code blocks of the documentation and of docstrings, and the stand-ins with which they run free of charge.
 
 In a page, `<!-- python, not shown:` ... `-->` has lines that a reader knows and a test needs; they run in their place
-among the blocks. A block that cannot run here gives the reason in its fence: ```python no-run: reason.
+among the blocks. Before a block that cannot run here, a line gives the reason: `<!-- not run: REASON -->`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _ON_A_LAPTOP = {
 }
 
 _FENCE = re.compile(
-    r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$|^<!-- python, not shown:\n(.*?)^-->$", re.M | re.S
+    r"(?:^ *<!-- (not run: [^\n]+) -->\n)?^( *)```(\w*)([^\n`]*)\n(.*?)^\2```$"
+    r"|^<!-- python, not shown:\n(.*?)^-->$",
+    re.M | re.S,
 )
 _ADDRESS = re.compile(r"https?://[\w.:<>-]+(?:/openai)?/v1/?")
 
@@ -60,7 +62,7 @@ class Block:
         where (`str`): The file, from the repository's root.
         line (`int`): The number of its first line of code.
         language (`str`): The fence's language; `""` if it has none.
-        note (`str`): The rest of the fence's first line.
+        note (`str`): The rest of the fence's first line, or `not run: REASON`.
         code (`str`): The code without the fence's indentation.
         shown (`bool`): Whether readers see it.
     """
@@ -75,7 +77,7 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether it runs here; a file that the reader writes is run with its page as a whole."""
-        return self.language == "python" and not self.note.startswith(("no-run:", "title="))
+        return self.language == "python" and not self.note.startswith(("not run:", "title="))
 
     def run(
         self, names: dict[str, Any], addresses: dict[str, str], called: set[str] | None = None
@@ -116,12 +118,16 @@ def blocks_of(text: str, where: str, first_line: int = 1) -> list[Block]:
     """The fenced and the hidden blocks of a text in Markdown."""
     found = []
     for match in _FENCE.finditer(text):
-        line = first_line + text.count("\n", 0, match.start()) + 1
-        if match[5] is not None:
-            found.append(Block(where, line, "python", "", match[5], shown=False))
+        reason, _, language, note, code, hidden = match.groups()
+        # The first line of the code, after the fence.
+        start = match.start(5) if hidden is None else match.start(6)
+        line = first_line + text.count("\n", 0, start)
+        if hidden is not None:
+            found.append(Block(where, line, "python", "", hidden, shown=False))
         else:
-            code = textwrap.dedent(match[4])
-            found.append(Block(where, line, match[2], match[3].strip(), code))
+            found.append(
+                Block(where, line, language, reason or note.strip(), textwrap.dedent(code))
+            )
     return found
 
 

@@ -275,7 +275,7 @@ def test_the_evaluate_command(tmp_path, capsys):
     )
     assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
     assert (
-        "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, "
+        "eval_x.yaml does not exist; in examples/configs/ there are eval_closed_model, "
         in capsys.readouterr().err
     )
     assert (

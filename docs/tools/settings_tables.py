@@ -1,6 +1,7 @@
 """A hook of `mkdocs.yml` that replaces `<!-- settings: module:Class -->` by a table of the dataclass's settings.
 
-A table has only the class's own fields; fields of a base class of ours are in that class's table.
+A table has only the class's own fields; fields of a base class of ours are in that class's table. The hook also removes
+the backslash of `\\|` in code within tables, which GitHub needs and the site would show.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 DIRECTIVE = re.compile(r"<!-- settings: ([\w.]+):(\w+) -->")
 _ARGUMENT = re.compile(r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[(`[^`]+`)\]")
+_TABLE_LINE = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with each page."""
-    return DIRECTIVE.sub(lambda found: table(getattr(import_module(found[1]), found[2])), markdown)
+    text = DIRECTIVE.sub(lambda found: table(getattr(import_module(found[1]), found[2])), markdown)
+    return _TABLE_LINE.sub(lambda line: _CODE.sub(_without_backslash, line[0]), text)
+
+
+def _without_backslash(code: re.Match[str]) -> str:
+    return code[0].replace(chr(92) + "|", "|")
 
 
 def table(settings: type) -> str:

@@ -28,6 +28,7 @@ from benchmarks.learning import (
     conductor,
     espl_sandbox,
     harness_world,
+    headroom_worlds,
     league,
     program_sandbox,
     prompt_r1_tables,
@@ -38,7 +39,7 @@ from benchmarks.learning import (
     wordings,
 )
 from benchmarks.learning.league_first import summarise, table, verdicts
-from benchmarks.real import form_tables, library
+from benchmarks.real import form_tables, headroom as real_headroom, library
 from benchmarks.reliability import harnesses
 from benchmarks.speed import async_training, gpu_day, long_contexts, model_tables, plan, scale
 
@@ -239,6 +240,10 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "forms.warm_start": form_tables.warm_started,
     "harness_world": harness_world.table,
     "harnesses": harnesses.table,
+    "headroom.worlds": headroom_worlds.table,
+    "headroom.demo": headroom_worlds.demo_table,
+    "headroom.demo_verdicts": headroom_worlds.demo_verdicts,
+    "headroom.real": real_headroom.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "league_two": league.table,

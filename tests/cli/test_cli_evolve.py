@@ -63,6 +63,17 @@ def test_the_whole_reply_is_the_answer_and_the_reward_ones_own(run, own, models)
     assert record["cost_usd"] == sum(usage["cost_usd"] for usage in record["usage"].values())
 
 
+def test_headroom_is_pointed_to_before_the_first_run(run, own, models, tmp_path):
+    words = ["evolve", *own, *models.options, "--grammar", "free"]
+    pointer = f"headroom --policy-model small --output-dir {tmp_path / 'out'}"
+    assert run(*words, "--steps", 1)[2].splitlines()[0].count(pointer) == 1
+    assert pointer not in run(*words)[2], "it goes on"
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    (measured / "headroom.json").write_text("{}")
+    assert "headroom" not in run(*words, "--output-dir", measured)[2]
+
+
 def test_sampling_of_the_policy_is_an_option(run, own, models):
     run(
         "evolve",

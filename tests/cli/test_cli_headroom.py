@@ -132,3 +132,103 @@ def test_what_is_missing_is_one_line(run, tmp_path, monkeypatch, arguments, mess
     (tmp_path / "rows.csv").write_text("question,answer\nWhere is Rome?,Italy\n")
     status, out, err = run("headroom", *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+def endpoints(server, *roles):
+    """The options that name a model for each role."""
+    words = []
+    for role in roles:
+        words += [f"--{role}-model", "gpt-4o-mini", f"--{role}-base-url", server.base_url]
+    return words
+
+
+def test_a_second_measurement_asks_nobody(run, sums, tmp_path):
+    with LoopbackServer(add) as server:
+        words = ["--dataset", sums, *endpoints(server, "policy", "reference", "environment")]
+        words += ["--tried", 4, "--calls", 100, "--output-dir", tmp_path / "out", "--json"]
+        first = json.loads(run("headroom", *words)[1])
+        requests = len(server.requests)
+        second = json.loads(run("headroom", *words)[1])
+        assert len(server.requests) == requests == sum(first["calls"].values())
+    assert (
+        first["cost_usd"] > 0 and second["cost_usd"] == 0 and second["replayed"] == first["calls"]
+    )
+    assert (tmp_path / "out" / "replies.sqlite").is_file()
+    assert not (tmp_path / "out" / "spending.sqlite").exists(), "the account of the run to come"
+
+
+def test_prorefine_is_measured(run, sums, tmp_path):
+    with LoopbackServer(lambda body, number: "Answer: 0") as server:
+        words = ["--dataset", sums, *endpoints(server, "task", "feedback"), "--calls", 200]
+        status, out, err = run("headroom", *words, "--output-dir", tmp_path, "--json")
+    found = json.loads(out)
+    assert status == 0, err
+    assert found["refinement"]["gain"]["n"] >= 2 and 0 < found["calls"]["refinement"] <= 200
+
+
+WORKERS = """
+from agentic_prompting import Worker, Workers
+
+def double(text):
+    return str(2 * int(text.split()[2]))
+
+environment = Workers({
+    "adder": Worker(double, "adds", takes="text"),
+    "liar": Worker(lambda text: "0", "lies", takes="text"),
+})
+"""
+
+
+def test_workers_and_their_oracle(run, sums, tmp_path):
+    (tmp_path / "own_workers.py").write_text(WORKERS)
+    words = ["--environment", f"{tmp_path}/own_workers.py:environment", "--dataset", sums]
+    status, out, err = run("headroom", *words, "--repeats", 1, "--output-dir", tmp_path)
+    assert status == 0, err
+    assert "adder: 1.0" in out and "liar: 0.0" in out and "Pool" in out
+    (tmp_path / "own_tool.py").write_text("def environment(rollout):\n    return 'x'\n")
+    words[1] = f"{tmp_path}/own_tool.py:environment"
+    assert run("headroom", *words, "--output-dir", tmp_path)[0] == 2, "nobody to measure"
+
+
+def test_a_picture_beside_the_file(run, tmp_path):
+    assert run("headroom", "--sandbox", "--output-dir", tmp_path, "--calls", 300)[0] == 0
+    assert (tmp_path / "headroom.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_training_run_from_its_configuration(run, asking_policy, tmp_path):
+    """Its model, environment, rows, reward, group size and limits; the result lies in its folder."""
+    rows = [
+        {"question": f"what is the {thing} of Kenya ?", "answers": ["Nairobi"]}
+        for thing in ("language", "capital")
+    ] * 10
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"model_name_or_path: {asking_policy}\noutput_dir: {tmp_path}/run\n"
+        f"dataset: {tmp_path}/rows.jsonl\nnum_generations: 4\nmax_turns: 2\nreward: exact_match\n"
+        "per_device_train_batch_size: 4\n"
+    )
+    with LoopbackServer(lambda body, number: "the answer is Nairobi .") as server:
+        words = ["--environment-model", "m", "--environment-base-url", server.base_url]
+        status, out, err = run("headroom", "--config", config, *words, "--json")
+        assert len(server.requests) == sum(json.loads(out)["calls"].values())
+    found = json.loads(out)
+    assert status == 0, err
+    assert found["signal"]["group_size"] == 4 and found["asks_once"] and found["requests"]
+    assert found["file"] == f"{tmp_path}/run/headroom.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: sandbox\nprompts_per_step: 2\n", "sandbox"),
+        ("reward: [exact_match, math]\nenvironment_model: m\n", "--reward"),
+        ("no_such_option: 1\n", "no_such_option"),
+        ("- a list\n", "options by name"),
+    ],
+)
+def test_a_run_that_cannot_be_measured(run, tmp_path, text, message):
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    status, out, err = run("headroom", "--config", config, "--output-dir", tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err

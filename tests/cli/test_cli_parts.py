@@ -178,7 +178,7 @@ ON_A_CPU = [
 
 @pytest.mark.parametrize("method", ["prompt-r1", "espl"])
 def test_an_environment_and_a_reward_of_ones_own_are_trained(
-    parts, asking_policy, method, monkeypatch
+    parts, asking_policy, method, monkeypatch, capsys
 ):
     """In this process: what `accelerate launch` would start."""
     from agentic_prompting.cli.train_program import main
@@ -215,6 +215,9 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
         ]
         (parts / "espl.yaml").write_text("selection: own_parts:rule\n")
         small += ["--config", "espl.yaml"]
+        # Measured before: the run does not point to `headroom`.
+        (parts / "out").mkdir()
+        (parts / "out" / "headroom.json").write_text("{}")
     try:
         main(method, [*own, *small])
     finally:
@@ -224,6 +227,12 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(
         for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()
     ][:1]
     assert log["rewards/score/mean"] == 1.0
+    pointers = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if "agentic-prompting headroom" in line
+    ]
+    assert len(pointers) == (method == "prompt-r1")
 
 
 def test_training_with_a_wrong_name_exits_with_2(parts):

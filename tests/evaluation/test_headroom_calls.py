@@ -7,11 +7,14 @@ from collections import Counter
 
 import pytest
 
+from agentic_prompting import OpenAIChat, Worker, Workers
 from agentic_prompting.evaluation.headroom import HEADROOM_FILE, Headroom, aheadroom, headroom
 from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
+from agentic_prompting.evaluation.headroom_file import HeadroomFigures
 from agentic_prompting.llm import (
     BadRequest,
     Misconfigured,
+    ReplayCache,
     Reply,
     ScriptedChat,
     ServerFailed,
@@ -21,6 +24,7 @@ from agentic_prompting.refine import ProRefiner
 from agentic_prompting.refine.templates import DEFAULT_PROMPT
 from agentic_prompting.rollout import AgentSpec, Limits, Observation, Rollout, Sample, Turn
 from agentic_prompting.sandbox.puzzles import make_puzzles, puzzle_models, score_puzzle
+from support.servers import LoopbackServer
 
 ROWS = [{"question": f"question {number} ?", "answers": ["yes"]} for number in range(900)]
 
@@ -318,10 +322,18 @@ def test_the_ceiling_of_requests():
 
 
 def test_training_is_not_worth_it_below_its_ceiling():
-    """The agent has a signal, and the model it asks knows no more than it does."""
-    found = headroom(ROWS, agent=Untrained(calls_each=0), llm=chat_of({"": 0.05}), calls=1024)
+    """The agent has a signal, and the model it asks once knows no more than it does."""
+    agent = Untrained(calls_each=0, max_turns=2)
+    found = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
     assert found.signal.verdict == "worth it" and found.training[0] == "not worth it"
     assert "perfectly" in found.report()
+
+
+def test_one_request_is_no_ceiling_of_several():
+    """An agent that asks several times may learn what no single request brings out."""
+    agent = Untrained(calls_each=0, max_turns=3)
+    found = headroom(ROWS, agent=agent, llm=chat_of({"": 0.05}), calls=1024)
+    assert found.training == ("worth it", found.signal.sentence())
 
 
 def test_a_pool_of_models():
@@ -329,6 +341,75 @@ def test_a_pool_of_models():
     found = headroom(ROWS, pool=pool, repeats=2, calls=200)
     assert found.pool.each["large"].mean > found.pool.each["small"].mean + 0.4
     assert found.calls == {"pool": 200} and "large" in found.report() and found.pool.naive.n == 50
+
+
+class Conductor(Untrained):
+    """An agent that leads workers."""
+
+    def __init__(self, environment, **options):
+        super().__init__(**options)
+        self.environment = environment
+
+
+class ShortAgent:
+    """A worker that is an agent: one call an episode, two at most."""
+
+    limits = Limits(max_turns=3)
+    environment = object()
+
+    def answer_all(self, rows, seed=0, progress=True):
+        raise NotImplementedError
+
+    async def aanswer(self, text, seed=0):
+        rollout = Rollout([1], row={"question": text})
+        reply = Reply("thinking", usage=Usage(1, 1, 0.5))
+        rollout.observations.append(Observation("hm", replies=(reply,)))
+        rollout.add_turn(Sample([1]), Turn("yes", "answer", True, answer="yes"))
+        return rollout.finish("answered")
+
+
+def workers():
+    """A model, a tool and an agent; the tool is right for even numbers, the agent always."""
+
+    def parity(text):
+        return "yes" if int(text.split()[1]) % 2 == 0 else "no"
+
+    chat = chat_of({"": 0.3}, "w")
+    return Workers(
+        {
+            "model": Worker(chat, "knows little", usd=0.25),
+            "tool": Worker(parity, "knows even numbers", takes="text"),
+            "agent": Worker(ShortAgent(), "knows all"),
+        }
+    )
+
+
+def test_workers_are_measured_alone_with_an_oracle():
+    found = headroom(ROWS, pool=workers(), repeats=2, calls=160)
+    each = found.pool.each
+    assert each["agent"].mean == 1.0 and each["tool"].mean == pytest.approx(0.5, abs=0.25)
+    assert each["model"].mean < 0.6 and found.pool.naive.mean == 1.0
+    assert found.pool.naive.n == 160 // (2 * 4), "the agent may take two calls"
+    assert found.calls == {"pool": 2 * 20 * 3} and found.costs["pool"] > 2 * 20 * 0.5
+    assert "agent" in found.report() and found.figures.find("router").high == 1.0
+
+
+def test_a_conductors_workers_are_measured_by_themselves():
+    agent = Conductor(workers(), calls_each=2)
+    found = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=300)
+    assert set(found.pool.each) == {"model", "tool", "agent"} and found.calls["pool"] <= 300
+    alone = headroom(ROWS, agent=Conductor(Workers({"one": chat_of({})})), calls=300, group_size=4)
+    assert alone.pool is None, "an oracle needs two workers to choose from"
+
+
+@pytest.mark.parametrize("calls", [70, 200, 512])
+def test_a_conductors_calls_are_within_the_number(calls):
+    """Each of its two asking turns may make four calls, each of which may take two."""
+    agent = Conductor(workers(), calls_each=16)
+    found = headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=calls)
+    assert found.calls["signal"] == 16 * agent.rollouts <= calls
+    with pytest.raises(ValueError, match="64"):
+        headroom(ROWS, agent=agent, group_size=4, repeats=1, calls=63)
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -403,3 +484,63 @@ def test_a_model_that_refuses_every_request():
     assert other.prompts is None and other.requests is not None, (
         "another part may ask another model"
     )
+
+
+def test_a_second_measurement_pays_for_nothing(tmp_path):
+    """All parts at an endpoint, through a replay cache: no request is sent twice."""
+
+    def reply(body, number):
+        text = body["messages"][-1]["content"]
+        if "<prompt>" in text:
+            return "<prompt>Take care.</prompt>"
+        return f"Answer: {'yes' if luck(text, number) < 0.5 else 'no'}"
+
+    def measure(seed):
+        with ReplayCache(tmp_path / "replies.sqlite") as cache:
+            options = {"base_url": server.base_url, "api_key": "k", "cache": cache}
+            small, large = (OpenAIChat(name, **options) for name in ("gpt-4o-mini", "gpt-4o"))
+            with small, large:
+                return headroom(
+                    ROWS,
+                    policy=small,
+                    reference=large,
+                    tried=4,
+                    llm=large,
+                    pool={"small": small, "large": large},
+                    calls=100,
+                    seed=seed,
+                )
+
+    with LoopbackServer(reply) as server:
+        first = measure(seed=0)
+        requests = len(server.requests)
+        second = measure(seed=0)
+        # The large model's plain requests are those of the pool, too: they were sent once.
+        assert requests == sum(first.calls.values()) - sum(first.replayed.values())
+        assert len(server.requests) == requests
+        measure(seed=1)
+        assert len(server.requests) > requests, "other rows, other requests"
+    assert second.calls == second.replayed == first.calls and first.cost_usd > 0
+    assert second.cost_usd == 0.0 and set(second.costs.values()) == {0.0}
+    assert "replayed" in second.report() and second.prompts == first.prompts
+
+
+def test_figures_are_read_from_the_file(tmp_path):
+    chat = chat_of({"b": 0.9})
+    found = headroom(ROWS, policy=chat, prompts=["a", "b"], llm=chat, agent=Untrained(calls_each=0))
+    found.save(tmp_path)
+    figures = HeadroomFigures.read(tmp_path)
+    assert figures == HeadroomFigures.read(tmp_path / HEADROOM_FILE) == found.figures
+    floor, ceiling = figures.find("floor"), figures.find("ceiling")
+    assert floor.mean == found.signal.pass_at[1].mean and ceiling.high == found.requests.high
+    assert figures.find("prompt_gain").low == found.prompts.gain.low
+    assert figures.find("differing").mean == found.signal.differing.mean
+    assert figures.calls == sum(found.calls.values()) and figures.sentences["training"]
+    assert len(figures.lines()) == len(figures.figures) + 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"signal": 1, "delta": 0.1}', '{"pool": {}}'])
+def test_a_damaged_file_is_none(tmp_path, text):
+    (tmp_path / HEADROOM_FILE).write_text(text)
+    assert HeadroomFigures.read(tmp_path) is None
+    assert HeadroomFigures.read(tmp_path / "nowhere") is None

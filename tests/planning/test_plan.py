@@ -417,5 +417,20 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
     printed = json.loads(capsys.readouterr().out)
     assert given["model"] == str(tmp_path) and given["batch"] == 2 and given["bf16"]
     assert given["accelerate"]["distributed_type"] == "DEEPSPEED" and printed["cost"]["usd"] > 0
+    assert printed["headroom"] is None
+    # What `headroom` has measured is shown beside the costs.
+    assert asked(*words, "--headroom", tmp_path) == 2
+    assert "headroom.json" in capsys.readouterr().err
+    floor = {"mean": 0.25, "low": 0.125, "high": 0.375, "n": 64}
+    signal = {"group_size": 5, "differing": floor, "lost_to_form": None, "sentence": "worth it"}
+    measured = {"delta": 0.1, "calls": {"signal": 300}, "cost_usd": 1.5}
+    measured["signal"] = {**signal, "pass_at": {"1": floor}}
+    (tmp_path / "headroom.json").write_text(json.dumps(measured))
+    assert asked(*words, "--headroom", tmp_path, "--rows", 640, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["headroom"]["calls"] == 300
+    assert asked(*words, "--headroom", tmp_path / "headroom.json") == 0
+    out = capsys.readouterr().out
+    assert "pass@1: 0.250 [0.125, 0.375]" in out and "300 calls, $1.5000" in out
+    assert "groups of 5 with a gradient" in out
     assert asked(*words) == 0
     assert "set max_steps" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from ..evolution import EvolveConfig, EvolveResult, Member, StepLog, evolve as r
 from ..llm import LLMError
 from ..llm.guard import describe
 from ..records import atomic_write, only_writer
+from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selections
 from .option_parser import OptionParser
 from .options import JSON_HELP, HeldOutRows, ReferenceModel, Spending, Tracing, option
@@ -114,6 +115,10 @@ def evolve_in_folder(
             else:
                 parts = _connect_parts(options, config, stack)
         budget = options.budget(folder / "spending.sqlite")
+        # Before anything is spent; a run that goes on has spent already.
+        if not (folder / "state.json").exists():
+            measured = "--sandbox" if options.sandbox else f"--policy-model {options.policy_model}"
+            point_to_headroom(folder, f"{measured} --output-dir {folder}")
         result = run_evolution(
             **parts, on_step=on_step, checkpoint=folder / "state.json", budget=budget
         )

@@ -5,74 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..environments import Workers
+from ..refine import ProRefiner
+from .example_files import find_example
+from .headroom_options import DEFAULT_GROUP_SIZE, HeadroomOptions
 from .hub import check_agent, check_model, find_model
-from .loader import SCORES, load_reward, load_score
+from .loader import load_environment, load_reward, load_score
 from .option_parser import OptionParser
-from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
 from .terminal import print_text, show_progress
 
 if TYPE_CHECKING:
     from ..agent import PromptAgent
+    from ..evaluation.headroom import Headroom
+    from ..llm import Budget
     from ..rollout import Environment
-
-
-@dataclass
-class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, Tracing):
-    """The options of `headroom`: what to measure, and on which rows."""
-
-    policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
-    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
-    prompt: str = option("Its system prompt so far, which others are compared with.", "")
-    tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
-    untrained: str | None = option(
-        "Measure the signal for GRPO in this model's rollouts: a folder, a hub id, or smollm2."
-    )
-    group_size: int = option("The group size of the planned training, num_generations.", 8)
-    reward: str | None = option(
-        "The reward of the planned training, a name or module:name. Default: --score."
-    )
-    repeats: int = option(
-        "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
-    )
-    task: str = option(
-        "The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k"
-    )
-    score: str = option(
-        f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
-        "exact_match",
-    )
-    calls: int = option("Calls of large LLMs in each part, at most.", 512)
-    top_up_calls: int = option(
-        "Calls of a second look at the prompts, if the first cannot tell.", 0
-    )
-    delta: float | None = option(
-        "The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05."
-    )
-    seed: int = option("Of rows, ties and samples.", 0)
-    output_dir: Path = option("Folder for headroom.json.", Path("runs/headroom"))
-    json: bool = option(JSON_HELP, False)
-
-    def check(self) -> None:
-        """Raise `ValueError` unless there is something to measure, and all that it takes."""
-        # The sandbox brings everything that is measured.
-        if self.sandbox:
-            return
-        # Each of the three measurements needs a model.
-        if not (self.policy_model or self.untrained or self.environment_model):
-            raise ValueError(
-                "say what to measure: --policy-model NAME (a better prompt), --untrained MODEL (a signal for GRPO) or "
-                "--environment-model NAME (a ceiling), or --sandbox"
-            )
-        if self.untrained and not (self.environment_model or self.environment):
-            raise ValueError(
-                "--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME"
-            )
-
 
 SETTINGS = (HeadroomOptions,)
 
@@ -82,38 +32,57 @@ def headroom(arguments: Sequence[str]) -> int:
     from ..evaluation.headroom import headroom as measure_headroom
 
     (options,) = OptionParser("headroom", SETTINGS, headroom.__doc__).parse(arguments)
+    options.config = find_example(options.config)
     options.check()
+    # Every reply is recorded, so that a later run with the same rows does not pay for it again.
+    if options.replay_cache is None and not options.sandbox:
+        options.replay_cache = options.folder / "replies.sqlite"
     options.start_tracing()
     with ExitStack() as stack:
-        # Scripted parts, or your rows and models at real endpoints.
+        # Scripted parts, those of a training run, or your rows and models at real endpoints.
         if options.sandbox:
             parts = _sandbox_parts(options)
+        elif options.config is not None:
+            from .headroom_run import connect_run
+
+            parts = connect_run(options, stack)
         else:
             parts = _connect_parts(options, stack)
         # Measure, with no more calls in each part than the options allow.
         with show_progress("measuring"):
             measured = measure_headroom(
-                **parts,
+                **{"group_size": DEFAULT_GROUP_SIZE, **parts},
                 tried=options.tried,
-                group_size=options.group_size,
                 repeats=options.repeats,
                 calls=options.calls,
                 top_up_calls=options.top_up_calls,
                 delta=options.delta,
                 seed=options.seed,
             )
+    _show(measured, options)
+    return 1 if measured.stopped else 0
 
-    # Save and print what was measured.
-    path = measured.save(options.output_dir)
+
+def _show(measured: Headroom, options: HeadroomOptions) -> None:
+    """Save and print what was measured."""
+    path = measured.save(options.folder)
+    files = [str(path)]
+    # The picture needs matplotlib, which comes with an extra.
+    with suppress(ImportError):
+        from ..report import plot_headroom
+
+        picture = path.with_suffix(".png")
+        if measured.figures.figures:
+            plot_headroom(measured.figures, picture)
+            files.append(str(picture))
     if options.json:
         print_text(json.dumps({**measured.to_json(), "file": str(path)}, ensure_ascii=False))
-    else:
-        print_text(measured.report())
-        print(f"written to {path}")
-        # What was measured before the stop is kept.
-        if measured.stopped:
-            print(f"agentic-prompting: stopped early: {measured.stopped}", file=sys.stderr)
-    return 1 if measured.stopped else 0
+        return
+    print_text(measured.report())
+    print(f"written to {', '.join(files)}")
+    # What was measured before the stop is kept.
+    if measured.stopped:
+        print(f"agentic-prompting: stopped early: {measured.stopped}", file=sys.stderr)
 
 
 def _sandbox_parts(options: HeadroomOptions) -> dict[str, Any]:
@@ -135,14 +104,16 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
     from ..evaluation.metrics import each
     from ..llm import charge
 
-    # One budget for all models, with its account beside the result.
-    budget = options.budget(options.output_dir / "spending.sqlite")
+    # One budget for all models. Its account is apart from that of the run in the folder.
+    budget = options.open_budget()
     parts: dict[str, Any] = {
         "rows": list(options.load(options.task, options.seed)),
         "prompts": [options.prompt],
         "metric": each(load_score(options.score)),
         "reward": None if options.reward is None else load_reward(options.reward),
     }
+    if options.group_size is not None:
+        parts["group_size"] = options.group_size
     # Each part is measured only if its model is named.
     if options.policy_model:
         parts["policy"] = options.connect(stack, options.policy_model, options.policy_base_url)
@@ -156,11 +127,32 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
             stack, options.environment_model, options.environment_base_url
         )
         charge(budget, requests=parts["llm"])
-    # The untrained agent needs somebody to ask.
+    # ProRefine, with the models of its roles.
+    if options.feedback_model:
+        roles = options.connect_roles(stack)
+        charge(budget, **roles)
+        parts["refiner"] = ProRefiner(**roles)
+    # The untrained agent needs somebody to ask. Workers are measured alone, too.
     if options.untrained:
         environment = options.open_environment(stack, budget)
         parts["agent"] = _load_untrained(options.untrained, environment)
+    elif options.environment:
+        parts["pool"] = _open_workers(options.environment, budget)
     return parts
+
+
+def _open_workers(name: str, budget: Budget) -> Workers:
+    """The workers of an environment, charged to the budget."""
+    from ..llm import charge
+
+    environment = load_environment(name)
+    if not isinstance(environment, Workers):
+        raise ValueError(
+            f"--environment {name} is not Workers, whose members could be measured alone: name the agent that asks it "
+            "with --untrained MODEL"
+        )
+    charge(budget, workers=environment)
+    return environment
 
 
 def _load_untrained(model: str, environment: Environment) -> PromptAgent:

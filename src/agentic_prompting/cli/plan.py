@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
 from .example_files import find_example
 from .hub import find_model, is_hub_reachable
 from .option_parser import OptionParser
@@ -31,6 +32,9 @@ class PlanOptions(RunConfiguration):
     seconds: float = option("When to stop looking for what fits better.", 40.0)
     pilot: Path | None = option(
         "A run whose records take the place of assumptions.", None, "--from"
+    )
+    headroom: Path | None = option(
+        "What `headroom` has measured: a file, or its folder. Default: the configuration's output_dir."
     )
     json: bool = option(JSON_HELP, False)
 
@@ -75,12 +79,21 @@ def plan(arguments: Sequence[str]) -> int:
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
+    # What can be gained, if it was measured, is shown beside what it costs.
+    headroom_source = options.headroom or options.value("output_dir")
+    headroom = HeadroomFigures.read(headroom_source) if headroom_source else None
+    if options.headroom is not None and headroom is None:
+        raise ValueError(f"--headroom {options.headroom} holds no {HEADROOM_FILE} that can be read")
     if options.json:
         # Where costs are not known there is the reason.
         costs_record = {"error": costs} if isinstance(costs, str) else costs.to_json()
-        print(json.dumps({"memory": memory.to_json(), "cost": costs_record}))
+        headroom_record = None if headroom is None else asdict(headroom)
+        record = {"memory": memory.to_json(), "cost": costs_record, "headroom": headroom_record}
+        print(json.dumps(record))
     else:
         print(f"{memory}\n\n{costs}")
+        if headroom is not None:
+            print("\n".join(["", f"headroom, from {headroom_source}:", *headroom.lines()]))
     return 0 if memory.fits else 1
 
 

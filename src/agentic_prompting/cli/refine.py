@@ -30,7 +30,7 @@ _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 
 @dataclass
-class RefineModels(Spending, Recording):
+class RefineModels(Recording, Spending):
     """The models that answer and criticise."""
 
     task_model: str | None = option("The model that answers, by its name at its endpoint.")

@@ -38,6 +38,7 @@ from ..trainers.checkpointing.run_folder import (
     second_run_message,
 )
 from .extras import check_extras
+from .headroom_pointer import point_to_headroom
 from .hub import find_model
 from .loader import register_selection, register_selections
 from .option_parser import OptionParser
@@ -117,6 +118,9 @@ def main(method: str, arguments: Sequence[str]) -> None:
                 raise ValueError(second_run_message(folder, as_options=True))
             decide_on_main_process(state, lambda: move_run_aside(folder, model.model_name_or_path))
         trainer, report = script.build_trainer(args, model, stack)
+        # Before anything is spent; a run that goes on has spent already.
+        if state.is_main_process and not read_resume_option(args):
+            point_to_headroom(folder, headroom_options(arguments, folder))
         # The folder is locked already.
         trainer.locks_folder = False
         run_training(trainer)
@@ -125,6 +129,14 @@ def main(method: str, arguments: Sequence[str]) -> None:
         if report is not None and trainer.accelerator.is_main_process:
             report(trainer, time.perf_counter() - started)
         trainer.accelerator.end_training()  # without it gloo may abort at exit
+
+
+def headroom_options(arguments: Sequence[str], folder: Path) -> str:
+    """The options with which `headroom` measures a training run."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    config = parser.parse_known_args(arguments)[0].config
+    return f"--config {config}" if config else f"--untrained MODEL --output-dir {folder}"
 
 
 def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, Any, Any]:

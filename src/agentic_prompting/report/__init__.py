@@ -1,6 +1,7 @@
 """Reports: a run's folder, read once (`run_summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
 
 from ..evolution import plot_lineage, read_lineage
+from .headroom_plot import plot_headroom
 from .page import write_report
 from .plots import plot_reward
 from .rollout_records import history_of
@@ -10,6 +11,7 @@ from .watching import watch_report
 __all__ = [
     "RunSummary",
     "history_of",
+    "plot_headroom",
     "plot_lineage",
     "plot_reward",
     "read_lineage",

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..evolution import plot_lineage
 from ..records import atomic_write
+from .headroom_plot import plot_headroom
 from .page_data import Block, comparison_blocks, run_blocks
 from .plots import plot_panels
 from .run_summary import RunSummary
@@ -47,8 +48,8 @@ def write_report(
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`], `state.json`) as an evolutionary tree, ProRefine's results
     (`*.jsonl`) as diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`]
-    (`*.jsonl`) with tables, intervals and paired tests. Several runs have their curves in the same charts, paired
-    evaluations, and a chart of scores against costs.
+    (`*.jsonl`) with tables, intervals and paired tests, `headroom.json` beside what the run brought. Several runs have
+    their curves in the same charts, paired evaluations, and a chart of scores against costs.
 
     Args:
         run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
@@ -87,6 +88,8 @@ def write_report(
     if pictures:
         for mode in ("train", "optimisation", "evolution"):
             plot_panels(summary.history.get(mode, []), folder)
+        if summary.headroom:
+            plot_headroom(summary.headroom, folder / "headroom.png")
         if summary.lineage:
             plot_lineage(summary.lineage, folder / "tree.png")
     return page

@@ -24,6 +24,7 @@ from ..records import Record
 from ..refine import RefinementResult
 from .cost_points import cost_points
 from .evaluation_summary import first_scores
+from .headroom_rows import headroom_rows
 from .plots import PANELS, panels_in
 from .rollout_records import (
     exact_match_of_record,
@@ -63,6 +64,14 @@ def run_blocks(run: RunSummary, max_trajectories: int, watch: bool = False) -> I
         },
     )
     # A section for whatever the run has left behind.
+    if run.headroom:
+        yield (
+            "headroom",
+            {
+                "rows": [asdict(row) for row in headroom_rows(run)],
+                "verdicts": list(run.headroom.sentences.items()),
+            },
+        )
     if any(run.history.values()):
         yield "history", _history(run)
     if run.lineage:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..evaluation import Evaluation
+from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
 from ..evolution import Lineage, read_lineage
 from ..evolution.generation import JOURNAL_FILE
 from ..records import Record
@@ -54,6 +55,7 @@ class RunSummary:
         optimised_prompts (`dict[str, str]`): The prompts that a table's optimisers found, by system.
         held_out (`list[HeldOut]`): The scores in `summary.json`, before and after training; the last one is the result.
         sandbox (`bool`): Whether `summary.json` is that of a run in the sandbox.
+        headroom ([`HeadroomFigures`], *optional*): What `headroom` measured before the run.
     """
 
     name: str
@@ -66,6 +68,7 @@ class RunSummary:
     optimised_prompts: dict[str, str] = field(default_factory=dict)
     held_out: list[HeldOut] = field(default_factory=list)
     sandbox: bool = False
+    headroom: HeadroomFigures | None = None
 
     @classmethod
     def read(cls, run: str | Path) -> RunSummary:
@@ -81,9 +84,17 @@ class RunSummary:
         # A single file holds refinement results or a population.
         summary = cls._read_file(run) if run.is_file() else cls._read_folder(run)
         # Curves alone are no run that could be shown.
-        if not (summary.rollouts or summary.lineage or summary.refinements or summary.evaluation):
+        shown = (
+            summary.rollouts,
+            summary.lineage,
+            summary.refinements,
+            summary.evaluation,
+            summary.headroom,
+        )
+        if not any(shown):
             raise FileNotFoundError(
-                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no refinement results or answers (*.jsonl)"
+                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no {HEADROOM_FILE}, no refinement results "
+                "or answers (*.jsonl)"
             )
         return summary
 
@@ -141,6 +152,7 @@ class RunSummary:
             optimised_prompts=read_optimised_prompts(evaluation_folder) if evaluation else {},
             held_out=_held_out_scores(result),
             sandbox=bool(result.get("sandbox")),
+            headroom=HeadroomFigures.read(folder),
         )
 
 

@@ -262,6 +262,27 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self._create_parts(environment, describe_prompt(self.spec, origin, train_dataset))
 
     @classmethod
+    def untrained_spec(
+        cls,
+        model: str,
+        environment: Environment | None,
+        args: MultiTurnGRPOConfig,
+        options: SpecOptions,
+    ) -> AgentSpec:
+        """Return the form in which a model plays the first episodes of a run, without a trainer.
+
+        Args:
+            model (`str`): The policy's folder or name on the Hub.
+            environment ([`Environment`], *optional*): Answers the agent's requests.
+            args ([`MultiTurnGRPOConfig`]): The settings.
+            options ([`SpecOptions`]): The trainer's arguments about the agent's form.
+        """
+        spec, _ = resolve_spec(
+            model, environment, args, options, cls._default_grammar, cls._default_template
+        )
+        return replace(spec, limits=limits_for(args, environment))
+
+    @classmethod
     def _check_args(cls, args: GRPOConfig | None) -> Any:
         """Return the training arguments, by default those of this class. TRL's own are refused."""
         if args is None:

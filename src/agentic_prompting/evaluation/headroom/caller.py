@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from ...environments import Worker, Workers
 from ...llm.loop import gather
 from ..metrics import Metric, find_metrics
 from ..scoring import score_records
@@ -29,6 +30,7 @@ class Caller:
 
     Attributes:
         calls (`int`): Calls of large LLMs so far.
+        replayed (`int`): How many of them came from a replay cache and were not paid for.
         cost_usd (`float`): Their cost.
         failed (`int`): Answers without a score.
         last_error (`str`, *optional*): Error of the last call that failed.
@@ -41,6 +43,7 @@ class Caller:
         self.metrics = find_metrics({"score": metric} if callable(metric) else [metric])
         self.sampling = dict(sampling or {})
         self.calls = 0
+        self.replayed = 0
         self.cost_usd = 0.0
         self.failed = 0
         self.last_error: str | None = None
@@ -104,6 +107,7 @@ class Caller:
         """
         # Count first: calls before a fatal error were paid for too.
         self.calls += sum(answer.calls for answer in answers)
+        self.replayed += sum(answer.cached for answer in answers)
         self.cost_usd += sum(answer.cost_usd for answer in answers)
         for answer in answers:
             self.last_error = answer.error or self.last_error
@@ -115,14 +119,25 @@ def max_calls_per_answer(policy: Any) -> int:
     """The largest number of calls of large LLMs for one answer.
 
     A chat model makes one call. An agent makes one in each turn but the last, or none if it has no
-    environment. An environment that makes several calls in a turn, or a program that calls models itself,
-    may make more.
+    environment; with [`Workers`] it makes up to `max_calls` in a turn. Another environment that makes several
+    calls in a turn, or a program that calls models itself, may make more.
     """
     if not is_agent(policy):
         return 1
-    if getattr(policy, "environment", None) is None:
+    environment = getattr(policy, "environment", None)
+    if environment is None:
         return 0
-    return max(1, policy.limits.max_turns - 1)
+    turns = max(1, policy.limits.max_turns - 1)
+    if isinstance(environment, Workers):
+        # A worker may be an agent that makes several calls for one of the conductor's.
+        calls_per_request = max(map(max_calls_of_worker, environment.pool.values()))
+        return turns * environment.max_calls * calls_per_request
+    return turns
+
+
+def max_calls_of_worker(worker: Worker) -> int:
+    """The largest number of calls with which a worker answers a request. A tool counts as one call."""
+    return max(1, max_calls_per_answer(worker.model)) if worker.is_agent else 1
 
 
 def is_agent(policy: object) -> bool:

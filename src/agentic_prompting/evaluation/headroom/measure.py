@@ -6,7 +6,7 @@ Each requested part makes at most `calls` calls of large LLMs:
 - **signal** of an untrained agent: would GRPO have a gradient?
 - **refinement** by ProRefine: how many answers does it repair, and how many does it break?
 - **requests** to a large LLM: what would an agent gain that always sends the best request?
-- **pool** of several models: what would a router gain that always picks the best model?
+- **pool** of several models or workers: what would a router gain that always picks the best one?
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...data import validate_dataset
+from ...environments import Worker, Workers
 from ...llm import ChatModel
 from ...llm.loop import run
 from ...refine import ProRefiner
@@ -24,7 +25,7 @@ from ...refine.templates import DEFAULT_PROMPT
 from ..metrics import Metric
 from ..systems import Agent, Row
 from .caller import Caller, MeasurementStopped
-from .parts import ChoicePart, PromptPart, RefinePart, SignalPart
+from .parts import ChoicePart, Measurement, PromptPart, RefinePart, SignalPart
 from .prompts import TooFewScores, default_delta
 from .proposals import DEFAULT_REQUESTS
 from .result import Headroom
@@ -65,7 +66,7 @@ async def aheadroom(
     refiner: ProRefiner | None = None,
     llm: ChatModel | None = None,
     requests: Sequence[str] = DEFAULT_REQUESTS,
-    pool: Mapping[str, ChatModel] | None = None,
+    pool: Mapping[str, ChatModel | Worker] | Workers | None = None,
     repeats: int = 4,
     metric: Metric = "exact_match",
     calls: int = 512,
@@ -97,8 +98,9 @@ async def aheadroom(
             `prompts`, or from the paper's prompt if that is empty.
         llm ([`ChatModel`], *optional*): Measure the score of a large LLM under the best request.
         requests (`Sequence[str]`, *optional*): Templates of requests with `{question}`, the plain one first.
-        pool (`Mapping[str, ChatModel]`, *optional*): Measure several models, each alone and under an oracle's
-            choice.
+        pool (`Mapping[str, ChatModel | Worker]` or [`Workers`], *optional*): Measure several models or workers,
+            each alone and under an oracle's choice. Defaults to the workers of the agent, if its environment is
+            [`Workers`] and has two or more.
         repeats (`int`, *optional*, defaults to `4`): Number of answers to each request, and of each model of
             the pool. 1 suffices at temperature 0.
         metric (`str`, ...): Metric that scores an answer between 0 and 1, as in [`evaluate_agent`].
@@ -116,55 +118,51 @@ async def aheadroom(
             are too few calls or rows.
     """
     # Checks that do not depend on the parts.
-    if policy is None and agent is None and refiner is None and llm is None and not pool:
+    members = _members_of(pool, agent)
+    if policy is None and agent is None and refiner is None and llm is None and not members:
         raise ValueError("say what to measure: policy=, agent=, refiner=, llm= or pool=")
     if isinstance(prompts, str) or not prompts:
         raise ValueError("prompts is a list of system prompts, yours first")
     validate_dataset(rows)
 
     # All parts take their rows from the same order, and share the count of calls.
-    shuffled = random.Random(seed).sample(list(rows), len(rows))
     caller = Caller(metric, max_in_flight, sampling)
-    result = Headroom(delta=default_delta(calls) if delta is None else delta)
+    measurement = Measurement(
+        caller=caller,
+        rows=random.Random(seed).sample(list(rows), len(rows)),
+        calls=calls,
+        delta=default_delta(calls) if delta is None else delta,
+        seed=seed,
+    )
+    result = Headroom(
+        delta=measurement.delta,
+        asks_once=agent is not None and _asks_once(agent),
+    )
 
     # Constructing a part checks it. All parts are checked before the first one makes a call.
     parts: dict[str, MeasurementPart] = {}
     # Is there a better system prompt?
     if policy is not None:
-        parts["prompts"] = PromptPart(
-            caller,
-            shuffled,
-            policy,
-            prompts,
-            reference,
-            tried,
-            calls,
-            top_up_calls,
-            result.delta,
-            seed,
-        )
+        parts["prompts"] = PromptPart(measurement, policy, prompts, reference, tried, top_up_calls)
     # Would GRPO have a gradient?
     if agent is not None:
-        parts["signal"] = SignalPart(caller, shuffled, agent, group_size, reward, calls, seed)
+        parts["signal"] = SignalPart(measurement, agent, group_size, reward)
     # How many answers does ProRefine repair, and how many does it break?
     if refiner is not None:
-        start = prompts[0] or DEFAULT_PROMPT
-        parts["refinement"] = RefinePart(
-            caller, shuffled, refiner, start, calls, result.delta, seed
-        )
+        parts["refinement"] = RefinePart(measurement, refiner, prompts[0] or DEFAULT_PROMPT)
     # What does the best request to a large LLM gain?
     if llm is not None:
-        parts["requests"] = ChoicePart.of_requests(
-            caller, shuffled, llm, requests, repeats, calls, seed
-        )
+        parts["requests"] = ChoicePart.of_requests(measurement, llm, requests, repeats)
     # What does the best model for each question gain?
-    if pool:
-        parts["pool"] = ChoicePart.of_models(caller, shuffled, pool, repeats, calls, seed)
+    if members:
+        parts["pool"] = ChoicePart.of_models(measurement, members, repeats)
 
     # Measure part by part. One with too few scores does not end the others, which may call other models.
     started = time.perf_counter()
     for name, part in parts.items():
         calls_before = caller.calls
+        replayed_before = caller.replayed
+        cost_before = caller.cost_usd
         try:
             await part.measure(result)
         except TooFewScores as error:
@@ -176,9 +174,32 @@ async def aheadroom(
             break
         finally:
             result.calls[name] = caller.calls - calls_before
+            result.replayed[name] = caller.replayed - replayed_before
+            result.costs[name] = caller.cost_usd - cost_before
 
     # What all parts took.
     result.cost_usd = caller.cost_usd
     result.failed = caller.failed
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _members_of(
+    pool: Mapping[str, ChatModel | Worker] | Workers | None, agent: Agent | None
+) -> Mapping[str, Any]:
+    """The models or workers to measure alone: those of the pool, else those that the agent leads."""
+    if isinstance(pool, Workers):
+        return pool.pool
+    if pool is not None:
+        return pool
+    environment = getattr(agent, "environment", None)
+    # An oracle that chooses needs two workers.
+    if isinstance(environment, Workers) and len(environment.pool) > 1:
+        return environment.pool
+    return {}
+
+
+def _asks_once(agent: Any) -> bool:
+    """Whether an agent has one turn to ask in, before the turn of its answer."""
+    limits = getattr(agent, "limits", None)
+    return limits is not None and limits.max_turns <= 2

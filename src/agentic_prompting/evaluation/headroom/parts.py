@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ...environments import Worker
 from ...llm import ChatModel
 from ...refine import ProRefiner
+from ...rewards import read_answer
 from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
 from ..scoring import score_rollouts
-from ..systems import Agent, ProRefineSystem, Row, System, answer_of_replies, answer_of_rollout
-from .caller import Caller, MeasurementStopped, max_calls_per_answer, record_of
+from ..systems import (
+    Agent,
+    Answer,
+    ProRefineSystem,
+    Row,
+    System,
+    answer_of_replies,
+    answer_of_rollout,
+)
+from .caller import (
+    Caller,
+    MeasurementStopped,
+    max_calls_of_worker,
+    max_calls_per_answer,
+    record_of,
+)
 from .ceiling import measure_ceiling
 from .group_signal import measure_groups
 from .prompts import (
@@ -40,37 +57,53 @@ _SIGNAL_BATCH_ROWS = 8
 _MAX_EXAMPLES = 8
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """The values that all parts of a measurement share.
+
+    Args:
+        caller ([`Caller`]): Makes the calls and counts them.
+        rows (`Sequence[dict]`): All rows, in the order in which parts take them.
+        calls (`int`): Largest number of calls of each part.
+        delta (`float`): The smallest gain that is worth it.
+        seed (`int`): Seed of ties and samples.
+    """
+
+    caller: Caller
+    rows: Sequence[Row]
+    calls: int
+    delta: float
+    seed: int
+
+
 class PromptPart:
     """Two stages over system prompts: some rows choose a challenger, fresh rows measure its gain.
 
-    The arguments are those of [`aheadroom`].
+    The arguments after `measurement` are those of [`aheadroom`].
     """
 
     def __init__(
         self,
-        caller: Caller,
-        rows: Sequence[Row],
+        measurement: Measurement,
         policy: Any,
         prompts: Sequence[str],
         reference: ChatModel | None,
         tried: int,
-        calls: int,
         top_up_calls: int,
-        delta: float,
-        seed: int,
     ):
-        self.caller = caller
+        self.caller = measurement.caller
         self.policy = policy
         # The empty prompt is always compared; duplicates are removed.
         self.texts = list(dict.fromkeys([*prompts, ""]))
         self.reference = reference
-        self.delta = delta
-        self.seed = seed
+        self.delta = measurement.delta
+        self.seed = measurement.seed
 
         # The reference LLM writes the missing prompts in one call.
         self.prompts_to_write = 0
         if reference is not None:
             self.prompts_to_write = max(0, tried - len(self.texts))
+        calls = measurement.calls
         if self.prompts_to_write:
             calls -= 1
 
@@ -78,6 +111,7 @@ class PromptPart:
         self.calls_per_answer = max(1, max_calls_per_answer(policy))
         self.top_up_answers = top_up_calls // self.calls_per_answer
         answers = calls // self.calls_per_answer
+        rows = measurement.rows
         self.plan = plan_stages(answers, len(self.texts) + self.prompts_to_write, len(rows))
 
         # Three disjoint sets of rows: for choosing, for measuring, and for a second look.
@@ -147,32 +181,29 @@ class PromptPart:
 
 
 class SignalPart:
-    """Groups of rollouts of an untrained agent. The arguments are those of [`aheadroom`]."""
+    """Groups of rollouts of an untrained agent. The arguments after `measurement` are those of [`aheadroom`]."""
 
     def __init__(
         self,
-        caller: Caller,
-        rows: Sequence[Row],
+        measurement: Measurement,
         agent: Agent,
         group_size: int,
         reward: Callable[..., Any] | None,
-        calls: int,
-        seed: int,
     ):
-        self.caller = caller
-        self.rows = rows[:MAX_SIGNAL_ROWS]
+        self.caller = measurement.caller
+        self.rows = measurement.rows[:MAX_SIGNAL_ROWS]
         self.agent = agent
         self.group_size = group_size
         self.reward = reward
-        self.calls = calls
-        self.seed = seed
+        self.calls = measurement.calls
+        self.seed = measurement.seed
         self.calls_per_row = group_size * max_calls_per_answer(agent)
         # Check that at least one group fits into the calls.
         if group_size < 2:
             raise ValueError(f"a group has two rollouts at least, got {group_size}")
-        if self.calls_per_row > calls:
+        if self.calls_per_row > self.calls:
             raise ValueError(
-                f"calls={calls} are too few for one group of {group_size} rollouts, which may make "
+                f"calls={self.calls} are too few for one group of {group_size} rollouts, which may make "
                 f"{self.calls_per_row}: allow more, or a smaller group_size"
             )
 
@@ -225,32 +256,29 @@ class SignalPart:
 
 
 class RefinePart:
-    """Plain and refined answers to the same rows. The arguments are those of [`aheadroom`]."""
+    """Plain and refined answers to the same rows.
 
-    def __init__(
-        self,
-        caller: Caller,
-        rows: Sequence[Row],
-        refiner: ProRefiner,
-        prompt: str,
-        calls: int,
-        delta: float,
-        seed: int,
-    ):
-        self.caller = caller
-        self.rows = rows
-        self.calls = calls
-        self.delta = delta
-        self.seed = seed
+    Args:
+        measurement ([`Measurement`]): What all parts share.
+        refiner ([`ProRefiner`]): Refines the prompt.
+        prompt (`str`): The prompt before refinement.
+    """
+
+    def __init__(self, measurement: Measurement, refiner: ProRefiner, prompt: str):
+        self.caller = measurement.caller
+        self.rows = measurement.rows
+        self.calls = measurement.calls
+        self.delta = measurement.delta
+        self.seed = measurement.seed
 
         # Both systems start from the same prompt.
-        self.plain = caller.system_of(refiner.task, prompt)
+        self.plain = self.caller.system_of(refiner.task, prompt)
         self.refined = ProRefineSystem(refiner, prompt)
         # The plain answer; the refiner's first answer and its verdict; three calls per step; the final answer.
         self.calls_per_row = 1 + 2 + 3 * refiner.max_steps + 1
-        if 2 * self.calls_per_row > calls:
+        if 2 * self.calls_per_row > self.calls:
             raise ValueError(
-                f"calls={calls} are too few to refine two rows, which may take {2 * self.calls_per_row}: allow more, "
+                f"calls={self.calls} are too few to refine two rows, which may take {2 * self.calls_per_row}: allow more, "
                 "or fewer max_steps of the refiner"
             )
 
@@ -279,63 +307,79 @@ class Choice:
     Args:
         system ([`System`]): The system to ask.
         template (`str`): The request, with `{question}`.
+        calls (`int`, *optional*, defaults to `1`): The largest number of calls for one answer.
     """
 
     system: System
     template: str
+    calls: int = 1
 
     def fill_row(self, row: Row) -> Row:
         """The row with the request in place of its question."""
         return {**row, "question": fill_template(self.template, row["question"])}
 
 
+class WorkerSystem(System):
+    """A worker of a [`Workers`] pool, which is sent each question as it is.
+
+    Args:
+        worker ([`Worker`]): The worker.
+    """
+
+    def __init__(self, worker: Worker):
+        self.worker = worker
+
+    async def answer(self, row: Row, seed: int) -> Answer:
+        started = time.perf_counter()
+        # Workers that are environments read the row of an episode.
+        episode = Rollout([], row=dict(row), seed=seed)
+        session = f"headroom.{seed}"
+        reply = await self.worker.answer(row["question"], seed, episode, session, send_once=None)
+        answer = answer_of_replies(reply.replies, time.perf_counter() - started)
+        # The text of an agent, or of a model that writes its thoughts, is not that of its last call.
+        if answer.error is not None or reply.error is not None:
+            return answer
+        return replace(answer, text=read_answer(reply.text), whole=reply.text)
+
+
 class ChoicePart:
     """Several ways to get an answer to each row, asked several times each.
 
     Args:
-        caller ([`Caller`]): Makes the calls.
+        measurement ([`Measurement`]): What all parts share.
         field_name (`str`): Field of [`Headroom`] for the result.
         choices (`Mapping[str, Choice]`): Choices by name, the plain one first.
-        rows (`Sequence[dict]`), repeats (`int`), calls (`int`), seed (`int`): As in [`aheadroom`].
+        repeats (`int`): Number of answers of each choice to a row.
     """
 
     def __init__(
         self,
-        caller: Caller,
+        measurement: Measurement,
         field_name: str,
         choices: Mapping[str, Choice],
-        rows: Sequence[Row],
         repeats: int,
-        calls: int,
-        seed: int,
     ):
         # An oracle with a single choice has nothing to choose.
         if repeats < 1 or len(choices) < 2:
             raise ValueError(f"{field_name} needs two choices and one repeat at least")
 
         # As many rows as fit into the calls.
-        self.caller = caller
+        self.caller = measurement.caller
         self.field_name = field_name
         self.choices = choices
         self.repeats = repeats
-        self.seed = seed
-        self.rows = rows[: calls // (len(choices) * repeats)]
+        self.seed = measurement.seed
+        calls_per_row = repeats * sum(choice.calls for choice in choices.values())
+        self.rows = measurement.rows[: measurement.calls // calls_per_row]
         if len(self.rows) < 2:
             raise ValueError(
-                f"calls={calls} and {len(rows)} rows are too few for {len(choices)} choices x {repeats} repeats on two "
-                "rows"
+                f"calls={measurement.calls} and {len(measurement.rows)} rows are too few for {len(choices)} choices x "
+                f"{repeats} repeats on two rows"
             )
 
     @classmethod
     def of_requests(
-        cls,
-        caller: Caller,
-        rows: Sequence[Row],
-        llm: ChatModel,
-        requests: Sequence[str],
-        repeats: int,
-        calls: int,
-        seed: int,
+        cls, measurement: Measurement, llm: ChatModel, requests: Sequence[str], repeats: int
     ) -> ChoicePart:
         """One large LLM, asked in several ways."""
         # The plain request is the first one; the others are numbered from 2.
@@ -344,25 +388,27 @@ class ChoicePart:
         for number, request in enumerate(requests):
             check_template(request)
             name = "the plain request" if number == 0 else f"request {number + 1}"
-            choices[name] = Choice(caller.system_of(llm, ""), request)
-        return cls(caller, "requests", choices, rows, repeats, calls, seed)
+            choices[name] = Choice(measurement.caller.system_of(llm, ""), request)
+        return cls(measurement, "requests", choices, repeats)
 
     @classmethod
     def of_models(
-        cls,
-        caller: Caller,
-        rows: Sequence[Row],
-        pool: Mapping[str, ChatModel],
-        repeats: int,
-        calls: int,
-        seed: int,
+        cls, measurement: Measurement, pool: Mapping[str, Any], repeats: int
     ) -> ChoicePart:
-        """Several models, each asked the plain question."""
-        # Every model gets the same request, the plain one.
+        """Several models or workers, each asked the plain question."""
         choices = {}
-        for name, model in pool.items():
-            choices[name] = Choice(caller.system_of(model, ""), DEFAULT_REQUESTS[0])
-        return cls(caller, "pool", choices, rows, repeats, calls, seed)
+        for name, member in pool.items():
+            choices[name] = cls._choice_of_member(measurement.caller, member)
+        return cls(measurement, "pool", choices, repeats)
+
+    @staticmethod
+    def _choice_of_member(caller: Caller, member: Any) -> Choice:
+        # A chat model is told how to mark its answer.
+        if not isinstance(member, Worker):
+            return Choice(caller.system_of(member, ""), DEFAULT_REQUESTS[0])
+        # A tool, a search engine or an agent reads the question alone.
+        template = DEFAULT_REQUESTS[0] if member.is_chat else "{question}"
+        return Choice(WorkerSystem(member), template, max_calls_of_worker(member))
 
     async def measure(self, result: Headroom) -> None:
         # (rows, choices, repeats)

@@ -10,13 +10,13 @@ from textwrap import shorten
 from typing import Any
 
 from ...records import atomic_write
+from ..headroom_file import HEADROOM_FILE, HeadroomFigures
 from ..scoring import Estimate
 from .ceiling import Ceiling
 from .group_signal import GroupSignal
 from .prompts import PromptHeadroom, Verdict
 from .refinement import RefineHeadroom
 
-HEADROOM_FILE = "headroom.json"
 FURTHER = 20
 """Number of further prompts whose expected gain is reported; see [`expect_further`]."""
 
@@ -33,13 +33,17 @@ class Headroom:
         signal ([`GroupSignal`], *optional*): The signal for GRPO.
         refinement ([`RefineHeadroom`], *optional*): The gain of ProRefine.
         requests ([`Ceiling`], *optional*): Scores of a large LLM under several requests.
-        pool ([`Ceiling`], *optional*): Scores of several models under the plain request.
-        calls (`dict[str, int]`): Calls of large LLMs of each part.
-        cost_usd (`float`): Their cost.
+        pool ([`Ceiling`], *optional*): Scores of several models or workers under the plain request.
+        calls (`dict[str, int]`): Calls of large LLMs of each part, with those that were replayed.
+        replayed (`dict[str, int]`): How many of them came from a replay cache and were not paid for.
+        costs (`dict[str, float]`): US dollars of each part.
+        cost_usd (`float`): US dollars of all parts.
         failed (`int`): Answers without a score: outages, and answers that the metric cannot grade.
         seconds (`float`): Duration from the first call to the last.
         stopped (`str`, *optional*): Why the measurement ended early.
         delta (`float`): The smallest gain that is worth it.
+        asks_once (`bool`): Whether the agent has one turn to ask in, so that the ceiling of a single request bounds
+            its score.
     """
 
     prompts: PromptHeadroom | None = None
@@ -50,11 +54,14 @@ class Headroom:
     requests: Ceiling | None = None
     pool: Ceiling | None = None
     calls: dict[str, int] = field(default_factory=dict)
+    replayed: dict[str, int] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
     cost_usd: float = 0.0
     failed: int = 0
     seconds: float = 0.0
     stopped: str | None = None
     delta: float = 0.10
+    asks_once: bool = False
 
     @property
     def training(self) -> tuple[Verdict, str] | None:
@@ -62,10 +69,10 @@ class Headroom:
         if self.signal is None:
             return None
 
-        # A signal is useless if even the best requests gain too little.
-        # The score of the untrained agent is its pass@1.
+        # A signal is useless if even the best request gains too little. An agent that asks several times may
+        # score above the ceiling of a single request. The score of the untrained agent is its pass@1.
         untrained = self.signal.pass_at.get(1)
-        if self.requests is not None and untrained is not None:
+        if self.asks_once and self.requests is not None and untrained is not None:
             largest_gain = self.requests.high - untrained.low
             if largest_gain < self.delta:
                 reason = (
@@ -87,8 +94,8 @@ class Headroom:
         if self.requests is not None:
             lines.append(f"Requests: {self.requests.sentence()}.")
             gain = _format_interval(self.requests.gain)
-            lines.append(f"  An agent that asks perfectly gains {gain} at least.")
-        if self.training is not None and self.requests is not None:
+            lines.append(f"  An agent that asks once, and perfectly, gains {gain} at least.")
+        if self.training is not None and self.requests is not None and self.asks_once:
             # Only with the requests does the verdict add to the sentence of the signal.
             lines.append(f"Training an agent to ask: {self.training[1]}.")
         # Each model alone, below the score of the best choice.
@@ -100,11 +107,22 @@ class Headroom:
             lines.append(f"Stopped early: {self.stopped}.")
 
         # The last line: calls, cost and failures.
-        calls = ", ".join(f"{name} {count}" for name, count in self.calls.items())
-        cost = f", ${self.cost_usd:.4f}" if self.cost_usd else ""
+        calls = ", ".join(self._describe_spending(name) for name in self.calls)
         failed = f"; {self.failed} answers without a score" if self.failed else ""
-        lines.append(f"Calls: {calls or 'none'}{cost}, {self.seconds:.0f} s{failed}.")
+        lines.append(
+            f"Calls: {calls or 'none'}; ${self.cost_usd:.4f}, {self.seconds:.0f} s{failed}."
+        )
         return "\n".join(lines)
+
+    def _describe_spending(self, part: str) -> str:
+        """The calls of a part in words, with its cost and what was replayed."""
+        details = []
+        if self.costs.get(part):
+            details.append(f"${self.costs[part]:.4f}")
+        if self.replayed.get(part):
+            details.append(f"{self.replayed[part]} replayed")
+        description = f"{part} {self.calls[part]}"
+        return f"{description} ({', '.join(details)})" if details else description
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, verdicts and sentences as JSON."""
@@ -119,6 +137,11 @@ class Headroom:
         if self.training is not None:
             saved["training"] = self.training[1]
         return saved
+
+    @property
+    def figures(self) -> HeadroomFigures:
+        """Everything that was measured with an interval, for tables and pictures."""
+        return HeadroomFigures.from_json(self.to_json())
 
     def save(self, folder: str | Path) -> Path:
         """Write `headroom.json` into a folder, atomically, and return its path."""
@@ -171,7 +194,7 @@ def _signal_lines(signal: GroupSignal) -> list[str]:
     if passes:
         first = signal.pass_at[1]
         lines.append(
-            f"  {', '.join(passes)}; pass@1 is in [{first.low:.3f}, {first.high:.3f}], over {signal.rows} rows."
+            f"  {', '.join(passes)}; pass@1, the floor, is in [{first.low:.3f}, {first.high:.3f}], over {signal.rows} rows."
         )
     # Why groups may have no gradient: rows that are too easy or too hard, rollouts without answer.
     lines.append(

@@ -2,7 +2,7 @@
 
 /** A section is a block of data and the function that shows it; the second argument is what sections share. */
 const SECTIONS = [
-  ["comparison", showComparison], ["front", showFront], ["history", showCurves], ["lineage", showLineage], ["refinements", showRefinements],
+  ["comparison", showComparison], ["headroom", showHeadroom], ["front", showFront], ["history", showCurves], ["lineage", showLineage], ["refinements", showRefinements],
   ["evaluation", showEvaluation], ["trajectories", showTrajectories],
 ];
 
@@ -34,6 +34,13 @@ function followSections() {
   };
   const observer = new IntersectionObserver(mark, { rootMargin: "-25% 0px -74% 0px" });
   for (const id of links.keys()) observer.observe(byId(id));
+}
+
+/** What `headroom` measured before the run, beside what the run brought. */
+function showHeadroom({ rows, verdicts }) {
+  const node = section("headroom", "Headroom", "Measured before the run, with 95 % intervals, beside what the run brought.");
+  node.append(table(["", "headroom said", "the run brought"], rows.map((row) => [row.name, row.predicted, row.result])));
+  node.append(el("ul", {}, ...verdicts.map(([part, sentence]) => el("li", { text: `${part}: ${oneLine(sentence)}` }))));
 }
 
 const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log", evolution: "Over the steps of the evolution" };

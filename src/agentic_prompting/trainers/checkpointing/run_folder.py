@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ...evaluation.headroom_file import HEADROOM_FILE
 from ...records import only_writer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def move_run_aside(folder: Path, model: object = None) -> None:
     """Move the content of a folder to one beside it, `FOLDER.previous` (or with a number).
 
     Must be called while the lock is held. The lock's file stays, and so do recorded replies
-    (`*.sqlite`), which are paid for.
+    (`*.sqlite`), which are paid for, and what `headroom` has measured for the next run.
 
     Args:
         folder (`Path`): The run's.
@@ -74,13 +75,14 @@ def move_run_aside(folder: Path, model: object = None) -> None:
     candidates = [folder.with_name(name) for name in names]
     previous_folder = next(path for path in candidates if not path.exists())
 
-    # Move everything but the lock, which is held, and recorded replies.
+    # Move everything but the lock, which is held, recorded replies and the headroom.
     try:
         previous_folder.mkdir()
         for path in folder.iterdir():
             is_lock = path.name == f"{LOCK_NAME}.lock"
             is_recording = ".sqlite" in path.name and not path.name.startswith("spending.")
-            if not is_lock and not is_recording:
+            is_headroom = path.stem == Path(HEADROOM_FILE).stem
+            if not is_lock and not is_recording and not is_headroom:
                 path.rename(previous_folder / path.name)
     except OSError as error:
         raise ValueError(f"{folder} cannot be moved to {previous_folder}: {error}") from None

@@ -1,0 +1,114 @@
+"""The options of `agentic-prompting headroom`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .loader import SCORES
+from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
+from .refine import RefineModels
+from .run_configuration import RunConfiguration
+from .yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from ..llm import Budget
+
+DEFAULT_GROUP_SIZE = 8
+
+
+@dataclass
+class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing):
+    """The options of `headroom`: what to measure, and on which rows."""
+
+    config: Path | None = option(
+        "A training run's YAML file: its model, environment, rows, reward and group size are measured."
+    )
+    policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
+    policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    prompt: str = option("Its system prompt so far, which others are compared with.", "")
+    tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
+    untrained: str | None = option(
+        "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
+    )
+    group_size: int | None = option(
+        "The group size of the planned training, num_generations. Default: the configuration's, or 8."
+    )
+    reward: str | None = option(
+        "The reward of the planned training, a name or module:name. Default: the configuration's, or --score."
+    )
+    repeats: int = option(
+        "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
+    )
+    task: str = option(
+        "The rows, if not --dataset. `agentic-prompting data list` has all.", "gsm8k"
+    )
+    task_rows: int | None = option("Sample this many rows; all by default.", None, "--rows")
+    score: str = option(
+        f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        "exact_match",
+    )
+    calls: int = option("Calls of large LLMs in each part, at most.", 512)
+    top_up_calls: int = option(
+        "Calls of a second look at the prompts, if the first cannot tell.", 0
+    )
+    delta: float | None = option(
+        "The smallest gain that is worth it. Default: 0.1, from 2,000 calls on 0.05."
+    )
+    seed: int = option("Of rows, ties and samples.", 0)
+    sandbox: bool = option("Puzzles, a scripted solver and a scripted writer: no key.", False)
+    replay_cache: Path | None = option(
+        "SQLite file of recorded replies: those in it are not paid twice. Default: replies.sqlite in --output-dir."
+    )
+    output_dir: Path | None = option(
+        "Folder for headroom.json. Default: the configuration's output_dir, or runs/headroom."
+    )
+    json: bool = option(JSON_HELP, False)
+
+    @cached_property
+    def run(self) -> RunConfiguration:
+        """The training run of `--config`; empty without one."""
+        return RunConfiguration(config=self.config)
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write to."""
+        if self.output_dir is not None:
+            return self.output_dir
+        return Path(self.run.values.get("output_dir") or "runs/headroom")
+
+    def open_budget(self) -> Budget:
+        """The budget of the measurement, which is not that of the run in its folder."""
+        return self.budget(self.folder / "headroom_spending.sqlite")
+
+    def check(self) -> None:
+        """Raise `ValueError` unless there is something to measure, and all that it takes."""
+        # The sandbox brings everything that is measured, and a configuration its own.
+        if self.sandbox:
+            return
+        if self.config is not None:
+            if not self.config.is_file():
+                raise ValueError(f"{self.config} does not exist")
+            if not isinstance(read_yaml(self.config), dict):
+                raise ValueError(f"{self.config} does not contain options by name")
+            return
+        # Each of the measurements needs a model.
+        measured = (
+            self.policy_model,
+            self.untrained,
+            self.environment_model,
+            self.environment,
+            self.feedback_model,
+        )
+        if not any(measured):
+            raise ValueError(
+                "say what to measure: --policy-model NAME (a better prompt), --untrained MODEL (a signal for GRPO), "
+                "--environment-model NAME (a ceiling), --task-model and --feedback-model NAME (ProRefine), "
+                "--environment MODULE:NAME of Workers (a router), --config FILE (a training run), or --sandbox"
+            )
+        if self.untrained and not (self.environment_model or self.environment):
+            raise ValueError(
+                "--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME"
+            )

@@ -1,0 +1,151 @@
+"""`headroom --config FILE`: the parts of a training run, measured in the form in which it would train."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from ..agent import PromptAgent
+from ..environments import LLMEnvironment
+from ..llm import Budget, charge
+from ..rewards import PromptR1Reward
+from ..rollout import Environment, as_environment
+from ..sandbox.library import brief_answer_reward
+from ..sandbox.library_run import prepare_library
+from ..sandbox.setup import prepare_sandbox
+from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
+from ..trainers.setup import SpecOptions
+from .headroom_options import HeadroomOptions
+from .hub import check_model
+from .loader import GRAMMARS, load_object, load_reward, text_or_file
+from .options import MissingOption
+from .terminal import show_progress
+from .train_espl import ESPLArguments
+from .train_prompt_r1 import PromptR1Arguments
+
+RunArguments = PromptR1Arguments | ESPLArguments
+
+
+def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
+    """The arguments of [`aheadroom`] for a training run: its agent, rows, reward and large LLM.
+
+    Raises:
+        `ValueError`: If the run is none that can be measured, or an option is wrong or missing.
+    """
+    script, args, model = options.run.parse()
+    if not isinstance(script, RunArguments):
+        raise ValueError(
+            "headroom --config measures the runs of `train prompt-r1` and `train espl`; for an agent program name "
+            "--untrained MODEL and --program MODULE:NAME"
+        )
+    # Options of the command line come before those of the file.
+    for name in ("environment_model", "environment_base_url", "dataset", "columns", "task_rows"):
+        if getattr(options, name) is not None:
+            setattr(script, name, getattr(options, name))
+    script.replay_cache = options.replay_cache
+    script.check(args)
+    budget = options.open_budget()
+    if isinstance(script, PromptR1Arguments) and script.real:
+        parts = _library_parts(args, model.model_name_or_path)
+    elif isinstance(script, PromptR1Arguments) and script.sandbox:
+        parts = _sandbox_parts(script, args, stack)
+    else:
+        parts = _own_parts(script, args, options.untrained or model.model_name_or_path, stack)
+
+    # All that the large LLM costs is charged.
+    environment: Environment | None = parts["agent"].environment
+    if environment is not None:
+        charge(budget, environment=environment)
+    if isinstance(script, ESPLArguments) and script.reference_model:
+        parts |= _prompt_parts(script, parts["agent"], stack, budget)
+    if options.reward is not None:
+        parts["reward"] = load_reward(options.reward)
+    parts["group_size"] = options.group_size or args.num_generations
+    return parts
+
+
+def _library_parts(args: MultiTurnGRPOConfig, model: str | None) -> dict[str, Any]:
+    """The run of a real small model that looks invented facts up."""
+    run = prepare_library(model, args.seed)
+    agent = _load_agent(PromptR1Trainer, run.model, run.environment, args, SpecOptions())
+    return {"agent": agent, "rows": list(run.train), "reward": brief_answer_reward}
+
+
+def _sandbox_parts(
+    script: PromptR1Arguments, args: MultiTurnGRPOConfig, stack: ExitStack
+) -> dict[str, Any]:
+    """The demonstration of Prompt-R1: its warm start and its oracle."""
+    environment = script.connect_large_llm(args.seed, stack, sandbox=True)
+    sandbox = prepare_sandbox(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
+    options = SpecOptions(prompt_template=sandbox.spec.prompt_template)
+    agent = _load_agent(PromptR1Trainer, str(sandbox.model), environment, args, options)
+    return {"agent": agent, "rows": list(sandbox.train), "reward": PromptR1Reward()}
+
+
+def _own_parts(
+    script: RunArguments, args: MultiTurnGRPOConfig, model: str | None, stack: ExitStack
+) -> dict[str, Any]:
+    """A run on rows of one's own, or of a task."""
+    # What can be wrong is found before the model is loaded.
+    if isinstance(script, ESPLArguments) and script.is_in_sandbox:
+        raise ValueError(
+            "headroom --config does not measure E-SPL's sandbox: try `agentic-prompting headroom --sandbox`"
+        )
+    if script.tools or script.environment_factory:
+        raise ValueError(
+            "headroom --config measures runs with an environment, not with --tools or --environment_factory"
+        )
+    if len(script.reward) > 1:
+        raise ValueError(
+            f"headroom measures one reward, and the run has {', '.join(script.reward)}: name one with --reward"
+        )
+    if not model:
+        raise MissingOption("name the model to train", "--untrained FOLDER or a name on the hub")
+    check_model(model)
+    environment = as_environment(script.build_environment(args.seed, stack)["environment"])
+    if environment is not None:
+        environment.check()
+    rows = list(script.load(script.task, args.seed))
+
+    # The form of the agent is that of the training.
+    trainer = ESPLTrainer if isinstance(script, ESPLArguments) else PromptR1Trainer
+    spec_options = SpecOptions(
+        prompt_template=text_or_file(script.prompt_template),
+        system_prompt=text_or_file(script.system_prompt),
+        grammar=load_object(script.grammar, "grammar", GRAMMARS) if script.grammar else None,
+    )
+    agent = _load_agent(trainer, model, environment, args, spec_options)
+    # Prompt-R1's own reward has the gate of the configuration.
+    (reward_name,) = script.reward
+    reward = load_reward(reward_name)
+    if isinstance(reward, PromptR1Reward):
+        reward = replace(reward, gate=getattr(args, "gate", reward.gate))
+    parts = {"agent": agent, "rows": rows, "reward": reward}
+    # The large LLM is also measured by itself: its score is the ceiling of one request.
+    if isinstance(environment, LLMEnvironment):
+        parts["llm"] = environment.chat
+    return parts
+
+
+def _prompt_parts(
+    script: ESPLArguments, agent: PromptAgent, stack: ExitStack, budget: Budget
+) -> dict[str, Any]:
+    """E-SPL also searches for a system prompt: the gain of a better one for the untrained agent."""
+    reference = script.connect_reference(stack)
+    charge(budget, reference=reference)
+    start = text_or_file(script.initial_prompt) or ""
+    return {"policy": agent, "prompts": [start], "reference": reference}
+
+
+def _load_agent(
+    trainer: type[Any],
+    model: str,
+    environment: Environment | None,
+    args: MultiTurnGRPOConfig,
+    options: SpecOptions,
+) -> PromptAgent:
+    """The untrained agent, with the prompt, limits and sampling of the run."""
+    spec = trainer.untrained_spec(model, environment, args, options)
+    with show_progress(f"loading {model}"):
+        return PromptAgent.from_pretrained(model, environment, spec)

@@ -1,0 +1,182 @@
+"""The saved result of `headroom`: its figures for a plan, a report and a picture, read without scipy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+HEADROOM_FILE = "headroom.json"
+
+Panel = Literal["score", "gain", "share"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure with its interval.
+
+    Args:
+        key (`str`): Identifies the figure: `floor`, `ceiling`, `differing`, `prompt_gain`, ...
+        name (`str`): What it is, for people.
+        panel (`str`): `score`, `gain` or `share`: figures of one panel can be compared.
+        low (`float`), high (`float`): The ends of its interval, or of the bracket of a ceiling.
+        mean (`float`, *optional*): The estimate. A bracket has none.
+    """
+
+    key: str
+    name: str
+    panel: Panel
+    low: float
+    high: float
+    mean: float | None = None
+
+    def __str__(self) -> str:
+        sign = "+" if self.panel == "gain" else ""
+        if self.mean is None:
+            return f"{self.low:{sign}.3f} to {self.high:{sign}.3f}"
+        return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
+
+
+@dataclass(frozen=True)
+class HeadroomFigures:
+    """The figures of a saved measurement.
+
+    Args:
+        figures (`list[Figure]`): Everything that was measured with an interval.
+        sentences (`dict[str, str]`): The verdict of each part, by name.
+        delta (`float`): The smallest gain that is worth it.
+        calls (`int`): Calls of large LLMs.
+        cost_usd (`float`): Their cost.
+        stopped (`str`, *optional*): Why the measurement ended early.
+    """
+
+    figures: list[Figure] = field(default_factory=list)
+    sentences: dict[str, str] = field(default_factory=dict)
+    delta: float = 0.10
+    calls: int = 0
+    cost_usd: float = 0.0
+    stopped: str | None = None
+
+    @classmethod
+    def read(cls, folder: str | Path) -> HeadroomFigures | None:
+        """Read `headroom.json` in a folder, or a file. `None` if there is none, or it is damaged."""
+        path = Path(folder)
+        if path.is_dir():
+            path = path / HEADROOM_FILE
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            # The file may have been edited, or written by another version.
+            return None
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> HeadroomFigures:
+        """The figures of [`Headroom.to_json`]."""
+        sentences = {}
+        for part in ("prompts", "signal", "refinement", "requests", "pool"):
+            if saved.get(part):
+                sentences[part] = str(saved[part]["sentence"])
+        if saved.get("training"):
+            sentences["training"] = str(saved["training"])
+        return cls(
+            figures=[*_scores(saved), *_gains(saved), *_shares(saved)],
+            sentences=sentences,
+            delta=float(saved["delta"]),
+            calls=sum(int(count) for count in saved["calls"].values()),
+            cost_usd=float(saved["cost_usd"]),
+            stopped=saved.get("stopped"),
+        )
+
+    def find(self, key: str) -> Figure | None:
+        """The figure with this key, if it was measured."""
+        return next((figure for figure in self.figures if figure.key == key), None)
+
+    @property
+    def spending(self) -> str:
+        """Calls and dollars in words."""
+        return f"{self.calls:,} calls, ${self.cost_usd:.4f}"
+
+    def lines(self) -> list[str]:
+        """A line for each figure, then calls and dollars."""
+        lines = [f"{figure.name}: {figure}" for figure in self.figures]
+        lines.append(f"measured with {self.spending}")
+        if self.stopped:
+            lines.append(f"stopped early: {self.stopped}")
+        return lines
+
+
+def _scores(saved: Mapping[str, Any]) -> list[Figure]:
+    """Scores between 0 and 1, from the floor to the ceilings."""
+    figures = []
+    # The untrained agent: one rollout of each row, and the best of a group.
+    signal = saved.get("signal")
+    if signal:
+        passes = {int(k): estimate for k, estimate in signal["pass_at"].items()}
+        if 1 in passes:
+            figures.append(
+                _estimate("floor", "floor: the untrained agent, pass@1", "score", passes[1])
+            )
+        size = max(passes, default=1)
+        if size > 1:
+            name = f"the best of its {size} rollouts, pass@{size}"
+            figures.append(_estimate("best_of_group", name, "score", passes[size]))
+
+    # A large LLM asked as it is, and in the best of several ways.
+    requests = saved.get("requests")
+    if requests:
+        names = requests["names"]
+        plain = requests["each"][names[0]]
+        figures.append(_estimate("plain_request", "the large LLM, asked as it is", "score", plain))
+        name = f"ceiling: the best of {len(names)} requests for each row"
+        figures.append(Figure("ceiling", name, "score", requests["low"], requests["high"]))
+
+    # Each model or worker alone, and the choice of an oracle.
+    pool = saved.get("pool")
+    if pool:
+        for name, estimate in pool["each"].items():
+            figures.append(_estimate(f"pool/{name}", f"{name} alone", "score", estimate))
+        name = f"oracle router: the best of {len(pool['names'])} for each row"
+        figures.append(Figure("router", name, "score", pool["low"], pool["high"]))
+    return figures
+
+
+def _gains(saved: Mapping[str, Any]) -> list[Figure]:
+    """Differences of scores on the same rows."""
+    figures = []
+    if saved.get("prompts"):
+        gain = saved["prompts"]["gain"]
+        figures.append(_estimate("prompt_gain", "gain of the chosen prompt", "gain", gain))
+    if saved.get("refinement"):
+        gain = saved["refinement"]["gain"]
+        figures.append(_estimate("refine_gain", "gain of ProRefine", "gain", gain))
+    if saved.get("requests"):
+        gain = saved["requests"]["gain"]
+        name = "gain of the best request for each row, at least"
+        figures.append(_estimate("request_gain", name, "gain", gain))
+    return figures
+
+
+def _shares(saved: Mapping[str, Any]) -> list[Figure]:
+    """Shares of groups and rollouts."""
+    figures = []
+    signal = saved.get("signal")
+    if signal and signal["differing"]:
+        name = f"groups of {signal['group_size']} with a gradient"
+        figures.append(_estimate("differing", name, "share", signal["differing"]))
+    if signal and signal["lost_to_form"]:
+        lost = signal["lost_to_form"]
+        figures.append(_estimate("lost_to_form", "rollouts lost to form", "share", lost))
+    return figures
+
+
+def _estimate(key: str, name: str, panel: Panel, estimate: Mapping[str, Any]) -> Figure:
+    return Figure(
+        key=key,
+        name=name,
+        panel=panel,
+        low=float(estimate["low"]),
+        high=float(estimate["high"]),
+        mean=float(estimate["mean"]),
+    )

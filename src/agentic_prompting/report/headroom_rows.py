@@ -1,0 +1,99 @@
+"""What `headroom` said before a run, beside what the run brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..evaluation import wilson_interval
+from .rollout_records import gradient_counts
+from .run_summary import RunSummary
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class HeadroomRow:
+    """A row of the table.
+
+    Args:
+        name (`str`): What was measured.
+        predicted (`str`): The figure of `headroom`, with its interval.
+        result (`str`): What the run brought.
+    """
+
+    name: str
+    predicted: str
+    result: str
+
+
+def headroom_rows(run: RunSummary) -> list[HeadroomRow]:
+    """The figures of a run's `headroom.json`, each beside the run's own; none without the file."""
+    headroom = run.headroom
+    if headroom is None:
+        return []
+    # What the run brought, by the key of the figure that it belongs to.
+    results = {
+        "floor": _first_score(run),
+        "ceiling": _last_score(run),
+        "best_of_group": _last_score(run),
+        "differing": _gradient_share(run),
+        "prompt_gain": _evolution_gain(run),
+    }
+    rows = []
+    for figure in headroom.figures:
+        rows.append(HeadroomRow(figure.name, str(figure), results.get(figure.key, UNKNOWN)))
+    rows.append(HeadroomRow("calls and dollars", headroom.spending, _spending(run)))
+    return rows
+
+
+def _first_score(run: RunSummary) -> str:
+    """The score before training: on held-out questions, else of the first step."""
+    if len(run.held_out) > 1:
+        first = run.held_out[0]
+        return f"{first.mean:.3f} [{first.low:.3f}, {first.high:.3f}], {first.name}"
+    return _score_of_step(run, 0, "in the first step")
+
+
+def _last_score(run: RunSummary) -> str:
+    """The score after training: on held-out questions, else of the last step."""
+    if len(run.held_out) > 1:
+        last = run.held_out[-1]
+        return f"{last.mean:.3f} [{last.low:.3f}, {last.high:.3f}], {last.name}"
+    return _score_of_step(run, -1, "in the last step")
+
+
+def _score_of_step(run: RunSummary, position: int, when: str) -> str:
+    history = run.history.get("train") or []
+    if not history or "exact_match" not in history[position]:
+        return UNKNOWN
+    return f"{history[position]['exact_match']:.3f} exact match {when}"
+
+
+def _gradient_share(run: RunSummary) -> str:
+    counts = gradient_counts(run.rollouts)
+    if counts is None:
+        return UNKNOWN
+    share = wilson_interval(counts["with_gradient"], counts["groups"])
+    return f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}] of {share.n} groups"
+
+
+def _evolution_gain(run: RunSummary) -> str:
+    """The difference between the last and the first reward of an evolution, held out if it was measured."""
+    history = run.history.get("evolution") or []
+    for key, where in (
+        ("evolution/held_out", "held out"),
+        ("evolution/reward", "on the rows of the steps"),
+    ):
+        values = [entry[key] for entry in history if key in entry]
+        if len(values) > 1:
+            return f"{values[-1] - values[0]:+.3f} from the first to the last step, {where}"
+    return UNKNOWN
+
+
+def _spending(run: RunSummary) -> str:
+    """The requests and dollars of the whole run, as far as its records know them."""
+    if not run.rollouts:
+        return UNKNOWN
+    requests = sum(len(record.get("observations") or ()) for record in run.rollouts)
+    dollars = sum(float(record.get("cost_usd") or 0) for record in run.rollouts)
+    return f"{requests:,} requests of the agent, ${dollars:.4f}"

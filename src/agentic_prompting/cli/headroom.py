@@ -1,4 +1,4 @@
-"""`agentic-prompting headroom`: what can be gained on a task, before money is spent on gaining it."""
+"""`agentic-prompting headroom`: what can be gained on a task, before money is spent on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = (HeadroomOptions,)
 
 
 def headroom(arguments: Sequence[str]) -> int:
-    """Measure what can be gained on a task, and whether the signal to gain it exists, before a run."""
+    """Measure what can be gained on a task, and whether there is a signal, before a run."""
     from ..evaluation.headroom import headroom as measure_headroom
 
     (options,) = OptionParser("headroom", SETTINGS, headroom.__doc__).parse(arguments)
@@ -148,15 +148,15 @@ def _open_workers(name: str, budget: Budget) -> Workers:
     environment = load_environment(name)
     if not isinstance(environment, Workers):
         raise ValueError(
-            f"--environment {name} is not Workers, whose members could be measured alone: name the agent that asks it "
-            "with --untrained MODEL"
+            f"--environment {name} is not Workers, whose members could be measured alone: name "
+            "the agent that asks it with --untrained MODEL"
         )
     charge(budget, workers=environment)
     return environment
 
 
 def _load_untrained(model: str, environment: Environment) -> PromptAgent:
-    """The untrained agent: as it was saved by a trainer, else under the template of its environment."""
+    """The untrained agent: as a trainer saved it, else under the template of its environment."""
     # A wrong name is found before large packages are imported.
     model = find_model(model)
     check_agent(model)

@@ -24,7 +24,8 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     """The options of `headroom`: what to measure, and on which rows."""
 
     config: Path | None = option(
-        "A training run's YAML file: its model, environment, rows, reward and group size are measured."
+        "A training run's YAML file: its model, environment, rows, reward and group size are "
+        "measured."
     )
     policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
     policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
@@ -34,10 +35,12 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
     )
     group_size: int | None = option(
-        "The group size of the planned training, num_generations. Default: the configuration's, or 8."
+        "The group size of the planned training, num_generations. Default: the configuration's, "
+        "or 8."
     )
     reward: str | None = option(
-        "The reward of the planned training, a name or module:name. Default: the configuration's, or --score."
+        "The reward of the planned training, a name or module:name. Default: the "
+        "configuration's, or --score."
     )
     repeats: int = option(
         "Answers of --environment-model to each request; 1 suffices at temperature 0.", 4
@@ -47,7 +50,8 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     )
     task_rows: int | None = option("Sample this many rows; all by default.", None, "--rows")
     score: str = option(
-        f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        f"How answers are compared: {', '.join(SCORES)}, or your own, module:name of "
+        "score(answer, answers).",
         "exact_match",
     )
     calls: int = option("Calls of large LLMs in each part, at most.", 512)
@@ -60,7 +64,8 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     seed: int = option("Of rows, ties and samples.", 0)
     sandbox: bool = option("Puzzles, a scripted solver and a scripted writer: no key.", False)
     replay_cache: Path | None = option(
-        "SQLite file of recorded replies: those in it are not paid twice. Default: replies.sqlite in --output-dir."
+        "SQLite file of recorded replies: those in it are not paid twice. Default: "
+        "replies.sqlite in --output-dir."
     )
     output_dir: Path | None = option(
         "Folder for headroom.json. Default: the configuration's output_dir, or runs/headroom."
@@ -104,11 +109,13 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         )
         if not any(measured):
             raise ValueError(
-                "say what to measure: --policy-model NAME (a better prompt), --untrained MODEL (a signal for GRPO), "
-                "--environment-model NAME (a ceiling), --task-model and --feedback-model NAME (ProRefine), "
-                "--environment MODULE:NAME of Workers (a router), --config FILE (a training run), or --sandbox"
+                "say what to measure: --policy-model NAME (a better prompt), --untrained MODEL "
+                "(a signal for GRPO), --environment-model NAME (a ceiling), --task-model and "
+                "--feedback-model NAME (ProRefine), --environment MODULE:NAME of Workers (a "
+                "router), --config FILE (a training run), or --sandbox"
             )
         if self.untrained and not (self.environment_model or self.environment):
             raise ValueError(
-                "--untrained needs somebody to ask: --environment-model NAME or --environment MODULE:NAME"
+                "--untrained needs somebody to ask: --environment-model NAME or --environment "
+                "MODULE:NAME"
             )

@@ -9,7 +9,7 @@ from ..evaluation.headroom_file import HEADROOM_FILE
 
 
 def point_to_headroom(folder: Path, options: str) -> None:
-    """Print a line on standard error, unless `headroom` has written its file into the folder of the run.
+    """Print a line on standard error, unless `headroom` has written its file into the folder.
 
     Args:
         folder (`Path`): The folder of the run.
@@ -17,8 +17,8 @@ def point_to_headroom(folder: Path, options: str) -> None:
     """
     if not (folder / HEADROOM_FILE).exists():
         print(
-            f"agentic-prompting: nothing was measured before this run; `agentic-prompting headroom {options}` says "
-            "what it can gain",
+            "agentic-prompting: nothing was measured before this run; `agentic-prompting "
+            f"headroom {options}` says what it can gain",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""`headroom --config FILE`: the parts of a training run, measured in the form in which it would train."""
+"""`headroom --config FILE`: the parts of a training run, in the form in which it would train."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     script, args, model = options.run.parse()
     if not isinstance(script, RunArguments):
         raise ValueError(
-            "headroom --config measures the runs of `train prompt-r1` and `train espl`; for an agent program name "
-            "--untrained MODEL and --program MODULE:NAME"
+            "headroom --config measures the runs of `train prompt-r1` and `train espl`; for an "
+            "agent program name --untrained MODEL and --program MODULE:NAME"
         )
     # Options of the command line come before those of the file.
     for name in ("environment_model", "environment_base_url", "dataset", "columns", "task_rows"):
@@ -90,15 +90,18 @@ def _own_parts(
     # What can be wrong is found before the model is loaded.
     if isinstance(script, ESPLArguments) and script.is_in_sandbox:
         raise ValueError(
-            "headroom --config does not measure E-SPL's sandbox: try `agentic-prompting headroom --sandbox`"
+            "headroom --config does not measure E-SPL's sandbox: try `agentic-prompting headroom "
+            "--sandbox`"
         )
     if script.tools or script.environment_factory:
         raise ValueError(
-            "headroom --config measures runs with an environment, not with --tools or --environment_factory"
+            "headroom --config measures runs with an environment, not with --tools or "
+            "--environment_factory"
         )
     if len(script.reward) > 1:
         raise ValueError(
-            f"headroom measures one reward, and the run has {', '.join(script.reward)}: name one with --reward"
+            f"headroom measures one reward, and the run has {', '.join(script.reward)}: name one "
+            "with --reward"
         )
     if not model:
         raise MissingOption("name the model to train", "--untrained FOLDER or a name on the hub")

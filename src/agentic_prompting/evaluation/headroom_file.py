@@ -1,4 +1,4 @@
-"""The saved result of `headroom`: its figures for a plan, a report and a picture, read without scipy."""
+"""The saved result of `headroom`, read without scipy: figures for a plan, a report, a picture."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HeadroomFigures:
 
     @classmethod
     def read(cls, folder: str | Path) -> HeadroomFigures | None:
-        """Read `headroom.json` in a folder, or a file. `None` if there is none, or it is damaged."""
+        """Read a file, or `headroom.json` in a folder. `None` if it is missing or damaged."""
         path = Path(folder)
         if path.is_dir():
             path = path / HEADROOM_FILE

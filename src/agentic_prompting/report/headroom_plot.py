@@ -16,7 +16,8 @@ def plot_headroom(headroom: HeadroomFigures, path: str | Path) -> None:
     """Draw the figures of a measurement into a PNG.
 
     Args:
-        headroom ([`HeadroomFigures`]): `Headroom.figures`, or what [`HeadroomFigures.read`] returns.
+        headroom ([`HeadroomFigures`]): `Headroom.figures`, or the result of
+            [`HeadroomFigures.read`].
         path (`str` or `Path`): The PNG to write. Nothing is written if nothing was measured.
 
     Raises:

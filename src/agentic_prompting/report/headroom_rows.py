@@ -78,7 +78,7 @@ def _gradient_share(run: RunSummary) -> str:
 
 
 def _evolution_gain(run: RunSummary) -> str:
-    """The difference between the last and the first reward of an evolution, held out if it was measured."""
+    """The last reward of an evolution minus the first, held out if that was measured."""
     history = run.history.get("evolution") or []
     for key, where in (
         ("evolution/held_out", "held out"),

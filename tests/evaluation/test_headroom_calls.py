@@ -146,6 +146,20 @@ def test_reading_prompts_is_linear():
     )
 
 
+def test_few_rows_are_answered_twice_and_routed():
+    """Each prompt is right on the rows of its own parity, each time."""
+
+    def reply(messages):
+        number = int(messages[-1]["content"].split()[1])
+        wanted = ("even", "odd")[number % 2]
+        return f"Answer: {'yes' if wanted in messages[0]['content'] else 'no'}"
+
+    found = headroom(ROWS[:60], policy=ScriptedChat(reply), prompts=["even", "odd"])
+    assert found.router.low > 0.2 and "router" in found.report()
+    many = headroom(ROWS, policy=ScriptedChat(reply), prompts=["even", "odd"], calls=200)
+    assert many.router is None, "one answer to each row"
+
+
 def test_an_outage_is_no_score():
     chat = chat_of({"": 0.5, "b": 0.9}, fail_on=lambda number: number % 10 == 0)
     found = headroom(ROWS, policy=chat, prompts=["a", "b"])

@@ -46,6 +46,7 @@ from .prompts import (
     expect_further,
     judge_prompts,
     plan_stages,
+    route_prompts,
 )
 from .proposals import DEFAULT_REQUESTS, ask_for_prompts, read_prompts
 from .refinement import judge_refinement
@@ -128,20 +129,24 @@ class PromptPart:
         result.texts = self.texts
 
         # The first stage chooses a challenger.
-        choosing = await self._score_prompts(self.texts, self.choosing_rows, repeats=1)
+        (choosing,) = await self._score_prompts(self.texts, self.choosing_rows, repeats=1)
         chosen = choose_challenger(choosing, rng)
 
         # The second stage measures it against the start prompt.
         pair = [self.texts[0], self.texts[chosen]]
-        fresh = await self._score_prompts(pair, self.fresh_rows, self.plan.repeats)
+        tables = await self._score_prompts(pair, self.fresh_rows, self.plan.repeats)
+        fresh = _mean_without_missing(tables)
         result.prompts = judge_prompts(choosing, chosen, fresh, self.delta)
+        # Two answers to each row also say whether some rows want the one prompt and some the other.
+        if len(tables) > 1:
+            result.router = route_prompts(tables[0], tables[1], rng)
         if len(self.texts) > 3 and result.prompts.test is not None:
             result.further = expect_further(choosing, FURTHER, rng)
 
         # A second look, if it is allowed and has at least as many rows as the first.
         n_rows = min(result.prompts.rows_needed, self.top_up_answers // 2, len(self.unused_rows))
         if result.prompts.verdict == "cannot tell" and n_rows >= len(self.fresh_rows):
-            top_up = await self._score_prompts(pair, self.unused_rows[:n_rows], repeats=1)
+            (top_up,) = await self._score_prompts(pair, self.unused_rows[:n_rows], repeats=1)
             result.prompts = judge_prompts(choosing, chosen, fresh, self.delta, top_up)
 
     async def _write_prompts(self) -> None:
@@ -163,21 +168,18 @@ class PromptPart:
 
     async def _score_prompts(
         self, texts: Sequence[str], rows: Sequence[Row], repeats: int
-    ) -> Table:
-        """Scores by row and prompt, averaged over the repeats that have a score."""
-        # One column per prompt, the start prompt first.
-        columns = []
-        for text in texts:
+    ) -> list[Table]:
+        """A table of scores by row and prompt for each repeat, the start prompt first."""
+        tables = np.empty((repeats, len(rows), len(texts)))
+        for column, text in enumerate(texts):
             system = self.caller.system_of(self.policy, text)
-            scores = []
             for repeat in range(repeats):
-                scores.append(await self.caller.score(system, rows, self.seed + repeat))
-            # (repeats, rows) to (rows,)
-            columns.append(_mean_without_missing(np.array(scores)))
+                scores = await self.caller.score(system, rows, self.seed + repeat)
+                tables[repeat, :, column] = scores
             # Without scores of the start prompt, further calls are useless.
-            if np.isnan(columns[0]).all():
+            if np.isnan(tables[:, :, 0]).all():
                 raise TooFewScores("no answer under the start prompt has a score")
-        return np.column_stack(columns)
+        return list(tables)
 
 
 class SignalPart:
@@ -421,8 +423,9 @@ class ChoicePart:
         setattr(result, self.field_name, measure_ceiling(table, list(self.choices)))
 
 
-def _mean_without_missing(scores: Table) -> Table:
-    """The mean over the repeats (the first axis) that have a score; NaN if none has."""
+def _mean_without_missing(tables: Sequence[Table]) -> Table:
+    """The mean over the repeats that have a score; NaN if none has."""
+    scores = np.array(tables)
     counts = (~np.isnan(scores)).sum(axis=0)
     totals = np.nansum(scores, axis=0)
-    return np.divide(totals, counts, out=np.full(scores.shape[1], math.nan), where=counts > 0)
+    return np.divide(totals, counts, out=np.full(totals.shape, math.nan), where=counts > 0)

@@ -30,6 +30,8 @@ class Headroom:
         texts (`list[str]`): The compared prompts, the start prompt first.
         further ([`Estimate`], *optional*): The gain of the best of 20 more prompts, if they resemble those
             tried.
+        router ([`Estimate`], *optional*): The gain of choosing between start prompt and chosen one for each row, if
+            the rows were few enough to be answered twice; see [`route_prompts`].
         signal ([`GroupSignal`], *optional*): The signal for GRPO.
         refinement ([`RefineHeadroom`], *optional*): The gain of ProRefine.
         requests ([`Ceiling`], *optional*): Scores of a large LLM under several requests.
@@ -49,6 +51,7 @@ class Headroom:
     prompts: PromptHeadroom | None = None
     texts: list[str] = field(default_factory=list)
     further: Estimate | None = None
+    router: Estimate | None = None
     signal: GroupSignal | None = None
     refinement: RefineHeadroom | None = None
     requests: Ceiling | None = None
@@ -87,6 +90,10 @@ class Headroom:
         lines = []
         if self.prompts is not None:
             lines += _prompt_lines(self.prompts, self.texts, self.further)
+        if self.router is not None:
+            lines.append(
+                f"  A router of both prompts gains {_format_interval(self.router)} over the better one."
+            )
         if self.signal is not None:
             lines += _signal_lines(self.signal)
         if self.refinement is not None:

@@ -211,8 +211,10 @@ def test_a_training_run_from_its_configuration(run, asking_policy, tmp_path):
     with LoopbackServer(lambda body, number: "the answer is Nairobi .") as server:
         words = ["--environment-model", "m", "--environment-base-url", server.base_url]
         status, out, err = run("headroom", "--config", config, *words, "--json")
-        assert len(server.requests) == sum(json.loads(out)["calls"].values())
     found = json.loads(out)
+    # The endpoint is checked with one word; rows that repeat a question share its replies.
+    paid = sum(found["calls"].values()) - sum(found["replayed"].values())
+    assert len(server.requests) == 1 + paid
     assert status == 0, err
     assert found["signal"]["group_size"] == 4 and found["asks_once"] and found["requests"]
     assert found["file"] == f"{tmp_path}/run/headroom.json"

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -510,7 +511,7 @@ def test_a_second_measurement_pays_for_nothing(tmp_path):
         return f"Answer: {'yes' if luck(text, number) < 0.5 else 'no'}"
 
     def measure(seed):
-        with ReplayCache(tmp_path / "replies.sqlite") as cache:
+        with closing(ReplayCache(tmp_path / "replies.sqlite")) as cache:
             options = {"base_url": server.base_url, "api_key": "k", "cache": cache}
             small, large = (OpenAIChat(name, **options) for name in ("gpt-4o-mini", "gpt-4o"))
             with small, large:

@@ -129,7 +129,7 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
         charge(budget, requests=parts["llm"])
     # ProRefine, with the models of its roles.
     if options.feedback_model:
-        roles = options.connect_roles(stack)
+        roles: dict[str, Any] = dict(options.connect_roles(stack))
         charge(budget, **roles)
         parts["refiner"] = ProRefiner(**roles)
     # The untrained agent needs somebody to ask. Workers are measured alone, too.

@@ -3,44 +3,55 @@
     python -m benchmarks.real.headroom             # some minutes; appends to records/headroom.jsonl.gz
     python -m benchmarks.real.headroom --report    # the table, from the records
 
-The model, the form of its turns, its limits and its reward are those of `examples/configs/real.yaml` before training;
-the facts are those on which its settings were chosen. 64 questions, 8 rollouts each, one seed: a record of what the
-command prints, and no promise about other models.
+The model as it was published, and after the warm start of `demo --real` (64 demonstrations, 8 steps); the form of its
+turns, its limits and its reward are those of `examples/configs/real.yaml`. The facts are those on which its settings were
+chosen. 64 questions, 8 rollouts each, one seed: a record of what the command prints, no promise about other models.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from benchmarks.lab import RECORDS as RECORDED, REPOSITORY, Records, markdown, quiet
 
+if TYPE_CHECKING:
+    from agentic_prompting.sandbox.library_run import LibraryRun
+
 RECORDS = RECORDED / "headroom.jsonl.gz"
 CONFIG = REPOSITORY / "examples" / "configs" / "real.yaml"
 
 
-def measure(seed: int) -> dict[str, Any]:
-    """Measure the signal of the untrained model."""
+def measure(seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Measure the signal of the published model and of the warm-started one."""
+    from agentic_prompting.sandbox.library import country_facts
+    from agentic_prompting.sandbox.library_run import prepare_library
+
+    run = prepare_library(folder, seed=seed, facts=country_facts())
+    models = {"published": run.base_model, "warm-started": run.model}
+    return [measure_model(run, name, model, seed) for name, model in models.items()]
+
+
+def measure_model(run: LibraryRun, name: str, model: str, seed: int) -> dict[str, Any]:
+    """Measure the signal of one of the models, in the form of the training."""
     import torch
 
     from agentic_prompting import PromptAgent, headroom
-    from agentic_prompting.local import small_model
+    from agentic_prompting.local import has_bf16_instructions
     from agentic_prompting.rollout import AgentSpec, Limits
-    from agentic_prompting.sandbox.library import Library, brief_answer_reward, country_facts
+    from agentic_prompting.sandbox.library import brief_answer_reward
 
-    # The agent in the form of the training.
     values = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    facts = country_facts()
-    library = Library(facts)
     spec = AgentSpec(
-        prompt_template=library.prompt_template,
-        grammar=library.grammar,
+        prompt_template=run.environment.prompt_template,
+        grammar=run.environment.grammar,
         limits=Limits(
             max_turns=values["max_turns"],
             max_turn_tokens=values["max_turn_tokens"],
@@ -48,11 +59,12 @@ def measure(seed: int) -> dict[str, Any]:
         ),
         sampling={"temperature": values["temperature"]},
     )
-    agent = PromptAgent.from_pretrained(small_model(), library, spec, dtype=torch.float32)
+    dtype = torch.bfloat16 if has_bf16_instructions() else torch.float32
+    agent = PromptAgent.from_pretrained(model, run.environment, spec, dtype=dtype)
 
     started = time.perf_counter()
     measured = headroom(
-        [fact.as_row() for fact in facts],
+        list(run.train),
         agent=agent,
         group_size=values["num_generations"],
         reward=brief_answer_reward,
@@ -62,7 +74,7 @@ def measure(seed: int) -> dict[str, Any]:
     return {
         "what": "real",
         "seed": seed,
-        "model": "SmolLM2-135M-Instruct",
+        "model": name,
         "figures": [asdict(figure) for figure in measured.figures.figures],
         "sentence": measured.signal.sentence(),
         "rows": measured.signal.rows,
@@ -73,18 +85,16 @@ def measure(seed: int) -> dict[str, Any]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """The figures of the latest run."""
-    latest = [entry for entry in records if entry["what"] == "real"][-1]
+    """The figures of the latest run of each model, a column each."""
+    latest = {entry["model"]: entry for entry in records if entry["what"] == "real"}
     rows = []
-    for figure in latest["figures"]:
-        value = f"{figure['mean']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
-        rows.append([figure["name"], value])
-    rows.append(["verdict", latest["sentence"]])
-    rows.append(
-        ["rows, rollouts, calls", f"{latest['rows']}, {latest['rollouts']}, {latest['calls']}"]
-    )
-    rows.append(["time", f"{latest['seconds']:.0f} s"])
-    return markdown((latest["model"], "headroom"), rows)
+    for figures in zip(*(entry["figures"] for entry in latest.values()), strict=True):
+        cells = [f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in figures]
+        rows.append([figures[0]["name"], *cells])
+    rows.append(["verdict", *(entry["sentence"] for entry in latest.values())])
+    for name in ("rollouts", "calls", "seconds"):
+        rows.append([name, *(round(entry[name]) for entry in latest.values())])
+    return markdown(("SmolLM2-135M-Instruct", *latest), rows)
 
 
 def main() -> None:
@@ -98,7 +108,8 @@ def main() -> None:
     records = Records(options.records)
     if not options.report:
         quiet()
-        records.add(measure(options.seed))
+        with tempfile.TemporaryDirectory() as folder:
+            records.add(*measure(options.seed, Path(folder)))
     print(table(records.read()))
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..agent import PromptAgent
 from ..environments import LLMEnvironment
 from ..llm import Budget, charge
+from ..local import SmallModelMissing
 from ..rewards import PromptR1Reward
 from ..rollout import Environment, as_environment
 from ..sandbox.library import brief_answer_reward
-from ..sandbox.library_run import prepare_library
+from ..sandbox.library_run import WARM_START_STEPS, prepare_library
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
 from ..trainers.setup import SpecOptions
@@ -22,7 +24,7 @@ from .loader import GRAMMARS, load_object, load_reward, text_or_file
 from .options import MissingOption
 from .terminal import show_progress
 from .train_espl import ESPLArguments
-from .train_prompt_r1 import PromptR1Arguments
+from .train_prompt_r1 import SANDBOX_WARM_START_STEPS, PromptR1Arguments
 
 RunArguments = PromptR1Arguments | ESPLArguments
 
@@ -47,9 +49,9 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     script.check(args)
     budget = options.open_budget()
     if isinstance(script, PromptR1Arguments) and script.real:
-        parts = _library_parts(args, model.model_name_or_path)
+        parts = _library_parts(script, args, model.model_name_or_path, options.folder)
     elif isinstance(script, PromptR1Arguments) and script.sandbox:
-        parts = _sandbox_parts(script, args, stack)
+        parts = _sandbox_parts(script, args, options.folder, stack)
     else:
         parts = _own_parts(script, args, options.untrained or model.model_name_or_path, stack)
 
@@ -65,19 +67,30 @@ def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
     return parts
 
 
-def _library_parts(args: MultiTurnGRPOConfig, model: str | None) -> dict[str, Any]:
-    """The run of a real small model that looks invented facts up."""
-    run = prepare_library(model, args.seed)
+def _library_parts(
+    script: PromptR1Arguments, args: MultiTurnGRPOConfig, model: str | None, folder: Path
+) -> dict[str, Any]:
+    """The run of a real small model that looks invented facts up, after its warm start."""
+    warm_start_steps = script.warm_start_steps
+    if warm_start_steps is None:
+        warm_start_steps = WARM_START_STEPS
+    try:
+        run = prepare_library(folder, model, args.seed, script.n_test, warm_start_steps)
+    except (ImportError, SmallModelMissing) as error:
+        raise ValueError(str(error)) from None
     agent = _load_agent(PromptR1Trainer, run.model, run.environment, args, SpecOptions())
     return {"agent": agent, "rows": list(run.train), "reward": brief_answer_reward}
 
 
 def _sandbox_parts(
-    script: PromptR1Arguments, args: MultiTurnGRPOConfig, stack: ExitStack
+    script: PromptR1Arguments, args: MultiTurnGRPOConfig, folder: Path, stack: ExitStack
 ) -> dict[str, Any]:
     """The demonstration of Prompt-R1: its warm start and its oracle."""
     environment = script.connect_large_llm(args.seed, stack, sandbox=True)
-    sandbox = prepare_sandbox(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
+    warm_start_steps = script.warm_start_steps
+    if warm_start_steps is None:
+        warm_start_steps = SANDBOX_WARM_START_STEPS
+    sandbox = prepare_sandbox(folder, args.seed, script.n_test, warm_start_steps)
     options = SpecOptions(prompt_template=sandbox.spec.prompt_template)
     agent = _load_agent(PromptR1Trainer, str(sandbox.model), environment, args, options)
     return {"agent": agent, "rows": list(sandbox.train), "reward": PromptR1Reward()}

@@ -7,6 +7,7 @@ scipy, which is slow; therefore `evaluation` does not import it, and it has to b
 own name.
 """
 
+from ..headroom_file import HEADROOM_FILE, Figure, HeadroomFigures
 from .ceiling import Ceiling, measure_ceiling
 from .group_signal import GroupSignal, mean_over_rows, measure_groups, share_of_differing_groups
 from .measure import aheadroom, headroom
@@ -29,14 +30,16 @@ from .prompts import (
     rows_needed,
 )
 from .refinement import RefineHeadroom, judge_refinement
-from .result import HEADROOM_FILE, Headroom
+from .result import Headroom
 
 __all__ = [
     "HEADROOM_FILE",
     "Ceiling",
+    "Figure",
     "Gain",
     "GroupSignal",
     "Headroom",
+    "HeadroomFigures",
     "PromptHeadroom",
     "PromptTest",
     "RefineHeadroom",

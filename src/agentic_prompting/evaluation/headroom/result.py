@@ -147,7 +147,7 @@ class Headroom:
 
     @property
     def figures(self) -> HeadroomFigures:
-        """Everything that was measured with an interval, for tables and pictures."""
+        """Everything that was measured with an interval, for tables and pictures ([`plot_headroom`])."""
         return HeadroomFigures.from_json(self.to_json())
 
     def save(self, folder: str | Path) -> Path:

@@ -55,6 +55,8 @@ DELTA = 0.10
 TRAINER_STEPS = 16  # of 16 groups each
 GROUP_SIZE = 8
 
+NOT_RECORDED = "No run of it has been recorded yet."
+
 Entry = Mapping[str, Any]
 
 
@@ -280,7 +282,10 @@ def table(records: Sequence[Entry]) -> str:
 def demo_table(records: Sequence[Entry]) -> str:
     """The demo's floor, signal and ceilings, beside what was recorded of its training."""
     draws = [entry for entry in records if entry["what"] == "demo"]
-    trainer = [entry for entry in records if entry["what"] == "trainer"][-1]
+    trainers = [entry for entry in records if entry["what"] == "trainer"]
+    if not draws or not trainers:
+        return NOT_RECORDED
+    trainer = trainers[-1]
     recorded = Records(RECORDED / "demo.jsonl.gz").read()[-1]["summary"]
     differing = trainer["differing"] / trainer["groups"]
     before = recorded["exact_match_before"]
@@ -318,6 +323,8 @@ def demo_verdicts(records: Sequence[Entry]) -> str:
     """The demo's verdicts on training, counted."""
     draws = [entry for entry in records if entry["what"] == "demo"]
     verdicts = Counter(draw["verdict"] for draw in draws)
+    if not draws:
+        return NOT_RECORDED
     return ", ".join(f"{verdict} in {count} of {len(draws)}" for verdict, count in verdicts.items())
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentic_prompting.sandbox.library_run import LibraryRun
 
 RECORDS = RECORDED / "headroom.jsonl.gz"
+NOT_RECORDED = "No run of it has been recorded yet."
 CONFIG = REPOSITORY / "examples" / "configs" / "real.yaml"
 
 
@@ -87,6 +88,8 @@ def measure_model(run: LibraryRun, name: str, model: str, seed: int) -> dict[str
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """The figures of the latest run of each model, a column each."""
     latest = {entry["model"]: entry for entry in records if entry["what"] == "real"}
+    if not latest:
+        return NOT_RECORDED
     rows = []
     for figures in zip(*(entry["figures"] for entry in latest.values()), strict=True):
         cells = [f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in figures]

@@ -66,12 +66,14 @@ def test_the_whole_reply_is_the_answer_and_the_reward_ones_own(run, own, models)
 def test_headroom_is_pointed_to_before_the_first_run(run, own, models, tmp_path):
     words = ["evolve", *own, *models.options, "--grammar", "free"]
     pointer = f"headroom --policy-model small --output-dir {tmp_path / 'out'}"
-    assert run(*words, "--steps", 1)[2].splitlines()[0].count(pointer) == 1
-    assert pointer not in run(*words)[2], "it goes on"
+    assert pointer in run(*words, "--steps", 1)[1].splitlines()[0]
+    assert pointer not in run(*words)[1], "it goes on"
     measured = tmp_path / "measured"
     measured.mkdir()
     (measured / "headroom.json").write_text("{}")
-    assert "headroom" not in run(*words, "--output-dir", measured)[2]
+    assert "agentic-prompting headroom" not in run(*words, "--output-dir", measured)[1]
+    aside = run(*words, "--output-dir", tmp_path / "aside", "--json")
+    assert "agentic-prompting headroom" in aside[2] and json.loads(aside[1])
 
 
 def test_sampling_of_the_policy_is_an_option(run, own, models):

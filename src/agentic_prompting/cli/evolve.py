@@ -118,7 +118,9 @@ def evolve_in_folder(
         # Before anything is spent; a run that goes on has spent already.
         if not (folder / "state.json").exists():
             measured = "--sandbox" if options.sandbox else f"--policy-model {options.policy_model}"
-            point_to_headroom(folder, f"{measured} --output-dir {folder}")
+            # With --json standard output has one JSON object and nothing else.
+            stream = sys.stderr if options.json else sys.stdout
+            point_to_headroom(folder, f"{measured} --output-dir {folder}", stream)
         result = run_evolution(
             **parts, on_step=on_step, checkpoint=folder / "state.json", budget=budget
         )

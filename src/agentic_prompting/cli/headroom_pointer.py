@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TextIO
 
 from ..evaluation.headroom_file import HEADROOM_FILE
 
 
-def point_to_headroom(folder: Path, options: str) -> None:
-    """Print a line on standard error, unless `headroom` has written its file into the folder.
+def point_to_headroom(folder: Path, options: str, stream: TextIO) -> None:
+    """Print a line, unless `headroom` has written its file into the folder of the run.
 
     Args:
         folder (`Path`): The folder of the run.
         options (`str`): The options of `headroom` that measure this run.
+        stream (`TextIO`): Where to print.
     """
     if not (folder / HEADROOM_FILE).exists():
         print(
             "agentic-prompting: nothing was measured before this run; `agentic-prompting "
             f"headroom {options}` says what it can gain",
-            file=sys.stderr,
+            file=stream,
             flush=True,
         )

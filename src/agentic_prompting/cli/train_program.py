@@ -120,7 +120,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
         trainer, report = script.build_trainer(args, model, stack)
         # Before anything is spent; a run that goes on has spent already.
         if state.is_main_process and not read_resume_option(args):
-            point_to_headroom(folder, headroom_options(arguments, folder))
+            point_to_headroom(folder, headroom_options(arguments, folder), sys.stderr)
         # The folder is locked already.
         trainer.locks_folder = False
         run_training(trainer)

@@ -30,14 +30,16 @@ NOT_RECORDED = "No run of it has been recorded yet."
 CONFIG = REPOSITORY / "examples" / "configs" / "real.yaml"
 
 
-def measure(seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Measure the signal of the published model and of the warm-started one."""
+def measure(seed: int, folder: Path, records: Records) -> None:
+    """Measure the signal of the published model, then of the warm-started one."""
     from agentic_prompting.sandbox.library import country_facts
     from agentic_prompting.sandbox.library_run import prepare_library
 
-    run = prepare_library(folder, seed=seed, facts=country_facts())
-    models = {"published": run.base_model, "warm-started": run.model}
-    return [measure_model(run, name, model, seed) for name, model in models.items()]
+    facts = country_facts()
+    run = prepare_library(folder, seed=seed, facts=facts, warm_start_steps=0)
+    records.add(measure_model(run, "published", run.model, seed))
+    run = prepare_library(folder, seed=seed, facts=facts)
+    records.add(measure_model(run, "warm-started", run.model, seed))
 
 
 def measure_model(run: LibraryRun, name: str, model: str, seed: int) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def main() -> None:
     if not options.report:
         quiet()
         with tempfile.TemporaryDirectory() as folder:
-            records.add(*measure(options.seed, Path(folder)))
+            measure(options.seed, Path(folder), records)
     print(table(records.read()))
 
 

@@ -32,7 +32,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     prompt: str = option("Its system prompt so far, which others are compared with.", "")
     tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
     untrained: str | None = option(
-        "Measure the signal for GRPO in this model's rollouts: a folder or a hub id."
+        "Measure the signal for GRPO in this model's rollouts: a folder, a hub id, or smollm2."
     )
     group_size: int | None = option(
         "The group size of the planned training, num_generations. Default: the configuration's, "

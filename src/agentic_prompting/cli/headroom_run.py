@@ -19,7 +19,7 @@ from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
 from ..trainers.setup import SpecOptions
 from .headroom_options import HeadroomOptions
-from .hub import check_model
+from .hub import check_model, find_model
 from .loader import GRAMMARS, load_object, load_reward, text_or_file
 from .options import MissingOption
 from .terminal import show_progress
@@ -75,7 +75,8 @@ def _library_parts(
     if warm_start_steps is None:
         warm_start_steps = WARM_START_STEPS
     try:
-        run = prepare_library(folder, model, args.seed, script.n_test, warm_start_steps)
+        base_model = find_model(model) if model else None
+        run = prepare_library(folder, base_model, args.seed, script.n_test, warm_start_steps)
     except (ImportError, SmallModelMissing) as error:
         raise ValueError(str(error)) from None
     agent = _load_agent(PromptR1Trainer, run.model, run.environment, args, SpecOptions())
@@ -118,6 +119,7 @@ def _own_parts(
         )
     if not model:
         raise MissingOption("name the model to train", "--untrained FOLDER or a name on the hub")
+    model = find_model(model)
     check_model(model)
     environment = as_environment(script.build_environment(args.seed, stack)["environment"])
     if environment is not None:

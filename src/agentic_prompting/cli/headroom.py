@@ -68,10 +68,10 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
     path = measured.save(options.folder)
     files = [str(path)]
     # The picture needs matplotlib, which comes with an extra.
-    with suppress(ImportError):
-        from ..report import plot_headroom
+    from ..report import plot_headroom
 
-        picture = path.with_suffix(".png")
+    picture = path.with_suffix(".png")
+    with suppress(ImportError):
         if measured.figures.figures:
             plot_headroom(measured.figures, picture)
             files.append(str(picture))

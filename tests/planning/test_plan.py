@@ -12,7 +12,7 @@ from transformers import Qwen3Config
 
 from agentic_prompting.cli import main as command
 from agentic_prompting.planning import Layout, Plan, Unplannable, plan
-from agentic_prompting.planning.fake_gpu import GPU_HEAD
+from agentic_prompting.planning.fake_gpu import GPU_HEAD, as_on_a_gpu
 from agentic_prompting.planning.layout import GIB, SAMPLING
 from agentic_prompting.planning.measured_step import (
     OPTIMIZER,
@@ -101,6 +101,29 @@ def test_paths_that_are_replaced_are_there():
         assert f"{attribute}" in inspect.getsource(sys.modules[module]), name
     assert {"_use_triton", "_addmm_fp32"} <= vars(head).keys() and "_use_triton" in vars(utils)
     assert "_ignore_causal_mask_sdpa(" in inspect.getsource(transformers.masking_utils.sdpa_mask)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_padded", "has_mask"),
+    [
+        (None, False, False),
+        (16, False, False),
+        (8, False, True),
+        (4, False, True),
+        (16, True, True),
+    ],
+)
+def test_rows_longer_than_a_window_need_masks(window, is_padded, has_mask):
+    """As the library calls the function that is replaced, and as it decides on a GPU itself."""
+    import transformers.masking_utils
+
+    def build_mask():
+        return transformers.masking_utils.sdpa_mask(1, 8, 8, local_size=window)
+
+    with as_on_a_gpu(is_padded):
+        assert (build_mask() is not None) == has_mask
+    if not is_padded:
+        assert (build_mask() is not None) == has_mask
 
 
 # --- in processes of their own ---------------------------------------------------------------------------------------

@@ -98,11 +98,16 @@ def as_on_a_gpu(is_padded: bool, head: bool = True) -> Iterator[None]:
     """
 
     def can_ignore_mask(
-        padding_mask: object, q_length: int, kv_length: int, *args: object, **kwargs: Any
+        padding_mask: object,
+        q_length: int,
+        kv_length: int,
+        q_offset: int,
+        kv_offset: int,
+        local_attention_size: int | None = None,
     ) -> bool:
         # Without padding, sdpa needs no mask: it is causal by itself.
-        window = kwargs.get("local_attention_size")
-        fits_window = window is None or kv_length < window
+        # A sliding window does need one, as soon as a row is longer than the window.
+        fits_window = local_attention_size is None or kv_length < local_attention_size
         return not is_padded and fits_window and q_length in (1, kv_length)
 
     # The experts of a mixture are multiplied in groups if their weights are bf16.

@@ -771,6 +771,12 @@ def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog
     assert len(told) == 1, "once, however often an agent sends it"
 
 
+@pytest.mark.parametrize("options", [{"timeout": float("nan")}, {"timeout": 0}, {"max_calls": 0}])
+def test_every_limit_is_positive(options):
+    with pytest.raises(ValueError, match="must be positive"):
+        Program(lambda row, base_url, api_key: "x", **options)
+
+
 @pytest.mark.parametrize(
     ("options", "says"), [({"host": "no.such.host"}, "not known"), ({"port": 99999}, "0-65535")]
 )

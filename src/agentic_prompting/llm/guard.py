@@ -541,25 +541,25 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
             # Without a cancellation, which the task may catch, so that it would never return.
             await asyncio.wait({task}, timeout=limit)
         except asyncio.CancelledError:
-            _abandon(task)
+            abandon(task)
             await asyncio.wait({task}, timeout=_GRACE)
             raise
     if task.done():
         return task.result()
-    _abandon(task)
+    abandon(task)
     raise TimedOut(
         f"{name} did not return within {limit:g} s: set a time limit on what it waits for, or raise "
         "step_timeout"
     )
 
 
-def _abandon(task: asyncio.Task[Any]) -> None:
+def abandon(task: asyncio.Future[Any]) -> None:
     """Cancel a task and ignore its result."""
     task.cancel()
     task.add_done_callback(_retrieve_exception)
 
 
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging a task's exception as never retrieved."""
     if not task.cancelled():
         task.exception()

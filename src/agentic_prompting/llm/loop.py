@@ -17,6 +17,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections.abc import Coroutine, Generator, Iterable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
+_HOLD_SECONDS = 3600.0
+_SHUTTING_DOWN = "the event loop of the models' calls has ended: the interpreter is shutting down"
 _MAX_THREADS = 256  # for disks and host names; started as they are needed
 
 
@@ -94,7 +97,7 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     Raises:
         [`LoopEnded`]: The background loop has ended. If it ends later, the future fails with this
             error.
-        `RuntimeError`: The interpreter is shutting down and the loop is closed.
+        `RuntimeError`: The interpreter is shutting down.
     """
     return _schedule(contain(coroutine), coroutine)
 
@@ -105,9 +108,9 @@ def _schedule(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) ->
     Closes both if there is no loop to run them.
     """
     try:
-        loop = background_loop()
+        background_loop()
         assert _current is not None
-        return _current.watch(asyncio.run_coroutine_threadsafe(outer, loop))
+        return _current.submit(outer)
     except RuntimeError:
         outer.close()
         inner.close()
@@ -183,9 +186,11 @@ class _Background:
         self.pid = os.getpid()
         self.users: WeakSet[Closable] = WeakSet()
         self.error: LoopEnded | None = None  # set when the loop has ended
+        self.is_ending = False  # the interpreter is shutting down: no new coroutine is taken
         self._waiting: set[Future[Any]] = set()
-        self._waiting_lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the three attributes above
         self._is_stopping = False
+        self._has_ended = threading.Event()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "agentic-prompting"))
         # A daemon thread, so that a loop that hangs does not keep the process alive.
@@ -193,13 +198,22 @@ class _Background:
         self.thread.start()
         atexit.register(self.stop)
 
-    def watch(self, future: Future[T]) -> Future[T]:
-        """Return the same future, which now fails with a [`LoopEnded`] if the loop ends first."""
-        with self._waiting_lock:
-            if self.error is None:
-                self._waiting.add(future)
-        if self.error is not None:
-            _fail(future, self.error)
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine, and return its future, which fails with a [`LoopEnded`] if the loop ends
+        first.
+
+        Raises:
+            [`LoopEnded`]: The loop has ended.
+            `RuntimeError`: The interpreter is shutting down.
+        """
+        # Under the lock, so that the end of the loop cannot come in between.
+        with self._lock:
+            if self.is_ending:
+                raise RuntimeError(_SHUTTING_DOWN)
+            if self.error is not None:
+                raise LoopEnded(*self.error.args)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)
         return future
 
@@ -208,18 +222,20 @@ class _Background:
 
         Takes two seconds at most, whatever a server does.
         """
-        if self.pid != os.getpid() or self.loop.is_closed():
+        if self.pid != os.getpid() or self.is_ending:
             return
         self._is_stopping = True
         # Clients end their calls with an error of their own before the loop ends.
         for user in list(self.users):
             with suppress(LoopEnded):
                 user.close()
-        if self.thread.is_alive():
+        with self._lock:
+            self.is_ending = True
+
+        # A loop that has ended before, by an error, has nothing left to be done.
+        if self.error is None:
             asyncio.run_coroutine_threadsafe(self._end(), self.loop)
-            self.thread.join(_END_SECONDS)
-        if not self.thread.is_alive():
-            self.loop.close()
+            self._has_ended.wait(_END_SECONDS)
 
     def _run(self) -> None:
         """Run the loop on its thread, and fail everything that waits on it when it ends."""
@@ -234,7 +250,7 @@ class _Background:
             "finish"
         )
         # From here on, a new future fails at once; those before it fail below.
-        with self._waiting_lock:
+        with self._lock:
             self.error = LoopEnded(message)
             waiting = list(self._waiting)
         if not self._is_stopping:
@@ -242,14 +258,37 @@ class _Background:
         for future in waiting:
             _fail(future, self.error)
 
+        # The loop can be closed if no task is left in it.
+        if asyncio.all_tasks(self.loop):
+            self._hold_tasks()
+        self.loop.close()
+        self._has_ended.set()
+
     async def _end(self) -> None:
-        """Cancel every other task of the loop, then stop it."""
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
+        """Cancel every other task of the loop, wait until they have ended, then stop it."""
+        this_task = asyncio.current_task()
+        for task in asyncio.all_tasks() - {this_task}:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_END_SECONDS / 2)
+
+        # Wait for the tasks that they start to clean up, too.
+        deadline = self.loop.time() + _END_SECONDS / 2
+        while tasks := asyncio.all_tasks() - {this_task}:
+            seconds_left = deadline - self.loop.time()
+            if seconds_left <= 0:
+                self._hold_tasks()
+            await asyncio.wait(tasks, timeout=seconds_left)
         self.loop.stop()
+
+    def _hold_tasks(self) -> None:
+        """Keep this thread, and with it the tasks that have not ended, until the process is gone.
+
+        If such a task were collected, asyncio would print an error, and the task's coroutine would
+        run its `finally` clauses without a loop.
+        """
+        tasks = asyncio.all_tasks(self.loop)
+        self._has_ended.set()
+        while tasks:
+            time.sleep(_HOLD_SECONDS)
 
 
 def _fail(future: Future[Any], error: LoopEnded) -> None:
@@ -282,8 +321,8 @@ def background_loop(user: Closable | None = None) -> asyncio.AbstractEventLoop:
             if _current is not None:
                 _left_by_fork.append(_current)
             _current = _Background()
-        if _current.loop.is_closed():
-            raise RuntimeError("the event loop is closed: the interpreter is shutting down")
+        if _current.is_ending:
+            raise RuntimeError(_SHUTTING_DOWN)
         if _current.error is not None:
             raise LoopEnded(*_current.error.args)
         if user is not None:

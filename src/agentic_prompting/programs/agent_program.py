@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ..llm import ChatModel, LLMError, Misconfigured, ServerFailed, TimedOut
-from ..llm.guard import text_of
+from ..llm.guard import abandon, text_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import (
     ChatFormat,
@@ -163,7 +163,8 @@ class AgentProgram(Environment, ABC):
             "max_body_bytes": max_body_bytes,
         }
         for name, limit in positive_limits.items():
-            if limit <= 0:
+            # In a form that is false for NaN, which is no limit.
+            if not limit > 0:
                 raise ValueError(f"{name} must be positive, not {limit}")
         if max_llm_calls < 0:
             raise ValueError(f"max_llm_calls must be 0 or more, not {max_llm_calls}")
@@ -318,7 +319,7 @@ class AgentProgram(Environment, ABC):
             # From here on no call is answered, so that the call tree stays as it is.
             session.close("it has failed" if error else "the program has ended")
             self._gateway.close_key(api_key)
-            task.cancel()
+            abandon(task)
             # The processes of the run end when its task does.
             if run.has_processes:
                 await asyncio.wait({task})

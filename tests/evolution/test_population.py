@@ -337,7 +337,9 @@ def test_a_state_file_that_is_cut_off_is_named(tmp_path):
             "independent draws by 'top_plus_random' would all give the same",
         ),
         ({"delta_sigma": -1.0}, "delta_sigma=-1.0"),
+        ({"delta_sigma": math.nan}, "delta_sigma=nan"),
         ({"exploration": -1.0}, "exploration >= 0"),
+        ({"exploration": math.nan}, "exploration >= 0"),
     ],
 )
 def test_bad_settings(options, message):

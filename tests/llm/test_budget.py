@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import pickle
 import sqlite3
@@ -230,8 +231,9 @@ def test_unknown_price_needs_a_token_budget(server, caplog):
 
 
 def test_limits_that_make_no_sense(caplog):
-    with pytest.raises(ValueError, match="negative"):
-        Budget(usd=-1)
+    for limits in ({"usd": -1}, {"tokens": -1}, {"usd": math.nan}, {"tokens": math.nan}):
+        with pytest.raises(ValueError, match="negative"):
+            Budget(**limits)
     with pytest.raises(ValueError, match="budget_tokens="):
         OpenAIChat("no-such-model", budget_usd=1)
     OpenAIChat("no-such-model", budget_usd=1, budget_tokens=10)

@@ -6,6 +6,7 @@ import email.utils
 import gc
 import gzip
 import json
+import math
 import os
 import pickle
 import signal
@@ -358,6 +359,7 @@ def test_attempts_that_gave_no_text_are_paid_for(serve):
         (Answer(body=FLAGGED), Refused, "input was flagged"),
         (Answer(body=completion(None, refusal="I will not")), Refused, "I will not"),
         (Answer(finish_reason="content_filter"), Refused, "content filter"),
+        (Answer(finish_reason="RECITATION"), Refused, "content filter"),
         (Answer(body=completion("", finish_reason="length")), BadReply, "max_tokens"),
     ],
 )
@@ -629,7 +631,15 @@ def test_prices():
         OpenAIChat("Qwen/Qwen3-4B", budget_usd=1)
 
 
-@pytest.mark.parametrize("price", [0.6, (0.6,), (-1, 2), "0.15,0.6"])
+@pytest.mark.parametrize("name", ["timeout", "patience", "requests_per_minute"])
+def test_no_limit_is_nan(name):
+    with pytest.raises(ValueError, match=name):
+        OpenAIChat("m", unused_url(), **{name: math.nan})
+
+
+@pytest.mark.parametrize(
+    "price", [0.6, (0.6,), (-1, 2), "0.15,0.6", (1.0, math.nan), (math.inf, 1.0), ("1", "2")]
+)
 def test_invalid_price_is_refused_before_any_request(price):
     """Each call was sent, paid for, and then failed because its cost could not be computed."""
     with pytest.raises(ValueError, match="price must be two numbers"):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 import socket
 import struct
@@ -559,6 +560,13 @@ def test_a_key_is_needed_where_one_is_set(serve, monkeypatch, caplog):
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"{address}/metrics")
     assert "correct-horse" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["timeout", "max_cost_usd", "max_concurrency"])
+@pytest.mark.parametrize("value", [0, math.nan])
+def test_every_limit_is_a_positive_number(name, value):
+    with pytest.raises(ValueError, match="positive"):
+        ServeConfig(**{name: value})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])

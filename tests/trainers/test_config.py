@@ -1,5 +1,9 @@
 """Training arguments."""
 
+import math
+
+import pytest
+
 from agentic_prompting import MultiTurnGRPOConfig
 from agentic_prompting.trainers.config import copy_args
 
@@ -12,3 +16,10 @@ def test_copied_arguments_keep_the_hub_token(tmp_path):
     assert copied.reward_weights == [1.0, 2.0]
     assert copied.output_dir == args.output_dir
     assert args.reward_weights is None
+
+
+@pytest.mark.parametrize("name", ["budget_usd", "budget_tokens"])
+@pytest.mark.parametrize("budget", [0, -1, math.nan])
+def test_a_budget_can_be_reached(tmp_path, name, budget):
+    with pytest.raises(ValueError, match=name):
+        MultiTurnGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **{name: budget})

@@ -291,7 +291,7 @@ class Population:
         # Check what `selection_rule` does not check below.
         if window < 1:
             raise ValueError(f"{window=} must be at least 1")
-        if delta_sigma < 0 or tie_tolerance < 0:
+        if not (delta_sigma >= 0 and tie_tolerance >= 0):  # also for NaN
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
         one_of("best_rule", best_rule, BEST_RULES)
         self.window = window

@@ -129,7 +129,7 @@ def selection_rule(
         `ValueError`: There is no such rule, a parameter is out of range, or independent draws would
             all be the same.
     """
-    if exploration < 0 or temperature <= 0:
+    if not (exploration >= 0 and temperature > 0):  # also for NaN
         raise ValueError(
             f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}"
         )

@@ -106,17 +106,17 @@ class Limit:
     """A limit on spending, in US dollars and in tokens (prompt and completion); `None` is no limit.
 
     Raises:
-        `ValueError`: One of them is negative.
+        `ValueError`: One of them is negative or not a number (NaN): no spending would reach it.
     """
 
     usd: float | None = None
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.usd or 0, self.tokens or 0) < 0:
-            raise ValueError(
-                f"a budget must not be negative: budget_usd={self.usd}, budget_tokens={self.tokens}"
-            )
+        for name, value in (("budget_usd", self.usd), ("budget_tokens", self.tokens)):
+            # Not a comparison with "below 0", which is false for NaN.
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative or NaN, got {value}")
 
     def __bool__(self) -> bool:
         return self.usd is not None or self.tokens is not None

@@ -153,12 +153,13 @@ class OpenAIChat:
             raise ValueError(
                 f"base_url must begin with http:// or https://, not {redact_url(self.base_url)!r}"
             )
-        if max_concurrency < 1 or max_retries < 0 or timeout <= 0 or patience <= 0:
+        # In a form that is false for NaN, which is no limit.
+        if not (max_concurrency >= 1 and max_retries >= 0 and timeout > 0 and patience > 0):
             raise ValueError(
                 "max_concurrency must be at least 1, max_retries at least 0, timeout and patience "
                 "above 0"
             )
-        if requests_per_minute is not None and requests_per_minute <= 0:
+        if requests_per_minute is not None and not requests_per_minute > 0:
             raise ValueError("requests_per_minute must be above 0")
         if price is not None and not _is_price(price):
             raise ValueError(
@@ -510,7 +511,10 @@ def _close_collected(http: Http, pid: int) -> None:
 
 
 def _is_price(price: object) -> bool:
-    return isinstance(price, tuple | list) and len(price) == 2 and min(price) >= 0
+    if not isinstance(price, tuple | list) or len(price) != 2:
+        return False
+    # An infinite price would make the cost of no tokens NaN, which reaches no limit.
+    return all(isinstance(dollars, int | float) and 0 <= dollars < math.inf for dollars in price)
 
 
 def _find_variable_with(key: str) -> str | None:

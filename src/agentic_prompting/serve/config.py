@@ -50,8 +50,11 @@ class ServeConfig:
 
     def __post_init__(self):
         # A limit of 0 would refuse every request.
-        limits = (self.max_concurrency, self.max_body_bytes, self.timeout)
-        if min(limits) <= 0 or (self.max_cost_usd is not None and self.max_cost_usd <= 0):
+        limits: tuple[float, ...] = (self.max_concurrency, self.max_body_bytes, self.timeout)
+        if self.max_cost_usd is not None:
+            limits = (*limits, self.max_cost_usd)
+        # In a form that is false for NaN, which is no limit.
+        if not all(limit > 0 for limit in limits):
             raise ValueError(f"every limit of the service must be positive, got {self}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")

@@ -148,7 +148,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
         for name in ("budget_usd", "budget_tokens"):
             budget = getattr(self, name)
-            if budget is not None and budget <= 0:
+            if budget is not None and not budget > 0:  # also for NaN
                 raise ValueError(f"{name} must be above 0, got {budget}")
         if self.trace_content and not self.traces:
             raise ValueError("trace_content would be ignored: set traces=True as well")

@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.environments import CUT_MARK, LLMEnvironment
 from agentic_prompting.llm import (
+    BadReply,
     Misconfigured,
     RateLimited,
     Reply,
@@ -175,7 +176,9 @@ def test_a_reply_is_kept_as_it_is():
 def test_the_thought_of_a_reply_is_not_shown():
     """It would also be what is left of a reply that is cut."""
     assert observed(f"<think>{'well ' * 100}</think>\nRome.", max_reply_chars=20).text == "Rome."
-    assert observed("<think>cut off").text == "<think>cut off"
+    cut_off = observed("<think>cut off")
+    assert cut_off.text == "" and isinstance(cut_off.error, BadReply)
+    assert [reply.text for reply in cut_off.replies] == ["<think>cut off"]
 
 
 @pytest.mark.parametrize("length", [19, 20, 21, 500])

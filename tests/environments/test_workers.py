@@ -192,6 +192,31 @@ def test_no_worker_can_pose_as_another(first, second):
 # --- mistakes and failures -----------------------------------------------------------------------------------------
 
 
+def test_references_cannot_blow_up_a_request():
+    """A request of a few kilobytes could hand on a long reply thousands of times, and the next one that reply."""
+    sent = []
+
+    def repeat(text: str) -> str:
+        sent.append(len(text))
+        return text
+
+    environment = Workers({"tool": Worker(repeat, takes="text")}, max_calls=8)
+    rollout = begin(environment)
+    ask(environment, rollout, ("tool", "x" * 10_000))
+    for number in range(1, 9):
+        ask(environment, rollout, ("tool", f"#{number} " * 1000))
+        ask(environment, rollout, *[("tool", " ".join(f"#{i}" for i in range(1, number)))])
+    assert max(sent) <= 2**20
+    assert "1048576 characters" in rollout.observations[1].text
+    assert rollout.counts["workers/tool"] == len(sent)
+
+    # A reply may still be handed on whole.
+    ask(environment, rollout, ("tool", "y" * 500_000))
+    number = len(rollout.parts)
+    ask(environment, rollout, ("tool", f"#{number} and #{number}"))
+    assert sent[-1] == 1_000_005
+
+
 def test_mistakes_of_the_agent_are_told_to_it():
     environment = Workers({"a": ECHO}, max_calls=2)
     observation = ask(environment, begin(environment), ("z", "x"), ("a", "y"), ("a", "y"))

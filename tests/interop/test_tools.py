@@ -9,6 +9,7 @@ from agentic_prompting.interop import (
     ask_tool,
 )
 from agentic_prompting.llm import (
+    BadReply,
     Budget,
     Reply,
     ScriptedChat,
@@ -116,6 +117,29 @@ def test_a_large_llm_is_a_tool_beside_others():
     assert [type(reply) for reply in observation.replies] == [Reply]
     assert isinstance(step(environment, call("ask", prompt="Kenya?")).error, ServerFailed)
     assert "KeyError" in step(environment, call("ask")).text
+
+
+def test_the_thought_of_a_tools_llm_is_not_shown():
+    replies = ["<think>Peru? Lima.</think>\nLima.", "<think>Is it Lima, or"]
+    environment = ToolEnvironment([ask_tool(ScriptedChat(replies))])
+    assert step(environment, call("ask", prompt="a")).text == "Lima."
+    cut_off = step(environment, call("ask", prompt="b"))
+    assert isinstance(cut_off.error, BadReply) and "Lima" not in cut_off.text
+
+
+def test_a_turn_makes_a_limited_number_of_calls():
+    """A turn has room for hundreds, and each may ask a large LLM."""
+    chat = ScriptedChat(lambda messages: f"reply {messages[-1]['content']}")
+    environment = ToolEnvironment([ask_tool(chat)], max_calls=3)
+    turn = "".join(call("ask", prompt=str(number)) for number in range(200))
+    observation = step(environment, turn)
+    assert len(observation.replies) == len(chat.calls) == 3
+    responses = observation.text.split(environment.grammar.separator)
+    assert responses[:3] == ["reply 0", "reply 1", "reply 2"]
+    assert len(responses) == 200
+    assert all("only 3 calls in one turn" in response for response in responses[3:])
+    with pytest.raises(ValueError, match="max_calls"):
+        ToolEnvironment([capital], max_calls=0)
 
 
 def test_what_a_tools_llm_spends_is_booked():

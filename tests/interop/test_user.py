@@ -7,6 +7,7 @@ from agentic_prompting.interop import (
     UserSimulator,
 )
 from agentic_prompting.llm import (
+    BadReply,
     ScriptedChat,
 )
 from agentic_prompting.llm.loop import run
@@ -39,6 +40,15 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
         observation.text,
         "In Nairobi.",
     ]
+
+
+def test_the_agent_never_reads_the_users_thought():
+    """The thought of a simulated user says what the agent has to find out, and may mention the mark of the end."""
+    thought = "<think>I want the capital of Kenya and then write [DONE], but"
+    environment = UserSimulator(ScriptedChat([thought]))
+    observation = run(environment.step(asked(environment, "Hi", row={"goal": "the capital"})))
+    assert observation is not None and observation.text == ""
+    assert isinstance(observation.error, BadReply)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,20 @@
 import gc
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import split_thoughts, strip_thoughts
+from agentic_prompting.llm import (
+    BadReply,
+    Reply,
+    ServerFailed,
+    Usage,
+    split_thoughts,
+    strip_thoughts,
+    without_thoughts,
+)
 
 VISIBLE = {
     "closed": ("<think>a</think> b", "b"),
@@ -26,6 +35,7 @@ VISIBLE = {
     "a closing mark in the text": ("<think>a</think> end with </think>.", "end with </think>."),
     "Magistral": ("[THINK]a[/THINK]b", "b"),
     "other marks": ("<THINKING>a</THINKING>b ◁think▷a◁/think▷ c", "b  c"),
+    "further marks": ("<thought>a</thought>b <reasoning>a</reasoning>c <reasoning>a", "b c"),
     "none": (" b ", "b"),
     "empty": ("", ""),
 }
@@ -47,6 +57,21 @@ def test_marks_in_a_payload_are_content():
     prompt = "<prompt>Think in <think></think> tags, then <think>."
     assert strip_thoughts(f"<think>I try <prompt>x</prompt></think>{prompt}", payload) == prompt
     assert strip_thoughts("Well. <think>I try <prompt>x</prompt> but", payload) == "Well."
+
+
+def test_an_agent_is_shown_no_thought():
+    """A reply that ends inside of its thought has nothing to show: it failed, as any reply without text."""
+    usage = Usage(3, 4)
+    reply = Reply("<think>Is it Rome?</think>\nIt is.\n", finish_reason="stop", usage=usage)
+    assert without_thoughts(reply) == replace(reply, text="It is.")
+
+    cut = Reply("<think>Is it Rome, or", finish_reason="length", usage=usage)
+    shown = without_thoughts(cut)
+    assert isinstance(shown.error, BadReply) and "max_tokens" in str(shown.error)
+    assert (shown.text, shown.usage, shown.finish_reason) == ("", usage, "length")
+
+    for unchanged in (Reply(" It is.\n"), Reply("<think>"), Reply(error=ServerFailed("down"))):
+        assert without_thoughts(unchanged) is unchanged
 
 
 PIECES = ["<think>", "</think>", "[THINK]", "`", "text", "<prompt>", "\n"]

@@ -21,8 +21,8 @@ from ..llm import (
     RoutedChat,
     as_chat,
     charge,
-    split_thoughts,
     with_system,
+    without_thoughts,
 )
 from ..rollout import PROMPT_R1_TEMPLATE, Environment, Observation, Rollout, rollout_seed
 from .shared_replies import SharedReplies
@@ -130,14 +130,14 @@ class LLMEnvironment(Environment):
             )
 
         # Some servers leave the thoughts in the text; the agent gets what follows them.
-        text = reply.text
-        thoughts, visible = split_thoughts(text)
-        if thoughts and visible.strip():
-            text = visible.strip()
+        shown_reply = without_thoughts(reply)
+        text = shown_reply.text
         # Cut long replies, and mark where.
         if len(text) > self.max_reply_chars:
             text = text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
-        return Observation(text=text, error=reply.error, replies=(reply,), seconds=reply.seconds)
+        return Observation(
+            text=text, error=shown_reply.error, replies=(reply,), seconds=reply.seconds
+        )
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """Return the messages to send for the rollout's last turn."""

@@ -19,7 +19,7 @@ from ..llm import (
     Usage,
     as_chat,
     charge,
-    split_thoughts,
+    without_thoughts,
 )
 from ..llm.guard import call_guarded, describe, failure_of
 from ..rollout import Environment, Observation, Rollout, Turn, observe
@@ -151,8 +151,8 @@ class Worker:
         # Send the request, unless another rollout has sent the same one.
         reply = await (send(seed) if send_once is None else send_once(text, send))
         # Some servers leave the thought in the text.
-        visible = split_thoughts(reply.text)[1].strip()
-        return self._reply(visible or reply.text, (reply,), reply.error)
+        shown_reply = without_thoughts(reply)
+        return self._reply(shown_reply.text.strip(), (reply,), shown_reply.error)
 
     async def _observe(self, text: str, seed: int, rollout: Rollout) -> Observation | None:
         """Let an environment answer the request, as the only turn of an episode."""

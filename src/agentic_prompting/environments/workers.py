@@ -34,6 +34,7 @@ from .worker import SendOnce, WorkerReply, as_worker
 
 _REFERENCE = re.compile(r"(?<![\w#&])#(\d{1,3})\b")
 _UNAVAILABLE = "unavailable"
+_MAX_REQUEST_CHARS = 2**20  # of a request with the replies that it hands on
 
 WORKERS_TEMPLATE = """\
 You answer a question together with the workers above. Each has its own strengths. A worker sees the request that you \
@@ -298,14 +299,24 @@ class Workers(Environment):
                 return WorkerReply(f"there is no reply #{reference}")
             references[reference] = reply.part
 
-        # Send the request.
+        # Fill in the replies that it refers to.
         member = workers[name]
         worker = self.pool[member]
-        rollout.counts[f"workers/{member}"] += 1
+        handed_on = list(references.values())
+        if worker.substitutes_references:
+            handed_on = [references[int(number)] for number in _REFERENCE.findall(request)]
+        # A turn has room for thousands of references, and each reply could hand on the one before.
+        if len(request) + sum(map(len, handed_on)) > _MAX_REQUEST_CHARS:
+            return WorkerReply(
+                f"the request has more than {_MAX_REQUEST_CHARS} characters with the replies in it"
+            )
         if worker.substitutes_references:
             text = _REFERENCE.sub(lambda match: references[int(match[1])], request)
         else:
             text = quote(references, request)
+
+        # Send the request.
+        rollout.counts[f"workers/{member}"] += 1
         reply = await worker.answer(
             text,
             # A worker has no history: without the number, two equal calls would be one recorded sample.

@@ -25,6 +25,7 @@ from ..llm import (
     Unreachable,
     as_chat,
     charge,
+    without_thoughts,
 )
 from ..llm.guard import Escaped, call_guarded, describe
 from ..rollout import Environment, Observation, Rollout, read_call
@@ -119,7 +120,9 @@ def ask_tool(
         # The seed identifies the rollout, so that a replayed run finds its replies again.
         messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
-        return Observation(reply.text, error=reply.error, replies=(reply,))
+        # Some servers leave the thought in the text.
+        shown_reply = without_thoughts(reply)
+        return Observation(shown_reply.text, error=shown_reply.error, replies=(reply,))
 
     prompt = {"type": "string", "description": "The question, complete in itself."}
     parameters = {"type": "object", "properties": {"prompt": prompt}, "required": ["prompt"]}
@@ -136,9 +139,11 @@ class ToolEnvironment(Environment):
         outages (`tuple`, *optional*): The exceptions of a tool that are not the agent's fault: the
             rollout fails and is left out of the loss. An [`LLMError`] always is one. Any other
             exception of a tool is given to the agent as text, with secrets masked.
+        max_calls (`int`, *optional*, defaults to `16`): Calls in one turn. Further ones are not
+            made, and the agent is told so: a turn has room for hundreds.
 
     Raises:
-        `ValueError`: There is no tool, or two have the same name.
+        `ValueError`: There is no tool, two have the same name, or `max_calls` is below 1.
     """
 
     grammar: ToolGrammar
@@ -148,6 +153,7 @@ class ToolEnvironment(Environment):
         tools: Tools,
         max_chars: int = 8192,
         outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
+        max_calls: int = 16,
     ):
         all_tools = _collect_tools(tools)
         self.tools = {tool.name: tool for tool in all_tools}
@@ -155,7 +161,10 @@ class ToolEnvironment(Environment):
         if not all_tools or len(self.tools) < len(all_tools):
             names = [tool.name for tool in all_tools]
             raise ValueError(f"pass at least one tool, each with its own name; got {names}")
+        if max_calls < 1:
+            raise ValueError(f"max_calls must be at least 1, got {max_calls}")
         self.max_chars = max_chars
+        self.max_calls = max_calls
         self.outages = outages
         self.grammar = ToolGrammar()
         # The chat template shows the tools in the prompt.
@@ -172,9 +181,13 @@ class ToolEnvironment(Environment):
     async def step(self, rollout: Rollout) -> Observation:
         """Run the calls of the last turn."""
         start = time.perf_counter()
-        # Run all calls of the turn at the same time.
+        # Run the calls of the turn at the same time.
         bodies = self.grammar.bodies(rollout.turns[-1].text)
-        observations = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
+        made_calls = bodies[: self.max_calls]
+        observations = await asyncio.gather(*(self._call(body, rollout) for body in made_calls))
+        # Each call has a response, so that the agent can tell which ones were not made.
+        excess = Observation(f"Error: only {self.max_calls} calls in one turn")
+        observations += [excess] * (len(bodies) - len(made_calls))
 
         # Join what the calls returned. One outage fails the rollout.
         texts = [observation.text[: self.max_chars] for observation in observations]

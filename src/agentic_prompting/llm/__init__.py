@@ -9,7 +9,7 @@ from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete, fi
 from .loop import gather, run, start
 from .openai_chat import OpenAIChat
 from .spans import start_traces
-from .thoughts import SplitReply, split_thoughts, strip_thoughts
+from .thoughts import SplitReply, split_thoughts, strip_thoughts, without_thoughts
 from .types import (
     BadReply,
     BadRequest,
@@ -64,4 +64,5 @@ __all__ = [
     "start_traces",
     "strip_thoughts",
     "with_system",
+    "without_thoughts",
 ]

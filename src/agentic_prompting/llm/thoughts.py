@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from .types import BadReply, Reply
+
 # Opening bracket, name and closing bracket; a closing mark has a slash after the opening bracket.
-# The marks of Qwen and DeepSeek, Seed, Magistral and Kimi. Models that are asked to think write
-# `<thinking>`.
+# The marks of Qwen and DeepSeek, EXAONE, Seed, Magistral and Kimi. Models that are asked to think
+# write `<thinking>` or `<reasoning>`.
 _MARKS = (
     ("<", "think", ">"),
     ("<", "thinking", ">"),
+    ("<", "thought", ">"),
+    ("<", "reasoning", ">"),
     ("<", "seed:think", ">"),
     ("[", "think", "]"),
     ("◁", "think", "▷"),
@@ -116,6 +121,28 @@ def strip_thoughts(text: str, payload: re.Pattern[str] | None = None) -> str:
         payload (`re.Pattern`, *optional*): See [`split_thoughts`].
     """
     return split_thoughts(text, payload).visible.strip()
+
+
+def without_thoughts(reply: Reply) -> Reply:
+    """Return a reply with the visible text alone, as it is shown to an agent.
+
+    A text without thoughts stays unchanged. A reply that is nothing but a thought, because it was
+    cut off inside of it, has no text to show: its error is a [`BadReply`], as from an endpoint that
+    keeps thoughts out of the text.
+
+    Args:
+        reply ([`Reply`]): The reply of a model.
+    """
+    thought, visible = split_thoughts(reply.text)
+    if reply.error is not None or not thought:
+        return reply
+    if visible.strip():
+        return replace(reply, text=visible.strip())
+    error = BadReply(
+        "the reply ended inside of its thought: raise max_tokens, or turn thinking off at the "
+        "endpoint"
+    )
+    return replace(reply, text="", error=error)
 
 
 def _find_marks(text: str) -> list[_Mark]:

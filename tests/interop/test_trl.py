@@ -1,11 +1,13 @@
 """TRL's environment classes."""
 
+import threading
+
 import pytest
 
 from agentic_prompting.interop import (
     TRLEnvironment,
 )
-from agentic_prompting.llm.loop import run
+from agentic_prompting.llm.loop import gather, run
 from support.tool_episodes import Guess, call, step
 
 
@@ -52,3 +54,21 @@ def test_a_class_without_tools_is_named():
         return part
 
     assert set(TRLEnvironment(Silent, tools=[look]).tools) == {"look"}
+
+
+def test_making_an_instance_holds_up_no_other_episode():
+    """A class may load something. It was made on the event loop of all rollouts, one after the other."""
+    both = threading.Barrier(2, timeout=20)
+    is_first = True
+
+    class Loads(Guess):
+        def __init__(self):
+            # The first instance only shows the methods.
+            if not is_first:
+                both.wait()
+
+    environment = TRLEnvironment(Loads)
+    is_first = False
+    row = {"prompt": [{"role": "user", "content": "Play."}], "secret": 3}
+    rows = run(gather([environment.reset(row), environment.reset(row)]))
+    assert all(isinstance(each["environments"], Loads) for each in rows)

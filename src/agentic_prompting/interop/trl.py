@@ -13,7 +13,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
-from ..llm.guard import call_guarded, call_guarded_now, failure_of
+from ..llm.guard import call_guarded, failure_of
 from ..rollout import RESET_SEED, Observation, Rollout
 from .tools import Tool, ToolEnvironment, Tools, to_text
 
@@ -84,8 +84,9 @@ class TRLEnvironment(ToolEnvironment):
         Never raises: a failure is stored in that column.
         """
         try:
-            # Create the instance of this episode, and start it.
-            instance = call_guarded_now(self.factory)
+            # Create the instance of this episode in a thread, because it may load something, and
+            # start it.
+            instance = await call_guarded(lambda: self.factory())
             # The seed of the reset is for our environments.
             columns = {name: value for name, value in row.items() if name != RESET_SEED}
             text = await call_guarded(instance.reset, **columns)

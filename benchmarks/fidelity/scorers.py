@@ -240,11 +240,12 @@ def math_pairs(seed: int) -> list[tuple[str, str]]:
 # The comparison -------------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[-+]?\$?[-+]?(\d[\d,]*(\.\d+)?|\.\d+)\s?%?\.?")
+_MARKS = " \t\r\n*_`\"'“”‘’()[]{}"
 
 
 def text_reason(reply: str, accepted: str, is_hotpot: bool) -> str:
     """The reason why scores of texts may differ; empty if there is none."""
-    if _NUMBER.fullmatch(reply.strip()) and _NUMBER.fullmatch(accepted.strip()):
+    if _NUMBER.fullmatch(reply.strip(_MARKS)) and _NUMBER.fullmatch(accepted.strip(_MARKS)):
         return "number"
     if not normalised(reply) and not normalised(accepted):
         return "article" if re.search(r"\w", reply + accepted) else "empty"

@@ -221,6 +221,10 @@ def test_hostile_replies_take_no_time(piece):
     parse_edits(piece * 100_000)
 
 
+def test_a_fence_of_many_tildes_takes_no_time():
+    parse_edits("~" * 200_000 + "`")
+
+
 def test_halves_of_surrogate_pairs_are_replaced():
     """JSON can write them; a prompt with one could not be saved, sent or tokenised."""
     for reply in (

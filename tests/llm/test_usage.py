@@ -14,6 +14,9 @@ FORMS = {
     "floats": {"prompt_tokens": 600.0, "completion_tokens": 400.0},
     "texts": {"prompt_tokens": "600", "completion_tokens": "400.0"},
     "Anthropic's names": {"input_tokens": 600, "output_tokens": 400},
+    "Bedrock's names": {"inputTokens": 600, "outputTokens": 400, "totalTokens": 1000},
+    "names of the AI SDK": {"promptTokens": 600, "completionTokens": 400},
+    "Cohere's": {"billed_units": {"input_tokens": 600, "output_tokens": 400}},
     "a total": {"total_tokens": 1000},
     "a total and one part": {"prompt_tokens": 600, "total_tokens": 1000},
     "thoughts in the total": {"prompt_tokens": 600, "completion_tokens": 100, "total_tokens": 1000},
@@ -84,6 +87,7 @@ def test_each_form_of_usage_is_read(form):
             }
         },
         {"prompt_eval_count": 600, "eval_count": 400},
+        {"meta": {"tokens": {"input_tokens": 600, "output_tokens": 400}}},
     ],
 )
 def test_usage_in_another_place_is_read(body):

@@ -120,6 +120,21 @@ def test_where_normalisation_leaves_nothing_articles_count(answer, golds, expect
         assert PromptR1Reward().score_turns(turns, golds).total == expected
 
 
+@pytest.mark.parametrize(
+    ("prediction", "answer", "score"),
+    [
+        ("(4)", "-4", 0.0),
+        ("**-4**", "4", 0.0),
+        ('"2.5"', "25", 0.0),
+        ("[4.0]", "40", 0.0),
+        ("**4.0**", "4", 1.0),
+        ("`1,000`", "1000", 1.0),
+    ],
+)
+def test_marks_around_a_number_change_nothing(prediction, answer, score):
+    assert exact_match(prediction, [answer]) == token_f1(prediction, [answer]) == score
+
+
 @pytest.mark.parametrize("reward", [PromptR1Reward(), exact_match_reward, token_f1_reward])
 def test_a_failed_rollout_has_no_reward_and_its_neighbours_do(reward):
     rollouts = [episode(ASK, END), failed_episode(), episode(ASK, END), episode(status="truncated")]

@@ -27,6 +27,13 @@ LETTERS = {
     "Answer: I'm sure": None,
     "Answer: \\boxed{12}": None,
     "Answer: optional": None,
+    "Answer: ‘B’": "B",
+    "B": "B",
+    "(B).": "B",
+    "**B**\n": "B",
+    "<think>C or D?</think> \\text{D}": "D",
+    "B is not right": None,
+    "A) 12\nB) 13": None,
 }
 
 
@@ -59,6 +66,7 @@ def test_small_letters_count_where_they_are_accepted():
         ("I have 7 dogs.\n\n**Step 2:** Now the", "7"),
         ("I have 7 dogs.\n### 2) Now the", "2"),
         ("1) 7 dogs\n(2) And", "7"),
+        ("Item 1: 7 dogs\nItem 2: and", "7"),
         ("1. 7 dogs\n2. 8 cats\n\nAnswer:\n15.", "15"),
         ("1. one\n2. two\n**Answer:**\n3.", "3"),
         ("12.", "12"),

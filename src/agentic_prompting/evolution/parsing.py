@@ -73,7 +73,8 @@ _ID = re.compile(
     r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d{1,18})[\])\"'`.:\s]*$",
     re.IGNORECASE,
 )
-_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*$", re.MULTILINE)
+# Possessive repeats, because the text behind a fence of tildes may begin with tildes.
+_FENCE = re.compile(r"^[ \t]*+(?:`{3,}+|~{3,}+)[^\n`]*+$", re.MULTILINE)
 _JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
 # Repairing takes quadratic time on some texts: half a second for so many characters, and seconds

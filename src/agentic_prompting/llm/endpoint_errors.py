@@ -98,8 +98,10 @@ _FILTERED_REASONS = {
     "content-filter",
     "blocklist",
     "prohibited_content",
+    "recitation",
     "safety",
     "sensitive",
+    "spii",
 }
 
 

@@ -30,6 +30,8 @@ _PROMPT_NAMES = (
     "prompt_token_count",
     "promptTokenCount",
     "prompt_eval_count",
+    "promptTokens",
+    "inputTokens",
 )
 _COMPLETION_NAMES = (
     "completion_tokens",
@@ -38,8 +40,10 @@ _COMPLETION_NAMES = (
     "candidatesTokenCount",
     "generated_tokens",
     "eval_count",
+    "completionTokens",
+    "outputTokens",
 )
-_TOTAL_NAMES = ("total_tokens", "total_token_count", "totalTokenCount")
+_TOTAL_NAMES = ("total_tokens", "total_token_count", "totalTokenCount", "totalTokens")
 # Anthropic counts these beside `input_tokens`; OpenAI's `prompt_tokens` includes them.
 _CACHE_NAMES = ("cache_creation_input_tokens", "cache_read_input_tokens")
 _GOOGLE_REASONING_NAMES = ("thoughtsTokenCount", "thoughts_token_count")
@@ -101,6 +105,11 @@ def estimate_text_tokens(text: str) -> int:
 def _usage_objects(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a body that may contain its usage, OpenAI's first."""
     candidates = [body.get("usage"), body.get("usage_metadata"), body.get("usageMetadata")]
+
+    # Cohere's objects in its usage, the billed tokens first.
+    for outer in (body.get("usage"), body.get("meta")):
+        if isinstance(outer, Mapping):
+            candidates += [outer.get("billed_units"), outer.get("tokens")]
 
     # Other places: the first choice, and extensions such as Groq's.
     choices = body.get("choices")

@@ -32,7 +32,15 @@ _TEXT_COMMAND = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname)\s{0,9}\{"
 )
 # Delimiters of formulas, code and emphasis.
-_PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"), ("__", "__"))
+_PAIRS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("`", "`"),
+    ("__", "__"),
+    ("_", "_"),
+)
 _MAX_LAYERS = 8  # of marks around an answer
 
 

@@ -19,6 +19,8 @@ from .answers import accepted_answers
 # As in SQuAD's script.
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+# Quotation marks, brackets and markup around an answer.
+_MARKS_AROUND = " \t\r\n*_`\"'“”‘’()[]{}"
 
 
 def normalize_answer(text: str) -> str:
@@ -34,8 +36,8 @@ def normalize_answer(text: str) -> str:
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """Return 1.0 if the normalised prediction equals a normalised answer, else 0.0 (EM).
 
-    If both are nothing but a number, they are compared as numbers: SQuAD's normalisation drops
-    points and signs, by which 2.5 would be 25.
+    If both are nothing but a number, perhaps in brackets or quotation marks, they are compared as
+    numbers: SQuAD's normalisation drops points and signs, by which 2.5 would be 25.
 
     Args:
         prediction (`str`): The answer given.
@@ -139,10 +141,10 @@ def score_answers(
 def _normalize_pairs(prediction: str, answers: Sequence[str]) -> list[tuple[str, str]]:
     """Return the prediction and each accepted answer in the form in which they are compared."""
     pairs = []
-    number = read_plain_number(prediction)
+    number = read_plain_number(prediction.strip(_MARKS_AROUND))
     for answer in accepted_answers(answers):
         # Two numbers are compared as numbers.
-        accepted_number = read_plain_number(answer)
+        accepted_number = read_plain_number(answer.strip(_MARKS_AROUND))
         if number is not None and accepted_number is not None:
             pair = (str(number), str(accepted_number))
         # Other answers without their articles, unless nothing else is left of both.

@@ -21,21 +21,23 @@ from .answers import ANSWER_MARK, accepted_answers, find_answer, find_box, last_
 # Markup, brackets, LaTeX and a word like "option" before the letter. The alternatives begin with
 # different characters and the repeat is possessive, so that the time is linear.
 _BEFORE_LETTER = (
-    r"(?:[\s*_`$({\[\"'“]"
+    r"(?:[\s*_`$({\[\"'“‘]"
     r"|\\(?:boxed|fbox|text|math)(?:bf|rm|it|sf|tt)?(?=\s*+\{)"
     r"|\\[(\[]"
     r"|(?i:option|choice)\b:?)*+"
 )
 # An option's letter, with no other letter after it: neither "Because" nor "I'm".
 _LETTER = re.compile(_BEFORE_LETTER + r"([A-Za-z])(?![^\W\d_]|['’][^\W\d_])")
+# Signs behind a letter that is all of a reply.
+_AFTER_LETTER = " \t\r\n.):*_`$}]\"'”’"
 # Signs around a word that are not part of it.
 _SIGNS = "*_`$\"'“”‘’()[]{}<>.,;:!?-–—•"
 # The number of an item: "2", "2.", "2)".
 _NUMBERING = re.compile(r"\d+[.)]?")
 # The number of a list item or a step at the beginning of a line: "2.", "**2)**", "(2)", "### 2.",
-# "Step 2:".
+# "Step 2:", "Item 2:".
 _LIST_NUMBER = re.compile(
-    r"[ \t#>*_(\-]{0,20}(step\s?|part\s?|case\s?|#)?(\d{1,3})[*_]{0,3}[.):][*_)]{0,3}(?!\S)",
+    r"[ \t#>*_(\-]{0,20}((?:step|part|case|item|point|question|problem)\s?|#)?(\d{1,3})[*_]{0,3}[.):][*_)]{0,3}(?!\S)",
     re.IGNORECASE,
 )
 # A word whose only number is whole: "$1,240.00", "7%".
@@ -82,7 +84,7 @@ def letter_match(prediction: str, answers: Sequence[str]) -> float:
 
     The letter is a capital that no letter follows; brackets, markup, LaTeX and the word "option"
     before it make no difference. Without `Answer:` it is read in the last `\\boxed{...}` or answer
-    tags. A small letter counts only if the accepted answer is one.
+    tags, or the reply is nothing but the letter. A small letter counts only if the accepted answer is one.
 
     Args:
         prediction (`str`): The answer given, reasoning and all.
@@ -195,9 +197,15 @@ def _read_letter(visible: str) -> str | None:
     """Return the letter of the option in a reply without thoughts; `None` if there is none."""
     answer = _read_after_answer_mark(visible)
     if answer is None:
-        answer = find_answer(visible) or ""
+        answer = find_answer(visible)
+    is_unmarked = answer is None
+    if answer is None:
+        answer = visible
     match = _LETTER.match(answer)
     if match is None:
+        return None
+    # Without a mark the letter must be all of the reply.
+    if is_unmarked and answer[match.end() :].strip(_AFTER_LETTER):
         return None
     letter = match[1]
     # "I think" and "a dog" are words, where another word follows. "A because ..." is an option.
@@ -229,9 +237,10 @@ def _without_list_numbers(text: str) -> str:
     lines: list[str] = []
     items: set[int] = set()
     previous_line = ""
+    is_after_mark = False
     for line in text.split("\n"):
         match = _LIST_NUMBER.match(line)
-        if match is not None and not ANSWER_MARK.search(previous_line):
+        if match is not None and not is_after_mark:
             # Decide whether the number is an item's or the answer.
             number = int(match[2])
             content = line[match.end() :]
@@ -241,7 +250,10 @@ def _without_list_numbers(text: str) -> str:
                 items.add(number)
                 line = content
         lines.append(line)
-        previous_line = line.strip() or previous_line
+        # Look for the mark once in each line with text: many empty items may follow a long one.
+        if line.strip():
+            previous_line = line.strip()
+            is_after_mark = ANSWER_MARK.search(previous_line) is not None
     return "\n".join(lines)
 
 

@@ -127,12 +127,13 @@ def test_shells_complete_it(monkeypatch, run):
 
 
 def test_data_as_json(run):
-    found = json.loads(run("data", "list", "--json")[1])["sets"]
-    assert {"gsm8k", "hotpotqa"} <= {one["name"] for one in found} and all(
-        one["splits"] for one in found
+    data_sets = json.loads(run("data", "list", "--json")[1])["sets"]
+    assert {"gsm8k", "hotpotqa"} <= {data_set["name"] for data_set in data_sets} and all(
+        data_set["splits"] for data_set in data_sets
     )
     assert [
-        one["name"] for one in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]
+        data_set["name"]
+        for data_set in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]
     ] == ["gsm8k"]
     checks = json.loads(run("data", "check", "gsm8k", "--json")[1])["checks"]
     assert checks and all(check["task"] == "gsm8k" and not check["problem"] for check in checks)
@@ -261,12 +262,12 @@ def test_train_passes_everything_on(run, launched, tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("max_steps: 1\n")
     launched.status = 3
-    given = ["--max-steps", "5", "--learning-rate", "1e-3", "--top-k", "-1"]
+    words = ["--max-steps", "5", "--learning-rate", "1e-3", "--top-k", "-1"]
     status, _, _ = run(
-        "train", "espl", "--config", config, *given, "--accelerate-config", "two.yaml"
+        "train", "espl", "--config", config, *words, "--accelerate-config", "two.yaml"
     )
     assert status == 3
-    assert launched.calls == [("espl", ["--config", str(config), *given], Path("two.yaml"))]
+    assert launched.calls == [("espl", ["--config", str(config), *words], Path("two.yaml"))]
 
 
 def test_train_help_shows_the_options_of_the_program(run, launched):
@@ -347,11 +348,11 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
-    said = log.read_text()
+    output = log.read_text()
     (checkpoint,) = folder.glob("checkpoint-*")
-    assert status == 130 and "Traceback" not in said, said[-3000:]
-    assert "finishing this step, then saving a checkpoint" in said
-    assert said.rstrip().endswith(
+    assert status == 130 and "Traceback" not in output, output[-3000:]
+    assert "finishing this step, then saving a checkpoint" in output
+    assert output.rstrip().endswith(
         f"run the same command with --resume_from_checkpoint {checkpoint}"
     )
     state = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -409,18 +410,22 @@ def test_ask_as_json(run, asking_policy):
     status, out, _ = run(
         "ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json"
     )
-    found = json.loads(out)
-    assert status == 0 and (found["answer"], found["status"], found["error"]) == (
+    record = json.loads(out)
+    assert status == 0 and (record["answer"], record["status"], record["error"]) == (
         "Swahili",
         "answered",
         None,
     )
-    assert [said["role"] for said in found["conversation"]] == ["agent", "environment", "agent"]
-    assert found["conversation"][0]["request"] == "what is the language of Kenya ?"
+    assert [message["role"] for message in record["conversation"]] == [
+        "agent",
+        "environment",
+        "agent",
+    ]
+    assert record["conversation"][0]["request"] == "what is the language of Kenya ?"
     assert (
-        found["usage"]["calls"] == 1
-        and found["usage"]["prompt_tokens"] > 0
-        and found["usage"]["agent_tokens"] > 5
+        record["usage"]["calls"] == 1
+        and record["usage"]["prompt_tokens"] > 0
+        and record["usage"]["agent_tokens"] > 5
     )
 
 
@@ -508,10 +513,10 @@ def test_evolve_through_endpoints(run, tmp_path):
         arguments = [*urls, "--policy-model", "small", "--reference-model", "large", "--data-files", rows, "--steps", 1,
                      "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
         status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
-        found = json.loads(out)
+        record = json.loads(out)
         assert status == 3, "one attempt each, nothing to compare: nothing was learned"
         assert (
-            found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+            record["prompt"].startswith("Think.") and record["usage"]["policy"]["prompt_tokens"] > 0
         )
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
@@ -611,9 +616,11 @@ ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
 def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
     config = tmp_path / "run.yaml"
     config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
-    said = refused("prompt-r1", "--config", config, "--environment_model", "m")
+    message = refused("prompt-r1", "--config", config, "--environment_model", "m")
     assert (
-        "learning_rat is not an option" in said and "learning_rate" in said and "bf16" not in said
+        "learning_rat is not an option" in message
+        and "learning_rate" in message
+        and "bf16" not in message
     )
 
 
@@ -622,7 +629,7 @@ def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    said = refused(
+    message = refused(
         "prompt-r1",
         "--environment_model",
         "m",
@@ -631,7 +638,7 @@ def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
         "--output_dir",
         tmp_path,
     )
-    assert said.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
+    assert message.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
 
 
 def test_programs_look_at_the_endpoint_then_the_model_then_the_data(
@@ -643,9 +650,9 @@ def test_programs_look_at_the_endpoint_then_the_model_then_the_data(
     assert "OPENAI_API_KEY" in refused("prompt-r1", "--environment_model", "gpt-4o-mini", *wrong)
     assert "OPENAI_API_KEY" in refused("espl", "--reference_model", "gpt-4o-mini", *wrong)
     with LoopbackServer(lambda body, n: "ok") as server:
-        asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
-        assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
-        assert "name the model to train" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+        words = ["--environment_model", "m", "--environment_base_url", server.base_url]
+        assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *words, *wrong)
+        assert "name the model to train" in refused("prompt-r1", *words, "--task", "gsm8k", *out)
 
 
 @pytest.fixture
@@ -672,7 +679,7 @@ def test_without_a_hub_a_model_is_missed_at_once(
         "transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it was tried")
     )
     with LoopbackServer(lambda body, n: "ok") as server:
-        asked = [
+        words = [
             "--environment_model",
             "m",
             "--environment_base_url",
@@ -680,16 +687,16 @@ def test_without_a_hub_a_model_is_missed_at_once(
             "--output_dir",
             tmp_path,
         ]
-        said = refused(
+        message = refused(
             "prompt-r1",
-            *asked,
+            *words,
             *ON_A_CPU,
             "--model_name_or_path",
             "Qwen/Qwen3-4B",
             "--task",
             "gsm8k",
         )
-    assert said.startswith("Qwen/Qwen3-4B is not a local folder, and the hub cannot be reached")
+    assert message.startswith("Qwen/Qwen3-4B is not a local folder, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
     assert (
@@ -700,8 +707,14 @@ def test_without_a_hub_a_model_is_missed_at_once(
     config = tmp_path / "run.yaml"
     config.write_text("model_name_or_path: Qwen/Qwen3-4B\n")
     status, out, _ = run("doctor", "--config", config, "--json")
-    (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "model"]
-    assert status == 1 and found["level"] == "problem" and "cannot be reached" in found["says"]
+    (finding_of_model,) = [
+        finding for finding in json.loads(out)["findings"] if finding["check"] == "model"
+    ]
+    assert (
+        status == 1
+        and finding_of_model["level"] == "problem"
+        and "cannot be reached" in finding_of_model["says"]
+    )
 
 
 def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatch):
@@ -826,11 +839,11 @@ def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "agentic_prompting.cli.train_prompt_r1.check_before_loading", lambda *_: None
     )
-    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
-    said = refused(
-        "prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU
+    words = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
+    message = refused(
+        "prompt-r1", *words, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU
     )
-    assert said.endswith("no source could be loaded. Tried: a: b c: d")
+    assert message.endswith("no source could be loaded. Tried: a: b c: d")
 
 
 # --- an environment of one's own ----------------------------------------------------------------------------------
@@ -997,10 +1010,12 @@ def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     assert (
         "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
     )
-    found = json.loads(
+    record = json.loads(
         run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1]
     )
-    assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
+    assert [episode["observations"][0]["text"] for episode in record["episodes"]] == [
+        "the sum is 3 ."
+    ] * 3
 
 
 def test_check_env_with_a_model(run, sums, asking_policy):

@@ -61,7 +61,7 @@ def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
 
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
     (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
-    given = [
+    words = [
         "--task-rows",
         1,
         "--samples",
@@ -72,7 +72,7 @@ def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine,
         f"{tmp_path}/own_judge.py:always",
     ]
     where = ["--sandbox", "--output-dir", tmp_path / "out", "--json"]
-    (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *given, *where)[1])[
+    (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *words, *where)[1])[
         "results"
     ]
     assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(
@@ -107,8 +107,8 @@ def test_what_prompt_and_weights_are_worth(
         "evaluate", "--run", trained, "--base", tiny_policy, *mine, "--sandbox", "--json"
     )
     assert status == 0, err
-    found = json.loads(out)
-    names = [one["system"] for one in found["results"]]
+    record = json.loads(out)
+    names = [one["system"] for one in record["results"]]
     assert names == [
         f"{weights} weights, {which} prompt"
         for weights in ("base", "trained")
@@ -119,7 +119,7 @@ def test_what_prompt_and_weights_are_worth(
     assert not any(one[2] for one in asked[:2]) and all(one[2] for one in asked[2:]), (
         "only the trained policy asks"
     )
-    assert {one["second"] for one in found["comparisons"]} == {names[0]}
+    assert {one["second"] for one in record["comparisons"]} == {names[0]}
     assert read_evaluation(trained / "evaluation") is not None, "the report shows it"
 
 

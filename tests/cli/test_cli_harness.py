@@ -158,22 +158,24 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
         "--keep_failed",
         "kept",
     ]
-    given = trainer_of(
+    arguments = trainer_of(
         monkeypatch, *words, "--reward", "own_agent:tests_pass", "--ask", "Do: {question}"
     )
-    program = given["environment"]
+    program = arguments["environment"]
     assert (program.harness.name, program.harness.dialect, program.harness.task) == (
         "pi",
         "google",
         "Do: {question}",
     )
-    assert program._reward_function(None, None) == 1.0 and given["reward_funcs"] is None
+    assert program._reward_function(None, None) == 1.0 and arguments["reward_funcs"] is None
     assert program.workspace.keep_failed == "kept"
-    assert [row["files"] for row in given["train_dataset"]] == [{f"{i}.txt": "a"} for i in range(3)]
-    given = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",
+    assert [row["files"] for row in arguments["train_dataset"]] == [
+        {f"{i}.txt": "a"} for i in range(3)
+    ]
+    arguments = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",
                        "--reward", "own_agent:short")  # fmt: skip
-    assert type(given["environment"]) is Program and len(given["train_dataset"]) == 2
-    assert [one.__name__ for one in given["reward_funcs"]] == ["short"]
+    assert type(arguments["environment"]) is Program and len(arguments["train_dataset"]) == 2
+    assert [function.__name__ for function in arguments["reward_funcs"]] == ["short"]
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,14 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
             tmp_path / "out",
         ]
         status, out, err = run("headroom", *words, "--json")
-    found = json.loads(out)
+    record = json.loads(out)
     assert status == 0, err
-    assert found["prompts"]["verdict"] == "worth it" and "Take care." in found["texts"]
-    assert found["requests"]["repeats"] == 4 and found["calls"] == {
-        "prompts": found["calls"]["prompts"],
+    assert record["prompts"]["verdict"] == "worth it" and "Take care." in record["texts"]
+    assert record["requests"]["repeats"] == 4 and record["calls"] == {
+        "prompts": record["calls"]["prompts"],
         "requests": 128,
     }
-    assert (tmp_path / "out" / "headroom.json").is_file() and found["file"].endswith(
+    assert (tmp_path / "out" / "headroom.json").is_file() and record["file"].endswith(
         "headroom.json"
     )
 

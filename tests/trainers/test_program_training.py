@@ -36,17 +36,17 @@ ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in 
 async def two_chats(row, base_url, api_key):
     """Two questions, the second time with a history that was rewritten; the reward is the share of some words."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        said = ""
+        reply_text = ""
         for ask in ("the capital", f"{row['question']} of"):
-            messages = [{"role": "user", "content": f"{ask} {said}"}]
-            said = (
+            messages = [{"role": "user", "content": f"{ask} {reply_text}"}]
+            reply_text = (
                 (await client.chat.completions.create(model="agent", messages=messages))
                 .choices[0]
                 .message.content
             )
-    words = said.split()
+    words = reply_text.split()
     return {
-        "answer": said or "nothing",
+        "answer": reply_text or "nothing",
         "reward": sum(word < "n" for word in words) / max(len(words), 1),
     }
 
@@ -83,10 +83,11 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
     assert all(entry["rollout/answered"] == 1 for entry in logged)
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert len(records) == 8 and all(
-        len(one["sequences"]) == len(one["turns"]) == 2 for one in records
+        len(record["sequences"]) == len(record["turns"]) == 2 for record in records
     )
     assert all(
-        one["tokens"]["agent"] == sum(s["in_loss"] for s in one["sequences"]) for one in records
+        record["tokens"]["agent"] == sum(s["in_loss"] for s in record["sequences"])
+        for record in records
     )
     assert "eval_reward" in trainer.evaluate()
     trainer.save_model(str(tmp_path / "saved"))
@@ -107,10 +108,10 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
 
     async def uneven(row, base_url, api_key):
         """Every other row takes long, so that groups are in flight with some of their turns."""
-        said = await two_chats(row, base_url, api_key)
+        answer = await two_chats(row, base_url, api_key)
         for i in range(6 * (int(row["question"].split()[3]) % 2)):
-            said = await two_chats({"question": f"{row['question']} {i}"}, base_url, api_key)
-        return said
+            answer = await two_chats({"question": f"{row['question']} {i}"}, base_url, api_key)
+        return answer
 
     class Killed(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
@@ -136,7 +137,11 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
 
     policy.__class__ = Counted
     second.train(resume_from_checkpoint=True)
-    logged = [one["turn"]["seed"] for one in entries if "turn" in one and one["group"] in begun]
+    logged = [
+        record["turn"]["seed"]
+        for record in entries
+        if "turn" in record and record["group"] in begun
+    ]
     assert logged and not {*logged} & {*asked}, (
         "no logged turn of a group in flight is sampled again"
     )
@@ -151,7 +156,7 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
         and last["async/clipped"] <= 1
     )
     assert second.state.global_step == 4 and all(
-        one["status"] == "answered" for one in read_rollouts(tmp_path / "rollouts")
+        record["status"] == "answered" for record in read_rollouts(tmp_path / "rollouts")
     )
 
 
@@ -168,7 +173,7 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
     ):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
-    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {
+    assert {record["error"]["kind"] for record in read_rollouts(tmp_path / "rollouts")} == {
         "ProgramFailed"
     }
 
@@ -223,10 +228,10 @@ def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, 
 
 def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_policy, tmp_path):
     async def some_chats(row, base_url, api_key):
-        said = await two_chats(row, base_url, api_key)
-        for _ in range(len(said["answer"]) % 3):
-            said = await two_chats(row, base_url, api_key)
-        return said
+        answer = await two_chats(row, base_url, api_key)
+        for _ in range(len(answer["answer"]) % 3):
+            answer = await two_chats(row, base_url, api_key)
+        return answer
 
     trainer = trainer_of(
         tiny_policy,
@@ -257,8 +262,8 @@ def test_a_shell_command_with_curl_trains_three_steps(tiny_policy, tmp_path):
     trainer = trainer_of(tiny_policy, tmp_path, program, max_steps=3)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))
-    assert len(records) == 12 and {one["status"] for one in records} == {"answered"}
-    assert all(len(one["sequences"]) == 1 and one["answer"].isdigit() for one in records)
+    assert len(records) == 12 and {record["status"] for record in records} == {"answered"}
+    assert all(len(record["sequences"]) == 1 and record["answer"].isdigit() for record in records)
 
 
 def test_a_program_of_dspy_trains_three_steps(tiny_policy, tmp_path):
@@ -277,8 +282,8 @@ def test_a_program_of_dspy_trains_three_steps(tiny_policy, tmp_path):
     ).train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     # The tiny policy never writes DSPy's fields: that is its own fault, and counted as such.
-    assert len(records) == 12 and {one["status"] for one in records} == {"malformed"}
-    assert all(len(one["sequences"]) == 1 for one in records)
+    assert len(records) == 12 and {record["status"] for record in records} == {"malformed"}
+    assert all(len(record["sequences"]) == 1 for record in records)
 
     fields = "[[ ## answer ## ]]\nParis\n\n[[ ## completed ## ]]"
     rollout, policy = play_program(
@@ -288,17 +293,17 @@ def test_a_program_of_dspy_trains_three_steps(tiny_policy, tmp_path):
 
 
 def test_the_system_prompt_of_the_trainer_reaches_the_policy(tiny_policy, tmp_path):
-    seen = []
+    prompts = []
 
     async def agent(row, base_url, api_key, system_prompt):
-        seen.append(system_prompt)
+        prompts.append(system_prompt)
         return await two_chats(row, base_url, api_key)
 
     prompt = [{"role": "system", "content": "EVOLVED"}, {"role": "user", "content": "q"}]
     rows = [{**row, "prompt": prompt} for row in ROWS]
     trainer = trainer_of(tiny_policy, tmp_path, Program(agent), rows, max_steps=1)
     trainer.train()
-    assert seen and set(seen) == {"EVOLVED"}
+    assert prompts and set(prompts) == {"EVOLVED"}
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -308,20 +313,24 @@ def test_an_agent_hands_its_system_prompt_to_its_program(tiny_policy, awaited):
         return system_prompt
 
     spec = AgentSpec(system_prompt="EVOLVED", grammar=FreeText())
-    asked = PromptAgent.from_pretrained(tiny_policy, Program(agent), spec)
-    played = asyncio.run(asked.aanswer("which ?")) if awaited else asked.answer("which ?")
+    agent_with_prompt = PromptAgent.from_pretrained(tiny_policy, Program(agent), spec)
+    played = (
+        asyncio.run(agent_with_prompt.aanswer("which ?"))
+        if awaited
+        else agent_with_prompt.answer("which ?")
+    )
     assert played.answer == "EVOLVED" and len(played.sequences) == 2
 
 
 def test_a_program_may_ignore_errors(tiny_policy, tmp_path):
     async def stubborn(row, base_url, api_key):
-        said = await two_chats(row, base_url, api_key)
+        answer = await two_chats(row, base_url, api_key)
         for _ in range(3):
             try:
                 await two_chats(row, base_url, api_key)
             except openai.BadRequestError:
                 await asyncio.sleep(0)
-        return said
+        return answer
 
     trainer = trainer_of(tiny_policy, tmp_path, Program(stubborn, max_calls=3), max_steps=1)
     trainer.train()

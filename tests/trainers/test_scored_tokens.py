@@ -78,8 +78,8 @@ def test_the_head_is_asked_for_the_agents_tokens_only(trainer):
     watched = Watched(trainer.model)
     trainer._compute_loss(watched, batch)
     scored = (watched.labels[0] != IGNORED).sum()
-    own = (batch["completion_mask"] * batch["tool_mask"]).sum()
-    assert scored == own < batch["completion_mask"].sum()
+    token_count = (batch["completion_mask"] * batch["tool_mask"]).sum()
+    assert scored == token_count < batch["completion_mask"].sum()
 
 
 @pytest.fixture
@@ -123,15 +123,15 @@ def test_entropies_stay_at_their_positions(trainer, monkeypatch):
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     width = batch["completion_ids"].shape[1]
-    own = batch["completion_mask"] * batch["tool_mask"]
+    is_scored = batch["completion_mask"] * batch["tool_mask"]
     add_fused_lm_head(trainer.model, outputs=("log_probs", "entropy"))
     with torch.no_grad():
         score = GRPOTrainer._get_per_token_logps_and_entropies
         expected = score(trainer, trainer.model, ids, mask, width, compute_entropy=True)
-        scored = ScoredTokens(trainer.model, own)
+        scored = ScoredTokens(trainer.model, is_scored)
         got = score(trainer, scored, ids, mask, width, batch_size=3, compute_entropy=True)
     for ours, theirs in zip(got[:2], expected[:2], strict=True):
-        torch.testing.assert_close(ours, theirs * own, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(ours, theirs * is_scored, atol=1e-6, rtol=1e-6)
 
 
 def test_earlier_log_probabilities_are_of_the_agents_tokens_too(trainer):
@@ -152,12 +152,18 @@ def test_no_ratio_overflows_where_nothing_is_scored(trainer):
 
 
 def test_slices_get_their_own_rows_and_the_callers_labels_stay():
-    seen = []
-    model = ScoredTokens(lambda labels: seen.append(labels), torch.tensor([[1, 0], [0, 1], [1, 0]]))
+    labels_of_calls = []
+    model = ScoredTokens(
+        lambda labels: labels_of_calls.append(labels), torch.tensor([[1, 0], [0, 1], [1, 0]])
+    )
     labels = torch.arange(12).reshape(3, 4)
     model(labels=labels[:2])
     model(labels=labels[2:])
-    assert torch.cat(seen).tolist() == [[0, 1, 2, IGNORED], [4, 5, IGNORED, 7], [8, 9, 10, IGNORED]]
+    assert torch.cat(labels_of_calls).tolist() == [
+        [0, 1, 2, IGNORED],
+        [4, 5, IGNORED, 7],
+        [8, 9, 10, IGNORED],
+    ]
     assert (labels >= 0).all()
 
 

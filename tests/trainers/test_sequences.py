@@ -23,11 +23,11 @@ from support.marks import LONG
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
-    found = split_errors(tiny_policy, tmp_path, loss_type, parts, beta)
-    _, whole, split = found["rows"]
-    assert found["largest"] > 1e-4 and sum(whole) == B and sum(split) > B and len(set(split)) == 1
-    assert max(found["whole"], found["split"]) <= 1e-6
-    assert found["losses"][1:] == pytest.approx(found["losses"][:1] * 2, abs=1e-6)
+    errors = split_errors(tiny_policy, tmp_path, loss_type, parts, beta)
+    _, whole, split = errors["rows"]
+    assert errors["largest"] > 1e-4 and sum(whole) == B and sum(split) > B and len(set(split)) == 1
+    assert max(errors["whole"], errors["split"]) <= 1e-6
+    assert errors["losses"][1:] == pytest.approx(errors["losses"][:1] * 2, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
     )
     assert trainer.reward_func_names == ["reward"]
     firsts = [
-        trainer.processing_class.decode(one.ids, skip_special_tokens=True)
-        for one in trainer.source.rollouts
+        trainer.processing_class.decode(completion.ids, skip_special_tokens=True)
+        for completion in trainer.source.rollouts
     ]
-    assert [one[-1]["content"] for one in trainer._logs["completion"]] == firsts
+    assert [completion[-1]["content"] for completion in trainer._logs["completion"]] == firsts
     owners = []
     for owner, rollout in enumerate(crafted(lambda i: 1 + i % 3, (2,))):
         owners += [owner] * len(trained_sequences(rollout))
@@ -108,8 +108,10 @@ def test_ahead_of_the_weights_ratios_are_of_tokens(tiny_policy, tmp_path):
 
 
 def test_a_failed_rollout_keeps_one_row():
-    assert [len(trained_sequences(one)) for one in crafted(lambda i: 3, range(B))] == [1] * B
-    assert [len(trained_sequences(one)) for one in crafted(lambda i: 1 + i % 3, ())] == [
+    assert [len(trained_sequences(rollout)) for rollout in crafted(lambda i: 3, range(B))] == [
+        1
+    ] * B
+    assert [len(trained_sequences(rollout)) for rollout in crafted(lambda i: 1 + i % 3, ())] == [
         1,
         2,
         3,

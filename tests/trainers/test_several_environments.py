@@ -59,7 +59,7 @@ class Shop(Environment):
 
 @pytest.fixture
 def both(rows):
-    return rows.map(lambda row, place: {**row, "environment": NAMES[place % 2]}, with_indices=True)
+    return rows.map(lambda row, index: {**row, "environment": NAMES[index % 2]}, with_indices=True)
 
 
 def several(chat=None):
@@ -67,10 +67,10 @@ def several(chat=None):
 
 
 def right(rollout, **columns):
-    assert {one.row["environment"] for one in rollout} == {"oracle"} and set(
+    assert {episode.row["environment"] for episode in rollout} == {"oracle"} and set(
         columns["environment"]
     ) == {"oracle"}
-    return [float(place % 2) for place, _ in enumerate(rollout)]
+    return [float(index % 2) for index, _ in enumerate(rollout)]
 
 
 class Priced:
@@ -84,11 +84,14 @@ class Priced:
 
 
 def several_trainer(tiny_policy, folder, rows, **options):
-    given = {"reward_funcs": {"oracle": right, "shop": [Priced()]}, "prompt_template": TEMPLATES}
+    arguments = {
+        "reward_funcs": {"oracle": right, "shop": [Priced()]},
+        "prompt_template": TEMPLATES,
+    }
     environment = options.pop("environment", None) or several()
     changes = options.pop("changes", {})
     return trainer_for(
-        tiny_policy, folder, rows, environment=environment, options=given | options, **changes
+        tiny_policy, folder, rows, environment=environment, options=arguments | options, **changes
     )
 
 
@@ -118,8 +121,8 @@ def test_the_warning_about_form_names_each_template(tiny_policy, both, tmp_path,
     )
     trainer.model.train()
     trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
-    (said,) = [message for message in caplog.messages if "no answer in the form" in message]
-    assert f"oracle: {SANDBOX_TEMPLATE[:300]!r}" in said and "shop: 'shop {question}'" in said
+    (warning,) = [message for message in caplog.messages if "no answer in the form" in message]
+    assert f"oracle: {SANDBOX_TEMPLATE[:300]!r}" in warning and "shop: 'shop {question}'" in warning
 
 
 def test_limits_of_an_environment(tiny_policy, both, tmp_path):
@@ -248,7 +251,7 @@ def test_prompts_and_observations_are_of_the_rows_form(tiny_policy, tmp_path):
 
 def test_rows_by_ratio():
     rows = Dataset.from_list(
-        [{"environment": NAMES[place >= 30], "n": place} for place in range(40)]
+        [{"environment": NAMES[index >= 30], "n": index} for index in range(40)]
     )
     drawn = draw_by_ratio(rows, {"oracle": 0.5, "shop": 0.5}, seed=0)
     names = drawn["environment"]
@@ -278,7 +281,7 @@ def test_an_evolved_prompt_stands_before_each_template(tiny_policy, both, tmp_pa
     prompt = SystemPrompt("Be brief.", ("Think.",))
     for name, start in (("oracle", SANDBOX_TEMPLATE[:10]), ("shop", "shop ")):
         messages = prompt.messages(spec.messages({"question": "x", "environment": name}))
-        assert [one["role"] for one in messages] == ["system", "user"] and messages[1][
+        assert [message["role"] for message in messages] == ["system", "user"] and messages[1][
             "content"
         ].startswith(start)
 

@@ -16,12 +16,12 @@ from support.training import LEAD, Acts, trainer_for
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 
 
-def children(found, parent):
-    return [one for one in found if one.parent_span_id == parent.span_id]
+def children(spans, parent):
+    return [span for span in spans if span.parent_span_id == parent.span_id]
 
 
 def attributes(span):
-    values = {one.key: one.value for one in span.attributes}
+    values = {attribute.key: attribute.value for attribute in span.attributes}
     return {name: getattr(value, value.WhichOneof("value")) for name, value in values.items()}
 
 
@@ -32,33 +32,33 @@ def test_a_step_of_two_processes_in_a_collector(tiny_policy, tmp_path):
         arguments = [str(tiny_policy), str(tmp_path), collector.address]
         codes = forked(Path(traced_step.__file__), arguments, 2, log, 280)
     assert codes == [0, 0], log.read_text()[-3000:]
-    found = sorted(collector.spans, key=lambda one: one.start_time_unix_nano)
-    (first,) = [one for one in found if not one.parent_span_id]
-    assert {one.trace_id for one in found} == {first.trace_id}
-    (second,) = [one for one in children(found, first) if one.name == "training_step"]
+    spans = sorted(collector.spans, key=lambda span: span.start_time_unix_nano)
+    (first,) = [span for span in spans if not span.parent_span_id]
+    assert {span.trace_id for span in spans} == {first.trace_id}
+    (second,) = [span for span in children(spans, first) if span.name == "training_step"]
     assert attributes(second)["agentic_prompting.process"] == 1
     for step in (first, second):
         about = attributes(step)
         assert about["agentic_prompting.rollouts"] == 4 and about["agentic_prompting.reward"] == 0.5
-        episodes = [one for one in children(found, step) if one is not second]
-        assert [one.name for one in episodes] == ["invoke_agent agent"] * 2
+        episodes = [span for span in children(spans, step) if span is not second]
+        assert [span.name for span in episodes] == ["invoke_agent agent"] * 2
         for episode in episodes:
-            inside = children(found, episode)
-            assert [one.name for one in inside] == [
+            inside = children(spans, episode)
+            assert [span.name for span in inside] == [
                 "chat agent",
                 "execute_tool LLMEnvironment",
                 "chat agent",
                 "reward",
             ]
-            assert [one.name for one in children(found, inside[1])] == ["chat sandbox-oracle"]
-            for one in (episode, *inside):
-                assert step.start_time_unix_nano <= one.start_time_unix_nano
-                assert one.end_time_unix_nano <= step.end_time_unix_nano
+            assert [span.name for span in children(spans, inside[1])] == ["chat sandbox-oracle"]
+            for span in (episode, *inside):
+                assert step.start_time_unix_nano <= span.start_time_unix_nano
+                assert span.end_time_unix_nano <= step.end_time_unix_nano
     rewards = [
-        attributes(one)["gen_ai.evaluation.score.value"] for one in found if one.name == "reward"
+        attributes(span)["gen_ai.evaluation.score.value"] for span in spans if span.name == "reward"
     ]
     assert sorted(rewards) == [0, 0, 1, 1]
-    assert b"which country" not in b"".join(one.SerializeToString() for one in found)
+    assert b"which country" not in b"".join(span.SerializeToString() for span in spans)
 
 
 def acting(policy, folder, rows, **changes):

@@ -101,8 +101,8 @@ def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, beta=0.01)
     batch = one_batch(trainer)
     observed = (batch["tool_mask"] == 0) & (batch["completion_mask"] == 1)
-    own = (batch["tool_mask"] == 1) & (batch["completion_mask"] == 1)
-    assert observed.any() and own.any() and (batch["advantages"] != 0).any()
+    is_scored = (batch["tool_mask"] == 1) & (batch["completion_mask"] == 1)
+    assert observed.any() and is_scored.any() and (batch["advantages"] != 0).any()
 
     logps = torch.randn(batch["completion_ids"].shape) - 3
     batch["old_per_token_logps"] = logps + 0.1 * torch.randn(logps.shape)
@@ -123,7 +123,7 @@ def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
 
     loss, gradient = loss_of(logps)
     assert (gradient[observed] == 0).all()
-    assert (gradient[own] != 0).any()
+    assert (gradient[is_scored] != 0).any()
     perturbed = torch.where(observed, logps + torch.randn(logps.shape) * 5, logps)
     perturbed_loss, perturbed_gradient = loss_of(perturbed)
     assert perturbed_loss == loss and torch.equal(perturbed_gradient, gradient)
@@ -373,10 +373,10 @@ def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
 
 def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
     """By the first reward function; a rollout without a reward is no attempt."""
-    asked = rows.select(range(2))
+    eval_rows = rows.select(range(2))
     grades = {
-        asked[0]["question"]: [1.0, 0.0, 0.0, 1.0],
-        asked[1]["question"]: [0.0, None, 0.0, 1.0],
+        eval_rows[0]["question"]: [1.0, 0.0, 0.0, 1.0],
+        eval_rows[1]["question"]: [0.0, None, 0.0, 1.0],
     }
 
     def graded(rollout, question, **kwargs):
@@ -386,14 +386,14 @@ def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
         return [1.0] * len(rollout)
 
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, options={"eval_dataset": asked, "reward_funcs": [graded, other]},
+        tiny_policy, tmp_path, rows, options={"eval_dataset": eval_rows, "reward_funcs": [graded, other]},
         num_generations_eval=4, per_device_eval_batch_size=4,
     )  # fmt: skip
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    found = trainer.evaluate()
-    assert found["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert found["eval_pass@2"] == pytest.approx((5 / 6 + 2 / 3) / 2)
-    assert found["eval_pass@4"] == 1.0  # of the first question alone, which has four attempts
+    metrics = trainer.evaluate()
+    assert metrics["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert metrics["eval_pass@2"] == pytest.approx((5 / 6 + 2 / 3) / 2)
+    assert metrics["eval_pass@4"] == 1.0  # of the first question alone, which has four attempts
 
 
 def test_same_seed_same_run(tiny_policy, rows, tmp_path):
@@ -417,7 +417,7 @@ def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
     trainer = MultiTurnGRPOTrainer(
         model=str(tiny_policy),
         environment=LLMEnvironment(Oracle()),
-        reward_funcs=lambda rollout, **kwargs: [float(len(one.turns)) for one in rollout],
+        reward_funcs=lambda rollout, **kwargs: [float(len(episode.turns)) for episode in rollout],
         args=MultiTurnGRPOConfig(**vars_for(tmp_path)),
         train_dataset=dataset,
     )
@@ -539,10 +539,10 @@ def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
     warm_start(model, tokenizer, [rollout] * 8, tmp_path / "sft", **settings)
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=4, disable_tqdm=False)
     trainer.train()
-    said = capfd.readouterr()
-    steps = [line.partition(":")[0] for line in said.out.splitlines() if line.startswith("step ")]
+    output = capfd.readouterr()
+    steps = [line.partition(":")[0] for line in output.out.splitlines() if line.startswith("step ")]
     assert steps == ["step 1", "step 4"]
-    assert "%|" not in said.out + said.err and "\r" not in said.out + said.err
+    assert "%|" not in output.out + output.err and "\r" not in output.out + output.err
 
 
 def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
@@ -557,8 +557,8 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
         if step == 6:
             callback.on_log(None, state, None, {"eval_reward": 0.5})
     callback.on_train_end(None, state, None)
-    said = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert said == ["step 1", "step 4", "evaluation at step 6", "step 7", "step 10"]
+    lines = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["step 1", "step 4", "evaluation at step 6", "step 7", "step 10"]
 
 
 # --- what the constructor takes ---------------------------------------------------------------------------------------
@@ -577,9 +577,9 @@ def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
     for kind in (MultiTurnGRPOTrainer, PromptR1Trainer):
         parameters = inspect.signature(kind.__init__).parameters.values()
-        by_place = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        by_place = [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
         assert by_place == theirs[: len(by_place)] and by_place[-1] == "processing_class"
-        assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} <= ours
+        assert {item.name for item in parameters if item.kind is item.KEYWORD_ONLY} <= ours
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     reward = PromptR1Reward()
     trainer = PromptR1Trainer(
@@ -591,7 +591,7 @@ def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
         tokenizer,
         environment=LLMEnvironment(Oracle()),
     )
-    assert [one.__wrapped__ for one in trainer.reward_funcs] == [
+    assert [item.__wrapped__ for item in trainer.reward_funcs] == [
         reward
     ]  # behind the guard of user code
     assert trainer.processing_class is tokenizer
@@ -610,12 +610,16 @@ def test_a_gate_that_would_be_ignored_is_an_error(tiny_policy, rows, tmp_path):
 
 def test_a_template_that_nothing_is_filled_into_is_an_error(tiny_policy, rows, tmp_path):
     """Rows with a prompt of their own; without a template they are fine, under Prompt-R1's reward, too."""
-    own = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]})
+    rows_with_prompt = rows.map(
+        lambda row: {"prompt": [{"role": "user", "content": row["question"]}]}
+    )
     with pytest.raises(ValueError, match="prompt_template would be ignored") as raised:
-        trainer_for(tiny_policy, tmp_path, own)
+        trainer_for(tiny_policy, tmp_path, rows_with_prompt)
     assert "\n" not in str(raised.value)
-    trainer = trainer_for(tiny_policy, tmp_path, own, options={"prompt_template": None})
-    assert trainer.prompts.render_messages(own[0], {}) == own[0]["prompt"]
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows_with_prompt, options={"prompt_template": None}
+    )
+    assert trainer.prompts.render_messages(rows_with_prompt[0], {}) == rows_with_prompt[0]["prompt"]
 
 
 @pytest.mark.parametrize("kind", [MultiTurnGRPOTrainer, PromptR1Trainer])
@@ -676,8 +680,8 @@ def test_a_plain_function_is_an_environment(tiny_policy, rows, tmp_path, is_asyn
     )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
-    (said,) = {record["observations"][0]["text"] for record in read_rollouts(tmp_path / "rollouts")}
-    assert said.startswith("you asked: ")
+    (text,) = {record["observations"][0]["text"] for record in read_rollouts(tmp_path / "rollouts")}
+    assert text.startswith("you asked: ")
 
 
 def test_the_first_failure_of_an_environment_is_said_at_once_and_once(
@@ -698,8 +702,8 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(
     assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, (
         "it is not their fault"
     )
-    (said,) = [record.message for record in caplog.records if "failed" in record.message]
-    assert "4 of 4 rollouts" in said and "the environment raised KeyError: 'Kenya'" in said
+    (warning,) = [record.message for record in caplog.records if "failed" in record.message]
+    assert "4 of 4 rollouts" in warning and "the environment raised KeyError: 'Kenya'" in warning
 
 
 # --- the first hour ----------------------------------------------------------------------------------------------
@@ -751,13 +755,13 @@ def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_turn_tokens=4)
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    (said,) = [
+    (warning,) = [
         record.message for record in caplog.records if "no answer in the form" in record.message
     ]
     assert (
-        "4 of 4 rollouts of the first step" in said
-        and "max_turn_tokens=4" in said
-        and "prompt_template" in said
+        "4 of 4 rollouts of the first step" in warning
+        and "max_turn_tokens=4" in warning
+        and "prompt_template" in warning
     )
     caplog.clear()
     trainer = trainer_for(tiny_policy, tmp_path / "knows", rows, max_steps=1)
@@ -782,16 +786,16 @@ def test_ctrl_c_in_ones_own_script_saves_a_checkpoint(tiny_policy, rows, tmp_pat
 
 def test_without_bars_the_line_of_a_step_stays(tiny_policy, rows, tmp_path, capfd):
     trainer_for(tiny_policy, tmp_path, rows, disable_tqdm=True).train()
-    said = capfd.readouterr().out
-    assert [line.partition(":")[0] for line in said.splitlines()] == [
+    output = capfd.readouterr().out
+    assert [line.partition(":")[0] for line in output.splitlines()] == [
         "step 1",
         "step 2",
-    ] and "{'" not in said
+    ] and "{'" not in output
 
 
 def test_a_dataframe_and_a_list_are_rows_too(tiny_policy, rows, tmp_path):
-    for given in (rows.to_pandas(), list(rows)):
-        trainer = trainer_for(tiny_policy, tmp_path, given)
+    for dataset in (rows.to_pandas(), list(rows)):
+        trainer = trainer_for(tiny_policy, tmp_path, dataset)
         assert trainer.train_dataset[0]["question"] == rows[0]["question"]
         assert list(trainer.train_dataset[0]["answers"]) == list(rows[0]["answers"])
 

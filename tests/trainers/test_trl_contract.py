@@ -163,11 +163,12 @@ def test_a_version_that_differs_is_refused_by_the_parts_name():
 
     with pytest.raises(TRLChanged) as raised:
         compare_trl("1.99.0", Other)
-    said = str(raised.value)
+    message = str(raised.value)
     assert (
-        "_compute_loss takes (batch), but (model, inputs) was expected" in said and "1.16.0" in said
+        "_compute_loss takes (batch), but (model, inputs) was expected" in message
+        and "1.16.0" in message
     )
-    assert "\n" not in said and said.count("expected") == 1
+    assert "\n" not in message and message.count("expected") == 1
     assert (
         "does not exist" in TRLPart("_gone").find_difference()
         and "does not exist" in TRLPart("trl.models.gone").find_difference()
@@ -625,15 +626,21 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
 
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Noting)
     trainer = grpo(tiny_policy, tmp_path, use_vllm=True, vllm_mode="server")
-    made = trainer.vllm_generation
-    assert type(made) is Noting and made.asked == 1
-    assert made.model is trainer.model and made.processing_class is trainer.processing_class
-    assert dict(made._iter_named_params()).keys() == dict(trainer.model.named_parameters()).keys()
+    generation = trainer.vllm_generation
+    assert type(generation) is Noting and generation.asked == 1
+    assert (
+        generation.model is trainer.model
+        and generation.processing_class is trainer.processing_class
+    )
+    assert (
+        dict(generation._iter_named_params()).keys()
+        == dict(trainer.model.named_parameters()).keys()
+    )
     trainer.vllm_importance_sampling_correction = (
         False  # the rollouts here have no log-probabilities
     )
     trainer.train()
-    assert made.synced == [(0, 0), (1, 1)]
+    assert generation.synced == [(0, 0), (1, 1)]
 
 
 # --- what E-SPL adds ----------------------------------------------------------------------------------------------

@@ -71,12 +71,12 @@ def test_a_sampler_that_is_wrong_is_warned_of_once(asking_policy, rows, tmp_path
     shift(trainer, 2 * LOGP_BOUND)
     trainer.train()
     assert all(entry[MEAN] == pytest.approx(2 * LOGP_BOUND, abs=1e-4) for entry in log_of(trainer))
-    said = [
+    warnings = [
         record.getMessage()
         for record in caplog.records
         if "log-probabilities" in record.getMessage()
     ]
-    assert len(said) == 1 and f"{2 * LOGP_BOUND:.2g}" in said[0]
+    assert len(warnings) == 1 and f"{2 * LOGP_BOUND:.2g}" in warnings[0]
 
 
 def test_tokens_without_log_probabilities_do_not_count(asking_policy, rows, tmp_path):
@@ -134,24 +134,24 @@ def test_where_trl_logs_it_ours_only_warns(tiny_policy, rows, tmp_path, caplog):
 def test_all_processes_count(elsewhere):
     """Every process takes part, whether it has tokens or not."""
     theirs = torch.tensor([elsewhere])
-    accelerator = SimpleNamespace(gather=lambda own: torch.cat([own, theirs.to(own)]))
+    accelerator = SimpleNamespace(gather=lambda values: torch.cat([values, theirs.to(values)]))
     batch = {
         "completion_mask": torch.tensor([[1, 1, 1, 0]]),
         "tool_mask": torch.tensor([[1, 0, 1, 1]]),
         "sampler_logps": torch.tensor([[-1.0, -9.0, math.nan, -9.0]]),
     }
-    found = logp_difference(torch.tensor([[-1.5, -2.0, -3.0, -4.0]]), batch, accelerator)
+    metrics = logp_difference(torch.tensor([[-1.5, -2.0, -3.0, -4.0]]), batch, accelerator)
     total, tokens, largest = elsewhere
-    assert found == {MEAN: (0.5 + total) / (1 + tokens), MAX: max(0.5, largest)}
+    assert metrics == {MEAN: (0.5 + total) / (1 + tokens), MAX: max(0.5, largest)}
     batch["tool_mask"] = torch.zeros(1, 4)
-    found = logp_difference(torch.zeros(1, 4), batch, accelerator)
-    assert found == ({MEAN: total / tokens, MAX: largest} if tokens else {})
+    metrics = logp_difference(torch.zeros(1, 4), batch, accelerator)
+    assert metrics == ({MEAN: total / tokens, MAX: largest} if tokens else {})
 
 
 def test_numbers_that_are_no_numbers_show():
     """Of the trainer: only what the sampler does not know is left out."""
     batch = {name: torch.ones(1, 1) for name in ("completion_mask", "tool_mask", "sampler_logps")}
-    found = logp_difference(
-        torch.tensor([[math.nan]]), batch, SimpleNamespace(gather=lambda own: own)
+    metrics = logp_difference(
+        torch.tensor([[math.nan]]), batch, SimpleNamespace(gather=lambda values: values)
     )
-    assert math.isnan(found[MEAN])
+    assert math.isnan(metrics[MEAN])

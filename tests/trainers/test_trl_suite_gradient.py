@@ -36,11 +36,11 @@ GRID = [
 @pytest.mark.parametrize("loss, beta, level, accumulation", GRID)
 def test_same_gradient(gradient, tiny_policy, tmp_path, loss, beta, level, accumulation):
     settings = {"loss_type": loss, "beta": beta, "importance_sampling_level": level}
-    found = gradient.compared(
+    comparison = gradient.compared(
         {**settings, "gradient_accumulation_steps": accumulation}, tiny_policy, tmp_path
     )
-    assert found["largest"] > 1e-3, "there is a gradient"
-    assert found["apart"] <= gradient.ROUNDING * max(1.0, found["largest"])
+    assert comparison["largest"] > 1e-3, "there is a gradient"
+    assert comparison["apart"] <= gradient.ROUNDING * max(1.0, comparison["largest"])
 
 
 def test_another_setting_is_another_gradient(gradient, tiny_policy, tmp_path):

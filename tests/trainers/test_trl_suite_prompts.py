@@ -112,7 +112,7 @@ def test_a_model_without_a_chat_template_trains_on_text_and_is_used_on_text(tiny
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     tokenizer.chat_template = None
     trainer, seen = seen_by_rewards(tiny_policy, tmp_path, LINES, processing_class=tokenizer)
-    assert all(isinstance(one, str) for one in seen["completions"])
+    assert all(isinstance(completion, str) for completion in seen["completions"])
     trainer.save_model(str(tmp_path / "saved"))
     spec = AgentSpec.load(tmp_path / "saved")
     assert spec.prompt_format == "text"
@@ -146,11 +146,13 @@ def test_turns_and_observations_of_a_text_prompt_are_joined_as_text():
     )
     play_all([rollout], Scripted(form, [ASK, END], [0]), environment, form, Limits())
     reply = "It is [answer]Kenya[/answer] <|im_end|>."
-    told = f"\n<interaction_response>\n{reply}\n</interaction_response>\n"
-    assert tokenizer.decode(rollout.context) == f"Q: where?\n{ASK}{told}{END}"
+    observation = f"\n<interaction_response>\n{reply}\n</interaction_response>\n"
+    assert tokenizer.decode(rollout.context) == f"Q: where?\n{ASK}{observation}{END}"
     assert rollout.status == "answered" and rollout.answer == "Kenya"
-    own = [token for token, mine in zip(rollout.ids, rollout.mask, strict=True) if mine]
-    assert tokenizer.decode(own) == ASK + END
+    sampled_tokens = [
+        token for token, is_sampled in zip(rollout.ids, rollout.mask, strict=True) if is_sampled
+    ]
+    assert tokenizer.decode(sampled_tokens) == ASK + END
     assert tokenizer.eos_token_id not in rollout.context  # the reply's is plain text
 
 
@@ -200,7 +202,7 @@ def test_without_an_environment_a_turn_is_the_answer_whatever_tags_are_in_it(tin
     """A script that asks for <answer> tags must not be stopped or read by Prompt-R1's grammar."""
     conversations = [[{"role": "user", "content": line}] for line in LINES]
     trainer, seen = seen_by_rewards(tiny_policy, tmp_path, conversations)
-    assert trainer.spec.stop_texts == () and {one.status for one in seen["rollout"]} <= {
+    assert trainer.spec.stop_texts == () and {rollout.status for rollout in seen["rollout"]} <= {
         "answered",
         "truncated",
     }
@@ -209,9 +211,9 @@ def test_without_an_environment_a_turn_is_the_answer_whatever_tags_are_in_it(tin
 def test_one_turn_may_be_as_long_as_the_completion(tiny_policy, tmp_path):
     """`max_turn_tokens` has a default that a TRL script knows nothing of."""
     conversations = [[{"role": "user", "content": LINES[0]}]] * 4
-    for told, expected in (({}, 4096), ({"max_turn_tokens": 7}, 7)):
-        args = arguments(tmp_path, max_completion_length=4096, **told)
-        rows = Dataset.from_list([{"prompt": one} for one in conversations])
+    for changes, expected in (({}, 4096), ({"max_turn_tokens": 7}, 7)):
+        args = arguments(tmp_path, max_completion_length=4096, **changes)
+        rows = Dataset.from_list([{"prompt": prompt} for prompt in conversations])
         trainer = MultiTurnGRPOTrainer(str(tiny_policy), len, args, rows, environment=None)
         assert trainer.limits.max_turn_tokens == trainer.spec.limits.max_turn_tokens == expected
 
@@ -226,9 +228,9 @@ def test_a_completion_that_the_limit_cuts_off_has_no_end_and_is_truncated(tiny_p
         tiny_policy, tmp_path, conversations, args=args, grammar=FreeText()
     )
     ends = trainer.eos_token_ids
-    whole = [one.ids[-1] in ends for one in seen["rollout"]]
+    whole = [rollout.ids[-1] in ends for rollout in seen["rollout"]]
     assert not all(whole), "of two tokens each one at least is to be cut off"
-    assert [one.status == "answered" for one in seen["rollout"]] == whole
+    assert [rollout.status == "answered" for rollout in seen["rollout"]] == whole
     (clipped,) = [
         entry["completions/clipped_ratio"] for entry in trainer.state.log_history if "loss" in entry
     ]

@@ -67,27 +67,27 @@ def warnings_of(environment, policy, folder, rows, caplog, **changes):
         pytest.raises(TrainingStopped, match="every rollout of this run failed"),
     ):
         trainer.train()
-    (said,) = [
+    (warning,) = [
         record.message
         for record in caplog.records
         if "rollouts of this batch failed" in record.message
     ]
-    return said, list(read_rollouts(folder / "rollouts"))
+    return warning, list(read_rollouts(folder / "rollouts"))
 
 
 def test_an_environments_exception_keeps_its_file_and_line(
     shop, tiny_policy, rows, tmp_path, caplog
 ):
     """In the record and the first warning the last frame of the user's code; the whole traceback once, in a file."""
-    said, records = warnings_of(shop.Shop(), tiny_policy, tmp_path / "out", rows, caplog)
+    warning, records = warnings_of(shop.Shop(), tiny_policy, tmp_path / "out", rows, caplog)
     raised = (
         f"the environment raised KeyError: 'coffee' ({tmp_path / 'corner_shop.py'}:7 in price_of)"
     )
-    assert raised in said and "\n" not in said
+    assert raised in warning and "\n" not in warning
     assert {record["error"]["what"] for record in records} == {raised} and len(records) == 8
     (file,) = (tmp_path / "out" / "rollouts").glob("errors-*.txt")
     text = file.read_text()
-    assert str(file) in said and text.count("Traceback (most recent call last)") == 1
+    assert str(file) in warning and text.count("Traceback (most recent call last)") == 1
     assert "return f\"it costs {price_of('coffee')} .\"" in text and text.strip().endswith(
         "KeyError: 'coffee'"
     )
@@ -96,12 +96,12 @@ def test_an_environments_exception_keeps_its_file_and_line(
 def test_of_an_exception_in_a_library_the_users_own_frame_is_named(
     shop, tiny_policy, rows, tmp_path, caplog
 ):
-    said, _ = warnings_of(shop.Broken(), tiny_policy, tmp_path / "out", rows, caplog)
+    warning, _ = warnings_of(shop.Broken(), tiny_policy, tmp_path / "out", rows, caplog)
     assert (
         f"reset raised JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({tmp_path}"
-        in said
+        in warning
     )
-    assert "corner_shop.py:22 in reset)" in said
+    assert "corner_shop.py:22 in reset)" in warning
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_of_an_exception_in_a_library_the_users_own_frame_is_named(
 def test_a_wrong_return_type_names_the_users_function(
     shop, tiny_policy, rows, tmp_path, caplog, kind, line, message
 ):
-    said, _ = warnings_of(getattr(shop, kind)(), tiny_policy, tmp_path / "out", rows, caplog)
-    assert message.format(f"{tmp_path / 'corner_shop.py'}:{line}") in said
+    warning, _ = warnings_of(getattr(shop, kind)(), tiny_policy, tmp_path / "out", rows, caplog)
+    assert message.format(f"{tmp_path / 'corner_shop.py'}:{line}") in warning
 
 
 @pytest.mark.parametrize("steps", [1, 2])

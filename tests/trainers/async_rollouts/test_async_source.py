@@ -632,8 +632,8 @@ def test_groups_in_flight_of_other_settings_are_played_anew(
     again.train(resume_from_checkpoint=True)
     size = changes.get("num_generations", 2)
     assert all(len(group.rollouts) == size for groups in steps for group in groups)
-    said = [line for line in caplog.messages if "groups in flight are not used" in line]
-    assert len(said) == 1 and f"differs in {named}" in said[0]
+    warnings = [line for line in caplog.messages if "groups in flight are not used" in line]
+    assert len(warnings) == 1 and f"differs in {named}" in warnings[0]
 
 
 def test_turns_of_other_weights_are_not_learnt_from(tiny_policy, rows, tmp_path, caplog):

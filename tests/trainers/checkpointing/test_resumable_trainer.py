@@ -59,8 +59,8 @@ def log_of(trainer, after):
 def test_a_script_that_only_calls_train_does_what_its_option_says(tiny_policy, rows, tmp_path):
     """`--resume_from_checkpoint` of a script: transformers parses it and leaves it unread."""
     build(tiny_policy, tmp_path, rows, max_steps=2).train()
-    for given, first in (("true", 2), (str(tmp_path / "checkpoint-1"), 1)):
-        again = build(tiny_policy, tmp_path, rows, max_steps=3, resume_from_checkpoint=given)
+    for value, first in (("true", 2), (str(tmp_path / "checkpoint-1"), 1)):
+        again = build(tiny_policy, tmp_path, rows, max_steps=3, resume_from_checkpoint=value)
         steps = []
         again.add_callback(OnStep(lambda state, steps=steps: steps.append(state.global_step)))
         again.train()
@@ -297,8 +297,8 @@ def weights_of(trainer):
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
-def same_weights(one, other):
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+def same_weights(first, second):
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, tmp_path):

@@ -14,7 +14,7 @@ from .hub import check_agent
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, list_option, option
-from .terminal import print_observation, print_styled, print_text, print_turn
+from .terminal import REQUEST_LABEL, print_observation, print_styled, print_text, print_turn
 
 if TYPE_CHECKING:
     from ..rollout import AgentSpec, Observation, Rollout, Sample, SampleRequest, Turn
@@ -41,7 +41,9 @@ class CheckEnvOptions(TaskRows):
     )
     dialect: str = option("Of a harness that speaks several.", "")
     isolation: str = option("Of a harness: bwrap, or none, with all rights of this user.", "bwrap")
-    request: list[str] | None = list_option("What the agent asks; several times for several turns.")
+    request: list[str] | None = list_option(
+        "What the agent asks, a tool call as it is printed; several times for several turns."
+    )
     model: Path | None = option("A model that plays the agent, instead of a script.")
     json: bool = option(JSON_HELP, False)
 
@@ -54,7 +56,8 @@ def check_env(arguments: Sequence[str]) -> int:
 
     NAME is module:name of an environment, its class, or a function of the rollout. By default a script plays the agent:
     it sends each --request, or the question, or calls of tools with made-up arguments, and then answers. With --harness
-    it writes a file, reads it and says done, inside the real program.
+    it writes a file, reads it and says done, inside the real program. Exit status 1 if the environment fails, if every
+    call fails, or if there are tools and none is called.
     """
     parser = OptionParser("check-env", SETTINGS, check_env.__doc__, words="NAME")
     options, words = parser.parse_with_words(arguments)
@@ -238,10 +241,23 @@ def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:
         text = " ".join(failed[0].text.split())
         fix = 'give one that works: --request \'{"name": "...", "arguments": {...}}\''
         message = f"every call failed: {text}; {fix}"
+    elif has_tools and not observations:
+        message = (
+            "no tool was called, so none was tried; send a call with "
+            '--request \'{"name": "...", "arguments": {...}}\''
+        )
     else:
         return 0
     print(f"agentic-prompting: {message}", file=sys.stderr)
     return 1
+
+
+def _unwrap_request(request: str, tag: str | None) -> str:
+    """A request without what commands, records and models write around it: a label, and the grammar's tags."""
+    text = request.strip().removeprefix(REQUEST_LABEL).strip()
+    if tag and text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>"):
+        text = text.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>").strip()
+    return text
 
 
 class _ScriptedAgent:
@@ -268,7 +284,7 @@ class _ScriptedAgent:
         if len(rollout.turns) < len(requests):
             # Grammars call the tag of a request `act` or `call`.
             tag = getattr(self.grammar, "act", getattr(self.grammar, "call", None))
-            text = requests[len(rollout.turns)]
+            text = _unwrap_request(requests[len(rollout.turns)], tag)
         else:
             tag = getattr(self.grammar, "answer", None)
             text = rollout.row["answers"][0]

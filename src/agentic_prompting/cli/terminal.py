@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..rollout import Observation, Turn
 
+REQUEST_LABEL = "agent asks"
+"""Stands in front of a request."""
 _EMPTY_CELLS = {"0", "0.0", "0.00000", "–", ""}
 
 
@@ -36,7 +38,7 @@ def print_turn(turn: Turn) -> None:
         print_styled(f"agent thinks   {turn.thought}", "dim")
     # The words before the text say what kind of turn it is.
     if turn.kind == "act":
-        text = f"agent asks     {turn.request or turn.text.strip()}"
+        text = f"{REQUEST_LABEL:14} {turn.request or turn.text.strip()}"
     elif turn.kind == "answer":
         text = f"agent answers  {turn.answer}"
     else:

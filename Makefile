@@ -138,8 +138,9 @@ FRAMEWORKS := langgraph openai-agents pydantic-ai smolagents
 FOREIGN_sdks := anthropic==2.12.0 google-genai==3.4.0
 # Command-line agents that train here unchanged: by pip, and by npm where it is.
 FOREIGN_mini-swe-agent := mini-swe-agent==2.4.6 litellm==1.106.2 mcp
-HARNESSES := codex opencode pi qwen-code gemini-cli
+HARNESSES := codex claude-code opencode pi qwen-code gemini-cli
 NPM_codex := @openai/codex@0.169.0
+NPM_claude-code := @anthropic-ai/claude-code@2.1.332
 NPM_opencode := opencode-ai@1.18.33
 NPM_pi := @mariozechner/pi-coding-agent@0.73.1
 NPM_qwen-code := @qwen-code/qwen-code@0.15.10

@@ -125,6 +125,7 @@ def test_the_table_of_harnesses():
     assert set(HARNESSES) == {
         "mini-swe-agent",
         "codex",
+        "claude-code",
         "opencode",
         "pi",
         "qwen-code",
@@ -139,7 +140,8 @@ def test_the_table_of_harnesses():
     with pytest.raises(ValueError, match="speaks responses, not 'chat'"):
         get_harness("codex", "chat")
     with pytest.raises(ValueError, match="make a Harness"):
-        get_harness("claude")
+        get_harness("unknown")
+    assert get_harness("claude-code").dialect == "messages"
 
 
 def test_a_harness_that_is_not_installed_is_named():

@@ -43,6 +43,15 @@ RECORDS = {
         {"type": "message", "message": {"role": "toolResult", "content": [{"type": "text", "text": "ok"}]}},
         {"type": "message", "message": {"role": "assistant", "content": [{"type": "text", "text": "It is  done."}]}},
     ],
+    "claude-code": [
+        {"type": "user", "message": {"role": "user", "content": "do"}},
+        *({"type": "assistant", "message": {"role": "assistant", "id": "msg_1", "content": [block]}} for block in (
+            {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I write now."},
+            {"type": "tool_use", "id": "call_1", "name": "write", "input": ARGS})),
+        {"type": "user", "message": {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]}},
+        {"type": "assistant", "message": {"role": "assistant", "id": "msg_2", "content": [
+            {"type": "text", "text": "It is done."}]}},
+    ],
     "qwen-code": [
         {"type": "assistant", "message": {"role": "model", "parts": [
             {"text": "hm", "thought": True}, {"functionCall": {"id": "call_1", "name": "write", "args": ARGS}}]}},

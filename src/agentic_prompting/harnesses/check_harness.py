@@ -22,7 +22,7 @@ ROW = {"question": TASK, "answer": "a word that no prompt may hold: SECRET42"}
 
 # What the script does, with a tool that runs commands or one for files.
 _STEPS = ("echo hi > hello.txt", "cat hello.txt")
-_SHELL_TOOLS = ("bash", "exec_command", "run_shell_command", "shell", "shell_command")
+_SHELL_TOOLS = ("bash", "Bash", "exec_command", "run_shell_command", "shell", "shell_command")
 _FILE_TOOLS = (("write_file", "write"), ("read_file", "read"))
 
 # How mini-swe-agent is told that its task is done. Its prompt contains the first part.

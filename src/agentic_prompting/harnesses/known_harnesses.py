@@ -13,7 +13,8 @@ def get_harness(name: str, dialect: str = "", task: str = "{question}", **change
     """The settings of a known harness.
 
     Args:
-        name (`str`): `codex`, `opencode`, `pi`, `qwen-code`, `gemini-cli` or `mini-swe-agent`.
+        name (`str`): `codex`, `claude-code`, `opencode`, `pi`, `qwen-code`, `gemini-cli` or
+            `mini-swe-agent`.
         dialect (`str`, *optional*): `chat`, `responses`, `messages` or `google`, where it speaks several.
         task (`str`, *optional*, defaults to `"{question}"`): Its task, as a template over the row.
         **changes: Other fields of [`Harness`].
@@ -126,6 +127,29 @@ _KNOWN = (
         trace=".codex/sessions/**/rollout-*.jsonl",
         version="0.169.0",
         package="npm install -g @openai/codex",
+    ),
+    Harness(
+        "claude-code",
+        ("claude", "--print", "--dangerously-skip-permissions", "--model", "{model}", "{task}"),
+        {"messages": ("", "{address}")},
+        {
+            "ANTHROPIC_BASE_URL": "{url}",
+            "ANTHROPIC_API_KEY": "{api_key}",
+            # Its small model, which writes titles, is the policy too.
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
+            "CLAUDE_CONFIG_DIR": "{home}/.claude",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{output}",
+            # The workspace confines it; as root it would refuse to skip permissions otherwise.
+            "IS_SANDBOX": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            # A line in the system prompt that differs from call to call.
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        },
+        prompt_file=".claude/CLAUDE.md",
+        trace=".claude/projects/*/*.jsonl",
+        version="2.1.332",
+        package="npm install -g @anthropic-ai/claude-code",
     ),
     Harness(
         "opencode",

@@ -26,6 +26,8 @@ from agentic_prompting.planning.measured_step import (
 from agentic_prompting.planning.measurement_processes import MeasurementProcesses, MeasurementResult
 from agentic_prompting.planning.model_shape import load_shape
 from agentic_prompting.planning.plan import Planner, longest_job
+from agentic_prompting.rollout import Rollout, RolloutLog, rollout_record
+from agentic_prompting.trainers.settings_file import SETTINGS_FILE, RunSettings
 from support.families import FAMILIES, model_of
 from support.marks import long
 
@@ -457,3 +459,49 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
     assert "groups of 5 with a gradient" in out
     assert asked(*words) == 0
     assert "set max_steps" in capsys.readouterr().out
+
+
+def test_a_pilot_needs_no_configuration(capsys, monkeypatch, tmp_path, made):
+    """Its settings are those of the run; options of the command line come first."""
+    given = {}
+
+    def planned(values, model, **options):
+        given.update(options, model=model, **values)
+        return made
+
+    monkeypatch.setattr("agentic_prompting.planning.plan", planned)
+    adapter = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
+    args = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 4,
+        "generation_batch_size": 8,
+        "num_generations": 4,
+        "max_steps": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "budget_usd": None,
+    }
+    RunSettings(args=args, model="a/model", rows=64, processes=1, peft=adapter).write(tmp_path)
+    rollout = Rollout([1], row={"question": "q"}).finish("answered")
+    RolloutLog(tmp_path / "rollouts").write([rollout_record(rollout, mode="train", step=0)])
+
+    assert asked("--from", tmp_path, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert given["model"] == "a/model" and given["gpus"] == 1 and given["peft_config"].r == 4
+    assert given["bf16"] and not given["use_cpu"] and printed["cost"]["steps"] == 2
+
+    words = ["--from", tmp_path, "--gpus", 2, "--model-name", "b/model", "--json"]
+    assert asked(*words, "--max-steps", 50) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["steps"] == 50
+    assert (given["model"], given["gpus"], given["generation_batch_size"]) == ("b/model", 2, 16)
+    # Steps by rows: 64 rows, 4 rollouts each, 16 of them in a step.
+    assert asked(*words, "--rows", 64) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["steps"] == 16
+
+
+def test_a_folder_without_settings_is_refused(capsys, tmp_path):
+    assert asked("--from", tmp_path) == 2 and "--config FILE" in capsys.readouterr().err
+    (tmp_path / SETTINGS_FILE).parent.mkdir()
+    (tmp_path / SETTINGS_FILE).write_text("{")
+    assert asked("--from", tmp_path) == 2 and "damaged" in capsys.readouterr().err

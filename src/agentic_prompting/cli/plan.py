@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from .terminal import show_progress
 from .yaml_file import read_yaml
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
+
     from ..planning import CostEstimate, Plan
 
 
@@ -31,11 +33,14 @@ class PlanOptions(RunConfiguration):
     rows: int | None = option("Rows of the dataset, where the configuration has no max_steps.")
     seconds: float = option("When to stop looking for what fits better.", 40.0)
     pilot: Path | None = option(
-        "A run whose records take the place of assumptions.", None, "--from"
+        "A run whose records take the place of assumptions, and without --config its settings that of the file.",
+        None,
+        "--from",
     )
     headroom: Path | None = option(
         "What `headroom` has measured: a file, or its folder. Default: the configuration's output_dir."
     )
+    max_steps: int | None = option("Steps of the run, instead of the configuration's.")
     json: bool = option(JSON_HELP, False)
 
     @property
@@ -51,7 +56,7 @@ SETTINGS = (PlanOptions,)
 
 def plan(arguments: Sequence[str]) -> int:
     """Say what a training run needs, before anything is loaded: memory by part and its peak, the largest batch and
-    context that fit, calls, tokens, dollars and hours.
+    context that fit, calls, tokens, dollars and hours. The run is that of --config, or one like that of --from.
 
     Reads the model's config.json alone and runs the trainer's step on fake tensors; a GPU is not touched. Exit status 1
     if the run does not fit.
@@ -62,10 +67,12 @@ def plan(arguments: Sequence[str]) -> int:
         raise ValueError(
             f"--gpus {options.gpus}: training needs at least 1 GPU; a CPU is planned as one GPU"
         )
-    if options.config is None:
+    if options.config is None and options.pilot is None:
         raise ValueError(
-            "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml"
+            "name the run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml, or --from RUN"
         )
+    if options.max_steps is not None and options.max_steps < 1:
+        raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
     # Outside of a clone, `examples/...` means the files that came with the package.
     options.config = find_example(options.config)
     options.accelerate_config = find_example(options.accelerate_config)
@@ -104,43 +111,27 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         options (`PlanOptions`): The run.
         max_wait (`float`, *optional*, defaults to `600.0`): Seconds after which measuring a step is given up.
     """
-    from trl import get_peft_config
-
     from ..llm.budget import find_price
     from ..planning import estimate_cost, plan as plan_memory
 
-    # The model may be a local folder or on the hub.
-    _, args, model = options.parse()
-    name = options.model_name or model.model_name_or_path
-    if not name:
-        raise ValueError(
-            "name the model: model_name_or_path in the configuration, or --model-name NAME"
-        )
-    name = find_model(name)
+    run = _read_pilot(options) if options.config is None else _read_configuration(options)
+    run = replace(run, model=find_model(run.model))
     # If the hub is out of reach, its libraries turn to their caches at once.
-    if not Path(name).exists():
+    if not Path(run.model).exists():
         is_hub_reachable()
     # How the run is launched, if a file says so.
     accelerate = {}
     if options.accelerate_config is not None:
         accelerate = read_yaml(options.accelerate_config)
 
-    # The run was parsed as if on a CPU, with bf16 off: it is planned with what the file says.
-    is_fp16 = options.values.get("fp16", False)
-    values: dict[str, Any] = {**vars(args), "bf16": options.values.get("bf16", not is_fp16)}
-    # Type and quantization of the weights, as the run would load them.
-    loading: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
-    if model.load_in_4bit or model.load_in_8bit:
-        loading["quantization_config"] = "quantized"
-    values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
     # Memory comes first, because costs depend on the layout and the parameters.
     memory = plan_memory(
-        values,
-        name,
-        gpus=options.gpus,
+        run.values,
+        run.model,
+        gpus=run.gpus,
         gpu_memory=options.gpu_memory,
         accelerate=accelerate,
-        peft_config=get_peft_config(model),
+        peft_config=run.peft_config,
         seconds=options.seconds,
         max_wait=max_wait,
     )
@@ -150,10 +141,10 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     costs: CostEstimate | str
     try:
         costs = estimate_cost(
-            values,
+            run.values,
             memory.parameters,
             gpus=memory.layout.gpus,
-            rows=options.rows or options.values.get("task_rows"),
+            rows=options.rows or run.rows,
             price=find_price(environment_model) if environment_model else None,
             pilot=options.pilot,
             trained=memory.trained,
@@ -162,3 +153,83 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     except ValueError as error:
         costs = f"calls, dollars and hours: {error}"
     return memory, costs
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The run to plan, from a configuration or from a pilot.
+
+    Args:
+        values (`dict[str, Any]`): The training arguments by name.
+        model (`str`): The name or folder of the model.
+        peft_config (`PeftConfig`, *optional*): The adapter.
+        rows (`int`, *optional*): Rows of the dataset, if known.
+        gpus (`int`, *optional*): GPUs that train, if known.
+    """
+
+    values: Mapping[str, Any]
+    model: str
+    peft_config: PeftConfig | None
+    rows: int | None
+    gpus: int | None
+
+
+def _read_configuration(options: PlanOptions) -> PlannedRun:
+    """The run of the configuration."""
+    from trl import get_peft_config
+
+    # The model may be a local folder or on the hub.
+    _, args, model = options.parse()
+    name = options.model_name or model.model_name_or_path
+    if not name:
+        raise ValueError(
+            "name the model: model_name_or_path in the configuration, or --model-name NAME"
+        )
+
+    # The run was parsed as if on a CPU, with bf16 off: it is planned with what the file says.
+    is_fp16 = options.values.get("fp16", False)
+    values: dict[str, Any] = {**vars(args), "bf16": options.values.get("bf16", not is_fp16)}
+    # Type and quantization of the weights, as the run would load them.
+    loading: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
+    if model.load_in_4bit or model.load_in_8bit:
+        loading["quantization_config"] = "quantized"
+    values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
+    return PlannedRun(
+        values=values,
+        model=name,
+        peft_config=get_peft_config(model),
+        rows=options.values.get("task_rows"),
+        gpus=options.gpus,
+    )
+
+
+def _read_pilot(options: PlanOptions) -> PlannedRun:
+    """A run like the pilot: its settings, with the options of the command line."""
+    from ..trainers.settings_file import RunSettings
+
+    assert options.pilot is not None
+    settings = RunSettings.read(options.pilot)
+    values = dict(settings.args)
+    # A pilot on a CPU stands for a run on GPUs.
+    if values.get("use_cpu"):
+        values |= {"use_cpu": False, "bf16": not values.get("fp16")}
+    for name in ("max_steps", "budget_usd", "budget_tokens"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
+    # With rows of the full run the steps follow from them, unlike those of the pilot.
+    if options.rows is not None and options.max_steps is None:
+        values["max_steps"] = -1
+    # Processes: as an option or the launch says, else those of the pilot.
+    is_launch_known = options.gpus is not None or options.accelerate_config is not None
+    gpus = options.processes if is_launch_known else settings.processes
+    # The rollouts that are played at once grow with the processes.
+    rows_per_process = values.get("per_device_train_batch_size", 8)
+    micro_batches = values.get("steps_per_generation") or 1
+    values["generation_batch_size"] = rows_per_process * micro_batches * gpus
+    return PlannedRun(
+        values=values,
+        model=options.model_name or settings.model,
+        peft_config=settings.peft_config,
+        rows=settings.rows,
+        gpus=gpus,
+    )

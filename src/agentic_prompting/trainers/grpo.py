@@ -89,6 +89,7 @@ from .scoring import (
     pass_at_k,
     render_completions,
 )
+from .settings_file import SettingsFile
 from .setup import (
     SpecOptions,
     adapt_args,
@@ -360,6 +361,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             process_index=args.process_index,
             show_batch=self.live_view.show if self.live_view.is_wanted() else None,
             measure_environments=bool(self.spec.environments),
+            has_environment=environment is not None,
         )
 
         # State in checkpoints, by the names that it has in their files.
@@ -381,6 +383,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             self.add_callback(self._step_spans)
         if args.rollouts_max_mb:
             self.add_callback(LogFile(rollout_log.folder, run_id))
+            has_length = hasattr(self.train_dataset, "__len__")  # not a streamed dataset
+            self.add_callback(SettingsFile(len(self.train_dataset) if has_length else None))
 
     @property
     def policy(self) -> Policy:

@@ -146,6 +146,46 @@ def test_a_file_is_resumed(run, models, server, tmp_path):
     assert status == 2 and "compares with accepted answers" in err
 
 
+def test_a_table_is_refined_and_compared(run, models, tmp_path):
+    """A CSV from a spreadsheet: accuracy before and after, with intervals."""
+    table = tmp_path / "mine.csv"
+    table.write_text(f"request;reply\nA?;{answer(15)('', '')}\nB?;other\n")
+    words = ["refine", "--input", table, "--columns", "question=request,answer=reply", *models]
+    words += ["--paper-setting", "optimal_verifier"]
+    status, out, err = run(*words)
+    assert status == 0, err
+    for name in ("accuracy before", "accuracy", "accuracy gained"):
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name}  ")]
+        assert "[" in line and line.endswith("of 2"), out
+    summary = json.loads(run(*words, "--json")[1])["summary"]
+    low, high = summary["accuracy_interval"]
+    assert low < summary["accuracy"] == 0.5 < high
+    assert summary["accuracy_before"] == 0.5 and summary["accuracy_gained"] == 0.0
+    status, _, err = run("refine", "--sandbox", "--input", table)
+    assert status == 2 and "columns" in err
+
+
+def test_without_a_verifier_there_is_no_before(run, models, tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("question,answer\nA?,other\n")
+    words = ["refine", "--input", table, "--paper-setting", "no_verifier", *models, "--json"]
+    summary = json.loads(run(*words)[1])["summary"]
+    assert summary["accuracy"] == 0.0 and "accuracy_before" not in summary
+
+
+def test_roles_are_called_as_their_options_say(run, models, tmp_path, monkeypatch):
+    """A price of each role, and a key of its own."""
+    monkeypatch.setenv("TASK_KEY", "secret-of-the-task")
+    clients = ["--task-client", "key=TASK_KEY,price=1/2", "--feedback-client", "price=10/20"]
+    status, out, err = run("refine", "--query", "A?", *models, *clients, "--json")
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    usage = result["usage"]
+    for role, price in (("task", 1), ("feedback", 10), ("verifier", 10)):
+        tokens = usage[role]["prompt_tokens"] + 2 * usage[role]["completion_tokens"]
+        assert usage[role]["cost_usd"] == pytest.approx(tokens * price / 1e6), role
+
+
 def test_a_model_in_a_folder_answers(run, server, tiny_policy):
     feedback = ["--feedback-model", "large", "--feedback-base-url", server.base_url]
     status, out, err = run(

@@ -11,14 +11,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..evolution import EvolveConfig, EvolveResult, Member, StepLog, evolve as run_evolution
+from ..evolution import (
+    EvolveConfig,
+    EvolveResult,
+    Member,
+    StepLog,
+    estimate_least_budget,
+    evolve as run_evolution,
+)
 from ..llm import LLMError
 from ..llm.guard import describe
 from ..records import atomic_write, only_writer
 from .headroom_pointer import point_to_headroom
 from .loader import REWARDS, load_reward, register_selections
 from .option_parser import OptionParser
-from .options import JSON_HELP, HeldOutRows, ReferenceModel, Spending, Tracing, option
+from .options import (
+    CLIENT_HELP,
+    JSON_HELP,
+    HeldOutRows,
+    ReferenceModel,
+    Spending,
+    Tracing,
+    option,
+)
 from .terminal import print_text
 
 NOTHING_LEARNED = 3
@@ -31,6 +46,7 @@ class EvolveOptions(HeldOutRows, Spending, ReferenceModel, Tracing):
 
     policy_model: str | None = option("The model that solves, by its name.")
     policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    policy_client: str | None = option(CLIENT_HELP)
     sandbox: bool = option("A tiny agent and a scripted reflector: no key.", False)
     task: str = option("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
     reward: str = option(
@@ -114,6 +130,11 @@ def evolve_in_folder(
                 parts = _sandbox_parts(options, config)
             else:
                 parts = _connect_parts(options, config, stack)
+        # What a run costs at least, before the first call.
+        if on_step is not None and not options.sandbox:
+            named = ("policy", "reference", "rows", "prompt", "config")
+            least = estimate_least_budget(*(parts[name] for name in named))
+            print(f"the least useful budget: {least}", flush=True)
         budget = options.budget(folder / "spending.sqlite")
         # Before anything is spent; a run that goes on has spent already.
         if not (folder / "state.json").exists():
@@ -138,7 +159,7 @@ def _connect_parts(
             "name both models: --policy-model NAME --reference-model NAME, or try --sandbox"
         )
     return {
-        "policy": options.connect(stack, options.policy_model, options.policy_base_url),
+        "policy": options.connect(stack, options.policy_model, options.policy_base_url, "policy"),
         "reference": options.connect_reference(stack),
         "rows": list(options.load(options.task, config.seed)),
         "reward": load_reward(options.reward),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .loader import SCORES
-from .options import JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
+from .options import CLIENT_HELP, JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
 from .refine import RefineModels
 from .run_configuration import RunConfiguration
 from .yaml_file import read_yaml
@@ -29,6 +29,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
     )
     policy_model: str | None = option("Measure a better system prompt for this model, by its name.")
     policy_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    policy_client: str | None = option(CLIENT_HELP)
     prompt: str = option("Its system prompt so far, which others are compared with.", "")
     tried: int = option("How many prompts to compare; --reference-model writes them.", 12)
     untrained: str | None = option(

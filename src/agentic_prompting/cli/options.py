@@ -6,6 +6,8 @@ package by itself: `--help` has to stay quick.
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,6 +52,67 @@ def list_option(help: str) -> Any:
     return field(default=None, metadata={"help": help, "action": "extend"})
 
 
+CLIENT_HELP = "How it is called: concurrency=8,rate=60,price=0.15/0.6,key=VARIABLE."
+
+
+def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
+    """Arguments of [`OpenAIChat`] from an option such as `concurrency=8,rate=60,price=0.15/0.6,key=MY_KEY`.
+
+    `concurrency` is the number of calls in flight, `rate` that of requests per minute, `price` US dollars per million
+    tokens read and written, and `key` the environment variable that holds the key.
+
+    Args:
+        text (`str`, *optional*): The option's value.
+        name (`str`): The option, for errors.
+
+    Raises:
+        `ValueError`: A setting does not exist, or its value is wrong. The message never shows a value of `key`.
+    """
+    settings: dict[str, Any] = {}
+    for pair in (text or "").split(","):
+        setting, _, value = pair.strip().partition("=")
+        try:
+            if setting == "concurrency":
+                settings["max_concurrency"] = int(value)
+            elif setting == "rate":
+                settings["requests_per_minute"] = float(value)
+            elif setting == "price":
+                read, _, written = value.partition("/")
+                settings["price"] = (float(read), float(written))
+            elif setting == "key":
+                settings["api_key"] = _read_key(value, name)
+            elif setting:
+                raise ValueError(
+                    f"--{name} has no setting {setting!r}: they are concurrency, rate, price and key"
+                )
+        except ValueError as error:
+            # An error of ours says it already; Python's own names the value alone.
+            if str(error).startswith("--"):
+                raise
+            raise ValueError(
+                f"--{name} {setting}={value}: expected {_CLIENT_EXAMPLES[setting]}"
+            ) from None
+    return settings
+
+
+_CLIENT_EXAMPLES = {
+    "concurrency": "a whole number, such as concurrency=8",
+    "rate": "requests per minute, such as rate=60",
+    "price": "US dollars per million tokens read and written, such as price=0.15/0.6",
+}
+
+
+def _read_key(variable: str, name: str) -> str:
+    """The key in an environment variable. The value is not shown: it may be a key itself."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", variable):
+        raise ValueError(
+            f"--{name} key= takes the name of an environment variable that has the key"
+        )
+    if not os.environ.get(variable):
+        raise ValueError(f"--{name} key={variable}: the environment has no variable {variable}")
+    return os.environ[variable]
+
+
 @dataclass
 class Recording:
     """The recording of replies."""
@@ -66,12 +129,28 @@ class Recording:
         return ReplayCache(self.replay_cache) if self.replay_cache else None
 
     def connect(
-        self, stack: ExitStack, model: str | None, base_url: str | None = None
+        self,
+        stack: ExitStack,
+        model: str | None,
+        base_url: str | None = None,
+        role: str = "",
     ) -> OpenAIChat:
-        """A client, closed with the stack. Each role gets its own client, and so its own bill."""
+        """A client, closed with the stack. Each role gets its own client, and so its own bill.
+
+        Args:
+            stack (`ExitStack`): Closes the client.
+            model (`str`): The model's name.
+            base_url (`str`, *optional*): Its endpoint.
+            role (`str`, *optional*): The role whose option `ROLE_client` says how the model is called.
+        """
         from ..llm import OpenAIChat
 
-        return stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=self.cache))
+        settings: dict[str, Any] = {}
+        if role:
+            text = getattr(self, f"{role}_client")
+            settings = read_client_settings(text, f"{role}-client")
+        client = OpenAIChat(str(model), base_url=base_url, cache=self.cache, **settings)
+        return stack.enter_context(client)
 
 
 @dataclass
@@ -122,6 +201,7 @@ class EnvironmentModel(Recording):
 
     environment_model: str | None = option("The large LLM, by its name at its endpoint.")
     environment_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    environment_client: str | None = option(CLIENT_HELP)
     environment_max_tokens: int | None = option("Of each of its replies; sent with every call.")
 
     def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
@@ -142,10 +222,11 @@ class ReferenceModel(Recording):
         "The LLM that reflects and edits, by its name at its endpoint."
     )
     reference_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    reference_client: str | None = option(CLIENT_HELP)
 
     def connect_reference(self, stack: ExitStack) -> OpenAIChat:
         """The reference LLM's client, closed with the stack."""
-        return self.connect(stack, self.reference_model, self.reference_base_url)
+        return self.connect(stack, self.reference_model, self.reference_base_url, "reference")
 
 
 @dataclass
@@ -183,7 +264,8 @@ class LargeLLM(EnvironmentModel, Spending):
             environment = load_environment(self.environment)
         else:
             model, base_url = self.start_endpoint(stack)
-            environment = self.as_environment(self.connect(stack, model, base_url))
+            chat = self.connect(stack, model, base_url, "environment")
+            environment = self.as_environment(chat)
 
         # A budget that cannot be kept is found before anything is spent.
         charge(budget, environment=environment)
@@ -201,6 +283,18 @@ class LargeLLM(EnvironmentModel, Spending):
         from ..sandbox.server import MODEL, OracleServer
 
         return MODEL, stack.enter_context(OracleServer(Oracle())).base_url
+
+
+def read_columns(text: str | None) -> dict[str, str]:
+    """The columns of `--columns question=q,answers=a`: our name for each, and that of the file."""
+    columns = {}
+    for pair in (text or "").split(","):
+        name, _, column = pair.partition("=")
+        if pair and not (name and column):
+            raise ValueError(f"--columns {text} is not of the form question=q,answers=a")
+        if pair:
+            columns[name] = column
+    return columns
 
 
 @dataclass
@@ -244,16 +338,7 @@ class TaskRows:
 
     def column_names(self) -> dict[str, str]:
         """Our name for a column -> that of the file. Raises `ValueError` for another form."""
-        columns = {}
-        for pair in (self.columns or "").split(","):
-            name, _, column = pair.partition("=")
-            if pair and not (name and column):
-                raise ValueError(
-                    f"--columns {self.columns} is not of the form question=q,answers=a"
-                )
-            if pair:
-                columns[name] = column
-        return columns
+        return read_columns(self.columns)
 
     def _load_rows(self, task: str, n: int | None, seed: int) -> Dataset:
         from ..data import is_user_data, load_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,19 @@ from ..refine.templates import Unit
 from .hub import find_model
 from .loader import SCORES, load_score
 from .option_parser import OptionParser
-from .options import JSON_HELP, Recording, Spending, Tracing, option
+from .options import (
+    CLIENT_HELP,
+    JSON_HELP,
+    Recording,
+    Spending,
+    Tracing,
+    option,
+    read_columns,
+)
 from .terminal import print_text
 
 if TYPE_CHECKING:
+    from ..evaluation import Estimate
     from ..local import TransformersChat
 
 # Styles by the mark that `describe_lines` gives to a line.
@@ -35,15 +44,19 @@ class RefineModels(Recording, Spending):
 
     task_model: str | None = option("The model that answers, by its name at its endpoint.")
     task_base_url: str | None = option("Its OpenAI-compatible endpoint.")
+    task_client: str | None = option(CLIENT_HELP)
     local_model: Path | None = option(
         "Instead: a transformers model's folder, or smollm2, run here."
     )
     feedback_model: str | None = option("The model that criticises.")
     feedback_base_url: str | None = option("Its endpoint.")
+    feedback_client: str | None = option(CLIENT_HELP)
     optimizer_model: str | None = option("The model that edits. The feedback model by default.")
     optimizer_base_url: str | None = option("Its endpoint.")
+    optimizer_client: str | None = option("As of the feedback model, which it is by default.")
     verifier_model: str | None = option("The model that judges. The feedback model by default.")
     verifier_base_url: str | None = option("Its endpoint.")
+    verifier_client: str | None = option("As of the feedback model, which it is by default.")
     sandbox: bool = option("Scripted models and a puzzle: no key.", False)
 
     def connect_roles(self, stack: ExitStack) -> dict[str, ChatModel]:
@@ -69,15 +82,19 @@ class RefineModels(Recording, Spending):
                 load_local_chat(Path(find_model(str(self.local_model))))
             )
         else:
-            roles["task"] = self.connect(stack, self.task_model, self.task_base_url)
+            roles["task"] = self.connect(stack, self.task_model, self.task_base_url, "task")
         # A role without a model of its own takes the feedback model.
         for role in ("feedback", "optimizer", "verifier"):
             model = getattr(self, f"{role}_model")
             base_url = getattr(self, f"{role}_base_url")
+            client_role = role
             if model is None:
                 model = self.feedback_model
                 base_url = base_url or self.feedback_base_url
-            roles[role] = self.connect(stack, model, base_url)
+                # Its settings too, unless the role has some of its own.
+                if getattr(self, f"{role}_client") is None:
+                    client_role = "feedback"
+            roles[role] = self.connect(stack, model, base_url, client_role)
         return roles
 
 
@@ -87,7 +104,10 @@ class RefineOptions(RefineModels, Tracing):
 
     prompt: str = option("The prompt to begin with.", DEFAULT_PROMPT)
     query: str | None = option("One question.")
-    input: Path | None = option("JSON lines: texts, or objects with `question` (`answers`, `id`).")
+    input: Path | None = option(
+        "JSON lines: texts, or objects with `question` (`answers`, `id`); or a table: .csv, .tsv, .xlsx, .parquet."
+    )
+    columns: str | None = option("Which column of a table is which: question=q,answers=a.")
     output: Path | None = option("JSON lines of results; run again, a stopped run goes on.")
     paper_setting: PaperSetting = option(
         "The judge of the first answer: a model, the labels, or none.", "verifier"
@@ -169,17 +189,18 @@ def refine(arguments: Sequence[str]) -> int:
             return 130
 
     # Print the results, then the questions that failed.
-    summary = summarize(results) | _accuracy(results, rows, score)
+    summary = summarize(results)
+    accuracy = _measure_accuracy(results, rows, score)
     if options.json:
         # With `--output` the results are in the file already.
-        record: dict[str, Any] = {"summary": summary}
+        record: dict[str, Any] = {"summary": summary | _accuracy_record(accuracy)}
         if options.output is not None:
             record["output"] = str(options.output)
         else:
             record["results"] = [result.to_dict() for result in results]
         print_text(json.dumps(record, ensure_ascii=False))
     else:
-        _print_results(results, summary)
+        _print_results(results, summary, accuracy)
 
     errors = [result.error for result in results if result.error is not None]
     if not errors:
@@ -199,6 +220,9 @@ def _read_rows(options: RefineOptions) -> list[Any]:
         )
     if options.input is None:
         return [options.query]
+    # Tables, and files whose columns have other names.
+    if options.columns or options.input.suffix.lower() not in (".jsonl", ".json", ".txt", ""):
+        return _read_table(options.input, options.columns)
     # Each line is a text or an object.
     rows = []
     # Not `splitlines`, which also splits at characters that a JSON string may hold.
@@ -210,6 +234,15 @@ def _read_rows(options: RefineOptions) -> list[Any]:
             except ValueError as error:
                 raise ValueError(f"line {number} of {options.input} is not JSON: {error}") from None
     return rows
+
+
+def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
+    """The questions of a table, with their accepted answers if it has any."""
+    from ..data import load_task
+
+    names = read_columns(columns)
+    dataset = load_task(str(file), columns=names or None)
+    return [{name: row[name] for name in ("id", "question", "answers")} for row in dataset]
 
 
 def _sandbox_rows(options: RefineOptions) -> list[Any]:
@@ -228,19 +261,55 @@ def _sandbox_rows(options: RefineOptions) -> list[Any]:
     return [puzzles[0]]
 
 
-def _accuracy(
-    results: Sequence[RefinementResult], rows: Sequence[Any], score: Any
-) -> dict[str, float]:
-    """The accuracy over the rows that have answers; failed questions are left out."""
-    # Only rows with accepted answers can be scored.
-    scores = []
-    for result, row in zip(results, rows, strict=True):
-        if isinstance(row, dict) and row.get("answers") and result.error is None:
-            scores.append(score(result.answer, row["answers"]))
-    return {"accuracy": sum(scores) / len(scores)} if scores else {}
+def _measure_accuracy(
+    results: Sequence[RefinementResult], rows: Sequence[Any], score: Callable[..., float]
+) -> dict[str, Estimate]:
+    """The accuracy before and after refining, and their difference, each with its 95 % interval.
+
+    Only rows with accepted answers count, and no failed questions. An answer before there is only with a verifier.
+    """
+    from ..evaluation.scoring import bootstrap_interval, paired_difference, wilson_interval
+
+    before: dict[int, float] = {}
+    after: dict[int, float] = {}
+    for number, (result, row) in enumerate(zip(results, rows, strict=True)):
+        if not isinstance(row, Mapping) or not row.get("answers") or result.error is not None:
+            continue
+        after[number] = float(score(result.answer, row["answers"]))
+        if result.initial_answer is not None:
+            before[number] = float(score(result.initial_answer, row["answers"]))
+
+    # Shares have Wilson's interval, other scores the bootstrap's.
+    accuracy = {}
+    for name, scores in (("accuracy before", before), ("accuracy", after)):
+        values = list(scores.values())
+        if not values:
+            continue
+        is_share = set(values) <= {0.0, 1.0}
+        if is_share:
+            accuracy[name] = wilson_interval(int(sum(values)), len(values))
+        else:
+            accuracy[name] = bootstrap_interval(values)
+    if before:
+        accuracy["accuracy gained"] = paired_difference(after, before).difference
+    return accuracy
 
 
-def _print_results(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> None:
+def _accuracy_record(accuracy: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The means by name, and their intervals."""
+    record: dict[str, Any] = {}
+    for name, estimate in accuracy.items():
+        key = name.replace(" ", "_")
+        record[key] = estimate.mean
+        record[f"{key}_interval"] = [estimate.low, estimate.high]
+    return record
+
+
+def _print_results(
+    results: Sequence[RefinementResult],
+    summary: Mapping[str, float],
+    accuracy: Mapping[str, Estimate],
+) -> None:
     """Print one result step by step with the changes of its prompt; for many, only the summary."""
     from rich.console import Console
     from rich.text import Text
@@ -256,8 +325,11 @@ def _print_results(results: Sequence[RefinementResult], summary: Mapping[str, fl
         console.print()
     # Zeros are left out, but not an accuracy of 0.
     for name, value in summary.items():
-        if value or name == "accuracy":
+        if value:
             console.print(Text(f"{name:28} {value:.4g}"))
+    for name, estimate in accuracy.items():
+        interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
+        console.print(Text(f"{name:28} {estimate.mean:.4g} {interval}"))
 
 
 def load_local_chat(folder: Path) -> TransformersChat:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .option_parser import OptionParser
-from .options import EnvironmentModel, ReferenceModel, Spending, option
+from .options import EnvironmentModel, ReferenceModel, Spending, option, read_client_settings
 from .yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         for role in ("environment", "reference"):
             name = self.value(f"{role}_model")
             if name:
+                client = f"{role}_client"
+                settings = read_client_settings(self.value(client), client.replace("_", "-"))
                 # Without retries, one call shows whether the endpoint works.
                 models[role] = OpenAIChat(
                     str(name),
@@ -69,6 +71,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
                     timeout=LLM_TIMEOUT,
                     max_retries=0,
                     patience=1,
+                    **settings,
                 )
         return models
 

@@ -67,7 +67,7 @@ def serve(arguments: Sequence[str]) -> int:
         if options.refine:
             # One client for each of ProRefine's four roles, so that each has its own bill.
             model, base_url = options.start_endpoint(stack)
-            roles = [options.connect(stack, model, base_url) for _ in range(4)]
+            roles = [options.connect(stack, model, base_url, "environment") for _ in range(4)]
             refined = RefinedChat(ProRefiner(*roles))
         # Load the agent, and serve it until it is stopped.
         cache_mb = options.prefix_cache_mb

@@ -147,7 +147,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             model = model or MODEL
         # The client is closed with the stack, and options that are not set are not sent.
         return self.as_environment(
-            self.connect(stack, model, base_url),
+            self.connect(stack, model, base_url, "environment"),
             temperature=self.environment_temperature,
             share_replies=self.share_replies,
         )

@@ -1,0 +1,59 @@
+"""How each role's model is called, as options say."""
+
+import pytest
+
+from agentic_prompting.cli.options import read_client_settings
+
+
+def read(text):
+    return read_client_settings(text, "policy-client")
+
+
+def test_settings_are_arguments_of_the_client(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    assert read(None) == read("") == {}
+    assert read("concurrency=8, rate=60,price=0.15/0.6,key=MY_KEY") == {
+        "max_concurrency": 8,
+        "requests_per_minute": 60.0,
+        "price": (0.15, 0.6),
+        "api_key": "sk-secret",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed=8", "concurrency, rate, price and key"),
+        ("concurrency=many", "whole number"),
+        ("rate", "requests per minute"),
+        ("price=0.15", "per million"),
+        ("key=UNSET_VARIABLE", "UNSET_VARIABLE"),
+    ],
+)
+def test_a_mistake_names_the_option(text, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        read(text)
+    assert "--policy-client" in str(refused.value)
+
+
+def test_a_key_itself_is_not_shown():
+    with pytest.raises(ValueError, match="environment variable") as refused:
+        read("key=sk-abcdef123456")
+    assert "abcdef" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evolve", "--policy-model", "a", "--reference-model", "b", "--policy-client", "speed=1"],
+        ["evolve", "--policy-model", "a", "--reference-model", "b", "--reference-client", "rate=0"],
+        ["ask", "nowhere", "q", "--environment-model", "m", "--environment-client", "price=1"],
+        ["headroom", "--policy-model", "a", "--policy-client", "key="],
+    ],
+)
+def test_commands_refuse_wrong_settings(run, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "q", "answer": "a"}\n')
+    rows = [] if words[0] == "ask" else ["--dataset", "rows.jsonl"]
+    status, _, err = run(*words, *rows)
+    assert status == 2 and err.count("\n") == 1, err

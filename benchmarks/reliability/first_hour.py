@@ -5,10 +5,10 @@
 
 Everything is typed as a user types it, in an empty folder: commands in processes of their own, scripts in files.
 Nothing here measures learning: models are tiny and steps few. The parts must end well. Each mistake must end with
-another status than 0 and a line that says what is wrong (a mistake without is `silent`), and with three lines at most
-(else `long_errors`). Lines are those of standard error, but not what the libraries below us print in a run without a
-mistake, too (`NOISE`), and not the frames of a traceback that Python prints for a script. A second traceback ("During
-handling of ...") counts.
+another status than 0, but for those that a run survives with a warning, and with a line that says what is wrong (a
+mistake without is `silent`), and with three lines at most (else `long_errors`). Lines are those of standard error, but
+not what the libraries below us print in a run without a mistake, too (`NOISE`), and not the frames of a traceback that
+Python prints for a script. A second traceback ("During handling of ...") counts.
 """
 
 from __future__ import annotations
@@ -119,6 +119,10 @@ def short(completions, **columns):
 
 def unknown_column(completions, gold, **columns):
     return [1.0 for _ in gold]
+
+
+def flat(completions, **columns):
+    return [0.5 for _ in completions]
 ''',
     "model.py": """
 import csv
@@ -161,7 +165,10 @@ from agentic_prompting import PromptR1Config, PromptR1Trainer, load_task
 import own
 
 given = dict(pair.split("=", 1) for pair in sys.argv[1:])
-rows = load_task("mine.csv", columns={"question": "request", "answer": "reply"})
+columns = {"question": "request", "answer": "reply"}
+if "meta" in given:
+    columns[given["meta"]] = "request"
+rows = load_task("mine.csv", columns=columns)
 if (n := given.get("rename")):
     rows = rows.rename_column("answers", n)
 trainer = PromptR1Trainer(
@@ -177,6 +184,25 @@ trainer = PromptR1Trainer(
 )
 trainer.train()
 trainer.save_model()
+""".replace("ON_A_CPU", ON_A_CPU),
+    # Every rollout gets the same reward, in plain text without an environment.
+    "flat.py": """
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, load_task
+from agentic_prompting.rollout import FreeText
+from own import flat
+
+rows = load_task("mine.csv", columns={"question": "request", "answer": "reply"})
+trainer = MultiTurnGRPOTrainer(
+    model="model",
+    reward_funcs=flat,
+    args=MultiTurnGRPOConfig(
+        "runs/flat", num_generations=4, per_device_train_batch_size=8, max_completion_length=24, ON_A_CPU
+    ),
+    train_dataset=rows,
+    environment=None,
+    grammar=FreeText(),
+)
+trainer.train()
 """.replace("ON_A_CPU", ON_A_CPU),
     "mine.yaml": """
 model_name_or_path: model
@@ -210,12 +236,14 @@ class Mistake:
         says (`str`): A regular expression that the error message must match.
         needs (`str`, *optional*): The part that must have been played before.
         files (`Mapping[str, str]`, *optional*): Further files, by name.
+        survives (`bool`, *optional*, defaults to `False`): The run goes on, with a warning, and ends with status 0.
     """
 
     words: Sequence[str]
     says: str
     needs: str = ""
     files: Mapping[str, str] = ()  # type: ignore[assignment]
+    survives: bool = False
 
 
 def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
@@ -317,6 +345,26 @@ def mistakes(flaky: str, refusing: str, closed: str) -> dict[str, Mistake]:
             ["evolve", *OWN, "--policy-model=calm", "--reference-model=large", f"--policy-base-url={flaky}",
              f"--reference-base-url={flaky}", "--problems-per-step=4", "--steps=1", "--output-dir=runs/nothing"],
             "nothing was learned.*--grammar free",
+        ),
+        "flat reward": Mistake(["flat.py"], "reward is flat.*every reward is 0.5", "model", survives=True),
+        "reward of a column in meta": Mistake(
+            ["script.py", "reward=unknown_column", "meta=gold"], r"gold.*meta\[i\]\['gold'\]", "model"
+        ),
+        "call of a tool that is not there": Mistake(
+            ["check-env", "own:till", "--request", '{"name": "ad", "arguments": {"amount": 5}}'], "every call failed.*ad"
+        ),
+        "plan from a folder that is no run": Mistake(["plan", "--from", "model"], "settings.json.*--config", "model"),
+        "rescoring by a missing column": Mistake(
+            ["rescore", "runs/own", "--reward", "own:unknown_column"], "gold.*--dataset", "own script"
+        ),
+        "table with other columns": Mistake(["refine", "--sandbox", "--input", "mine.csv"], "request, reply"),
+        "budget that is too small": Mistake(
+            ["evolve", *OWN, *models, f"--policy-base-url={flaky}", f"--reference-base-url={flaky}",
+             "--problems-per-step=4", "--budget-tokens=50", "--output-dir=runs/poor"],
+            "below the least useful one",
+        ),
+        "key in place of its variable": Mistake(
+            ["evolve", *OWN, *models, "--policy-client", "key=sk-1234"], "name of an environment variable"
         ),
     }  # fmt: skip
 
@@ -445,7 +493,8 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
                 (folder / file).write_text(text, encoding="utf-8")
             status, said, seconds = typed(mistake.words, folder)
             lines = counted(said)
-            told = status != 0 and re.search(mistake.says, "\n".join(lines)) is not None
+            ends_as_expected = (status == 0) == mistake.survives
+            told = ends_as_expected and re.search(mistake.says, "\n".join(lines)) is not None
             made[name] = {
                 "status": status,
                 "lines": len(lines),

@@ -21,9 +21,9 @@ def test_a_small_part_is_played(capsys):
     }
 
 
-def test_there_are_eighteen_mistakes_or_more_and_each_needs_a_part_that_is_there():
+def test_there_are_thirty_mistakes_and_each_needs_a_part():
     mistakes, parts = first_hour.mistakes("", "", ""), first_hour.parts("")
-    assert len(mistakes) >= 18 and {one.needs for one in mistakes.values()} <= {"", *parts}
+    assert len(mistakes) >= 30 and {one.needs for one in mistakes.values()} <= {"", *parts}
 
 
 def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
@@ -36,6 +36,16 @@ def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
     found = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
     assert (found["long_errors"], found["silent"], [*found["parts"]]) == (1, 1, ["model"])
     assert found["mistakes"]["wrong address"]["said"] == ["cannot connect"] * 4
+
+
+@pytest.mark.parametrize(("status", "silent"), [(0, 0), (1, 1)])
+def test_a_warning_that_a_run_survives_is_told(monkeypatch, status, silent):
+    said = {
+        "flat.py": (status, "the reward is flat: every reward is 0.5\n", 1.0),
+        "model.py": (0, "", 1.0),
+    }
+    monkeypatch.setattr(first_hour, "typed", lambda words, folder: said[words[0]])
+    assert first_hour.play(["flat reward"], log=lambda line: None)["silent"] == silent
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def parser_of(name):
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
         "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
-        "plan", "headroom", "merge",
+        "plan", "headroom", "merge", "rescore",
     }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_an_option_is_the_same_thing_everywhere():
                 types.setdefault(option, set()).add(" ".join(sorted(names - {"NoneType"})))
     different = {option: hints for option, hints in types.items() if len(hints) > 1}
     assert different == {} and len(types) > 50
-    for name in ("ask", "doctor", "evaluate", "evolve", "refine"):
+    for name in ("ask", "doctor", "evaluate", "evolve", "refine", "rescore"):
         assert "--json" in flags_of(name), name
     for name in ("doctor", "evaluate", "evolve"):
         assert "--output-dir" in flags_of(name), name
@@ -966,6 +966,13 @@ def test_check_env_takes_a_call_as_request(run, sums):
     )
 
 
+@pytest.mark.parametrize("form", ["<tool_call>\n{}\n</tool_call>", "agent asks     {}", " {}\n"])
+def test_check_env_takes_a_call_as_printed(run, sums, form):
+    call = form.replace("{}", '{"name": "stock", "arguments": {"part": "p7"}}')
+    status, out, err = run("check-env", "own_tools:tools", "--request", call)
+    assert status == 0 and out.count("environment    12 of p7") == 3, err
+
+
 def test_check_env_begins_each_episode(run, sums):
     """What a `reset` makes is there when a tool is called."""
     call = '{"name": "add", "arguments": {"amount": 5}}'
@@ -994,7 +1001,7 @@ def test_check_env_says_that_nothing_was_asked_or_every_call_failed(
         "--model",
         with_tools(asking_policy, tmp_path / "with_tools"),
     )
-    assert status == 0 and "no tool was called" in out
+    assert status == 1 and "no tool was called" in out
     status, out, _ = run("check-env", "own_sums:silent")
     assert status == 0 and "3 episodes: no reply" in out, "the environment ended each episode"
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": "Serve a trained agent and its large LLM as one model, for any OpenAI client.",
     "merge": "Save a trained agent as an ordinary model, for vLLM, llama.cpp or Ollama.",
     "report": "Show what a run left behind.",
+    "rescore": "Other rewards for a run's stored rollouts, without generating.",
     "data": "List the data sets, show one, or check them against their sources.",
     "check-env": "Play three episodes with an environment of your own, without training.",
     "headroom": "What can be gained on a task, and whether the signal exists, before a run.",

@@ -33,6 +33,7 @@ from ..llm import (
 from ..llm.loop import in_parallel
 from ..records import atomic_write, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
+from ..rewards.reward_columns import check_columns
 from ..rollout import AgentSpec, Grammar
 from .generation import (
     EvolutionJournal,
@@ -332,6 +333,10 @@ class Evolution:
         # Read and check the rows.
         self.rows = read_problems(rows, "rows")
         self.eval_rows = read_problems(eval_rows or (), "eval_rows")
+        columns: dict[str, Any] = {}
+        for row in self.rows:
+            columns.update(row)
+        check_columns(reward, columns)
         check_answers_of_rows(reward, self.rows)
         check_answers_of_rows(reward, self.eval_rows)
         if (config.eval_every or config.eval_all) and not self.eval_rows:

@@ -32,6 +32,11 @@ ROLLOUT_PANELS = (
         {f"rollout/{status}": status.replace("_", " ") for status in STATUSES},
     ),
     Panel("groups", "share of groups with a gradient", {"groups/with_gradient": "rewards differ"}),
+    Panel(
+        "diversity",
+        "diversity within a group",
+        {"groups/diversity": "word pairs that another rollout has not"},
+    ),
     Panel("cost", "cost (US dollars)", {"environment/cost_usd": "spent on the large LLM"}),
 )
 """What is drawn of the rollouts."""

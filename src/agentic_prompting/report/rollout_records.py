@@ -14,7 +14,7 @@ from typing import Any
 from ..evaluation.repeats import passes
 from ..records import Record
 from ..rewards import PromptR1Reward, exact_match, token_f1
-from ..rollout import STATUSES
+from ..rollout import STATUSES, mean_diversity
 from .sound_records import is_number
 
 _CLOSE = 1e-5  # rewards are recorded with six digits
@@ -225,10 +225,11 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
         mode (`str`, *optional*, defaults to `"train"`): `train` or `eval`.
 
     Returns:
-        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; the share
-        of `groups/with_gradient` in training; and `environment/cost_usd`, the dollars spent from the first step to this
-        one, if any; with several environments the means of each, `reward in NAME`; of an evaluation with several
-        rollouts a question `pass@k`, by the first reward function as training logs it. Keys without values are left
+        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; in
+        training the share of `groups/with_gradient`, and `groups/diversity` ([`group_diversity`]); and
+        `environment/cost_usd`, the dollars spent from the first step to this one, if any; with several environments the
+        means of each, `reward in NAME`; of an evaluation with several rollouts a question `pass@k`, by the first reward
+        function as training logs it. Keys without values are left
         out.
     """
     # The records of this mode by step.
@@ -260,6 +261,9 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
             share = gradient_share(step_records)
             if share is not None:
                 entry["groups/with_gradient"] = share
+            diversity = _mean_diversity(step_records)
+            if diversity is not None:
+                entry["groups/diversity"] = diversity
         if mode == "eval":
             entry |= passes([_first_rewards(group) for group in group_records(step_records)])
         history.append(entry)
@@ -275,6 +279,18 @@ def _mean_scores(records: Sequence[Record], suffix: str) -> dict[str, float]:
         if values:
             means[name + suffix] = sum(values) / len(values)
     return means
+
+
+def _mean_diversity(records: Sequence[Record]) -> float | None:
+    """How much the rollouts of a group differ in their turns; failed ones do not count."""
+    finished = [record for record in records if record["status"] != "failed"]
+    groups = []
+    for group in group_records(finished):
+        texts = []
+        for record in group:
+            texts.append("\n".join(turn["text"] for turn in record["turns"]))
+        groups.append(texts)
+    return mean_diversity(groups)
 
 
 def _first_rewards(group: Sequence[Record]) -> list[float | None]:

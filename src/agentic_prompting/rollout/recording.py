@@ -1,4 +1,4 @@
-"""Records of rollouts: metrics for the logs, and each rollout as a JSON line on disk.
+"""Records of rollouts: metrics for the logs, each rollout as a JSON line on disk, and back from it.
 
 Each process reduces its rollouts to small [`RolloutFacts`]. The facts of all processes are averaged
 once, because an average of averages would give a process with few rollouts the same weight as one
@@ -17,16 +17,19 @@ import logging
 import math
 import os
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from .types import Rollout
+from ..llm import LLMError, Reply, Usage
+from .grammar import Grammar, Turn
+from .turn_reader import read_call
+from .types import Observation, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +169,44 @@ def _share_with_status(facts: Sequence[RolloutFacts], status: str) -> float:
     return float(np.mean([fact.status == status for fact in facts]))
 
 
+def group_diversity(texts: Sequence[str]) -> float | None:
+    """Return how much texts differ, from 0 (the same word pairs in all) to 1 (none in two).
+
+    It is the chance that a pair of neighbouring words, drawn from a random text, is missing in
+    another random text of the group. It takes linear time in the length of the texts.
+
+    Args:
+        texts (`Sequence[str]`): The agent's turns of each rollout of a group, joined.
+
+    Returns:
+        `float`: `None` for fewer than two texts, or if none of them has a word.
+    """
+    if len(texts) < 2:
+        return None
+    # In how many texts each pair of words is.
+    counts: Counter[tuple[str, str]] = Counter()
+    for text in texts:
+        counts.update(_word_pairs(text))
+    if not counts:
+        return None
+    # A pair in `count` texts is found again in `count - 1` of the others.
+    found_again = sum(count * (count - 1) for count in counts.values())
+    return 1 - found_again / (counts.total() * (len(texts) - 1))
+
+
+def mean_diversity(groups: Iterable[Sequence[str]]) -> float | None:
+    """Return the mean of [`group_diversity`] over the groups that have one; `None` without any."""
+    values = [group_diversity(texts) for texts in groups]
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) / len(known_values) if known_values else None
+
+
+def _word_pairs(text: str) -> set[tuple[str, str]]:
+    words = text.lower().split()
+    # The first word has a pair of its own, so that a text of one word has one as well.
+    return set(zip(["", *words], words, strict=False))
+
+
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """Return a rollout as data for JSON.
 
@@ -227,6 +268,138 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         ]
         record["counts"] = rollout.counts
     return record
+
+
+def restore_rollout(
+    record: Mapping[str, Any], row: Mapping[str, Any], grammar: Grammar | None = None
+) -> Rollout:
+    """Return the rollout of a record that [`rollout_record`] made.
+
+    Token ids, log-probabilities and what a program returned besides its answer are not recorded:
+    the rollout has none. Each observation has one reply; the worth of the rollout is divided
+    equally between them.
+
+    Args:
+        record (`Mapping[str, Any]`): The record.
+        row (`Mapping[str, Any]`): The row of the rollout.
+        grammar ([`Grammar`], *optional*): Reads thoughts and requests in the turns; without one the
+            turns have none.
+    """
+    rollout = Rollout([], row=dict(row), seed=record.get("seed") or 0)
+    rollout.turns = [_restore_turn(turn, grammar) for turn in record["turns"]]
+
+    # The answer is recorded apart from the turns: it may be a reference, or that of a program.
+    is_answered = record["status"] == "answered"
+    if is_answered and record.get("sequences"):
+        rollout.returned = {"answer": record["answer"]}
+    elif is_answered and rollout.turns:
+        rollout.turns[-1] = replace(rollout.turns[-1], kind="answer", answer=record["answer"])
+
+    # Observations, each with its share of the price.
+    observations = record["observations"]
+    worth = (record.get("worth_usd") or 0.0) / max(1, len(observations))
+    rollout.observations = [_restore_observation(saved, worth) for saved in observations]
+
+    rollout.counts = dict(record.get("counts") or {})
+    rollout.status = record["status"]
+    if record.get("error"):
+        rollout.error = LLMError(str(record["error"].get("what")))
+    return rollout
+
+
+def _restore_turn(saved: Mapping[str, Any], grammar: Grammar | None) -> Turn:
+    turn = Turn(saved["text"], saved["kind"], saved["well_formed"], problem=saved["problem"])
+    if grammar is None:
+        return turn
+    # A turn that was cut off may look like another one: what was recorded counts.
+    parsed = grammar.parse(saved["text"])
+    if parsed.kind != turn.kind:
+        return turn
+    return replace(parsed, well_formed=turn.well_formed, problem=turn.problem)
+
+
+def _restore_observation(saved: Mapping[str, Any], worth: float) -> Observation:
+    error = LLMError(saved["error"]) if saved["error"] else None
+    reply = Reply(
+        text=saved["text"],
+        cached=saved.get("cached", False),
+        shared=saved.get("shared", False),
+        saved=Usage(cost_usd=worth),
+    )
+    return Observation(
+        text=saved["text"],
+        error=error,
+        replies=(reply,),
+        seconds=saved["seconds"],
+        parts=tuple(saved.get("parts") or ()),
+    )
+
+
+def render_messages(
+    rollout: Rollout, turn_texts: Sequence[str], grammar: Grammar, tools: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
+    """Return a finished rollout as messages.
+
+    Args:
+        rollout ([`Rollout`]): The rollout.
+        turn_texts (`Sequence[str]`): The text of each turn.
+        grammar ([`Grammar`]): Finds tool calls in a turn, if it has tools.
+        tools (`Sequence`, *optional*): The tools' schemas, by which arguments are read.
+
+    Returns:
+        `list[dict]`: An `assistant` message for each turn, with its `tool_calls`, and the messages
+            of the observations between turns, from a `tool` or the `user`.
+    """
+    messages: list[dict[str, Any]] = []
+    for turn_index, text in enumerate(turn_texts):
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        tool_calls = parse_tool_calls(rollout.turns[turn_index].text, grammar, tools)
+        if tool_calls:
+            message["tool_calls"] = tool_calls
+        messages.append(message)
+
+        # An observation after the last turn is not among the rollout's tokens.
+        is_last = turn_index + 1 == len(turn_texts)
+        if not is_last and turn_index < len(rollout.observations):
+            observation = rollout.observations[turn_index].text
+            messages += render_observation(observation, tool_calls, grammar)
+    return messages
+
+
+def parse_tool_calls(
+    text: str, grammar: Grammar, tools: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
+    """Return the tool calls in a turn as chat templates write them.
+
+    A malformed call has its text as `arguments`.
+    """
+    # Not every grammar has tool calls: in free text, for example, there are none.
+    if not hasattr(grammar, "bodies"):
+        return []
+    tool_calls = []
+    for body in grammar.bodies(text):
+        call = read_call(body, tools)
+        function = {"name": call.name, "arguments": call.arguments}
+        if call.problem:
+            function = {"name": "", "arguments": body}
+        tool_calls.append({"type": "function", "function": function})
+    return tool_calls
+
+
+def render_observation(
+    text: str, tool_calls: Sequence[Mapping[str, Any]], grammar: Grammar
+) -> list[dict[str, Any]]:
+    """Return an observation as messages: one per tool call, or one from the user."""
+    if not tool_calls:
+        return [{"role": "user", "content": text}]
+    # The results of several calls are joined in one text, in the order of the calls.
+    results = [text]
+    if len(tool_calls) > 1:
+        results = text.split(getattr(grammar, "separator", ""))
+    messages = []
+    for tool_call, result in zip(tool_calls, results, strict=False):
+        messages.append({"role": "tool", "name": tool_call["function"]["name"], "content": result})
+    return messages
 
 
 class RolloutLog:

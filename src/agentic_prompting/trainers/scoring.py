@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from math import isnan
 from typing import Any, TypeAlias
 
 import torch
@@ -24,14 +25,14 @@ from ..llm import spans
 from ..llm.guard import Escaped, describe, guarded, place_of, traceback_of
 from ..llm.numbers import finite_float
 from ..rollout import (
-    Grammar,
     Limits,
     Rollout,
     RolloutFacts,
     RolloutLog,
     TextFormat,
+    group_diversity,
     metrics_by_environment,
-    read_call,
+    render_messages,
     rollout_metrics,
     rollout_record,
 )
@@ -51,6 +52,7 @@ RewardFunctions: TypeAlias = (
 )
 
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
+REWARD_TOLERANCE = 1e-6  # rewards that are as close are equal
 MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts, before a warning
 
 
@@ -203,22 +205,10 @@ def render_completion(rollout: Rollout, chat_format: TextFormat) -> str | list[d
         return decode(rollout.ids)
 
     # Otherwise it is a conversation, with a message for each turn and each observation.
-    tools = getattr(chat_format, "chat_template_kwargs", {}).get("tools") or ()
     turn_spans = rollout.turn_spans or find_turn_spans(rollout.mask)
-    messages: list[dict[str, Any]] = []
-    for turn_index, (start, end) in enumerate(turn_spans):
-        message: dict[str, Any] = {"role": "assistant", "content": decode(rollout.ids[start:end])}
-        tool_calls = parse_tool_calls(rollout.turns[turn_index].text, chat_format.grammar, tools)
-        if tool_calls:
-            message["tool_calls"] = tool_calls
-        messages.append(message)
-
-        # An observation after the last turn is not among the rollout's tokens.
-        is_last = turn_index + 1 == len(turn_spans)
-        if not is_last:
-            observation = rollout.observations[turn_index].text
-            messages += render_observation(observation, tool_calls, chat_format.grammar)
-    return messages
+    turn_texts = [decode(rollout.ids[start:end]) for start, end in turn_spans]
+    tools = getattr(chat_format, "chat_template_kwargs", {}).get("tools") or ()
+    return render_messages(rollout, turn_texts, chat_format.grammar, tools)
 
 
 def find_turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
@@ -235,42 +225,6 @@ def find_turn_spans(mask: Sequence[int]) -> list[tuple[int, int]]:
             turn_spans.append((start, end))
         start = end
     return turn_spans
-
-
-def parse_tool_calls(
-    text: str, grammar: Grammar, tools: Sequence[Any] = ()
-) -> list[dict[str, Any]]:
-    """Return the tool calls in a turn as chat templates write them.
-
-    A malformed call has its text as `arguments`.
-    """
-    # Not every grammar has tool calls: in free text, for example, there are none.
-    if not hasattr(grammar, "bodies"):
-        return []
-    tool_calls = []
-    for body in grammar.bodies(text):
-        call = read_call(body, tools)
-        function = {"name": call.name, "arguments": call.arguments}
-        if call.problem:
-            function = {"name": "", "arguments": body}
-        tool_calls.append({"type": "function", "function": function})
-    return tool_calls
-
-
-def render_observation(
-    text: str, tool_calls: Sequence[Mapping[str, Any]], grammar: Grammar
-) -> list[dict[str, Any]]:
-    """Return an observation as messages: one per tool call, or one from the user."""
-    if not tool_calls:
-        return [{"role": "user", "content": text}]
-    # The results of several calls are joined in one text, in the order of the calls.
-    results = [text]
-    if len(tool_calls) > 1:
-        results = text.split(getattr(grammar, "separator", ""))
-    messages = []
-    for tool_call, result in zip(tool_calls, results, strict=False):
-        messages.append({"role": "tool", "name": tool_call["function"]["name"], "content": result})
-    return messages
 
 
 # --- a batch -> metrics and records ------------------------------------------------------------
@@ -336,6 +290,8 @@ class BatchMonitor:
             [`LiveView.show`].
         measure_environments (`bool`, *optional*, defaults to `False`): Whether to add metrics by
             environment.
+        has_environment (`bool`, *optional*, defaults to `False`): Whether the agent may ask an
+            environment, for the warning about a flat reward.
 
     Attributes:
         some_failed (`bool`): Whether any rollout of the last training batch failed, on any process.
@@ -351,6 +307,7 @@ class BatchMonitor:
         process_index: int,
         show_batch: Callable[..., None] | None = None,
         measure_environments: bool = False,
+        has_environment: bool = False,
     ):
         self.log = log
         self.failures = failures
@@ -360,8 +317,10 @@ class BatchMonitor:
         self.process_index = process_index
         self.show_batch = show_batch
         self.measure_environments = measure_environments
+        self.has_environment = has_environment
         self.some_failed = False
         self._warned_about_logprobs = False
+        self._checked_first_batch = False
         self._traceback_file = log.folder / f"errors-{process_index:05d}.txt"
         self._traceback_frames: set[str] = set()  # of tracebacks in the file
 
@@ -385,9 +344,8 @@ class BatchMonitor:
 
         if batch.position.is_training:
             self.some_failed = bool(failed.any())
-            # In the first step, many rollouts without an answer point to a mistake in the prompt.
             if batch.position.step == 0 and self.process_index == 0:
-                self.failures.warn_about_format(facts, self.limits)
+                self._check_first_batch(facts, totals.tolist(), batch.position.group_size)
 
         # Record the rollouts of this process.
         first_index = self.process_index * len(batch.rollouts)
@@ -409,7 +367,33 @@ class BatchMonitor:
             trace_batch(totals, failed, metrics)
         if self.measure_environments:
             metrics |= metrics_by_environment(facts, totals.tolist())
+        if batch.position.is_training:
+            diversity = _measure_diversity(batch.rollouts)
+            if diversity is not None:
+                metrics["groups/diversity"] = diversity
         return BatchSummary(metrics=metrics, totals=totals, failed=failed, stop_reason=stop_reason)
+
+    def _check_first_batch(
+        self, facts: Sequence[RolloutFacts], totals: Sequence[float], group_size: int
+    ) -> None:
+        """Log a warning if the first batch of a run cannot train anything.
+
+        Many rollouts without an answer point to a mistake in the prompt. Otherwise the rewards may
+        be flat.
+        """
+        if self._checked_first_batch:
+            return
+        self._checked_first_batch = True
+        if self.failures.warn_about_format(facts, self.limits):
+            return
+        reason = describe_flat_reward(facts, totals, group_size, self.has_environment)
+        if reason:
+            logger.warning(
+                "the reward is flat in the first batch: in no group do the rollouts have different "
+                'rewards, so there is no gradient; %s. See "My reward is flat" on the page '
+                "Troubleshooting",
+                reason,
+            )
 
     def check_logprob_difference(self, difference: float) -> None:
         """Log a warning, once, if the mean `sampling/logp_difference` exceeds [`LOGP_BOUND`]."""
@@ -489,6 +473,74 @@ def round_reward(reward: float) -> float | None:
     if reward != reward:  # NaN: there is no reward
         return None
     return round(reward, 6)
+
+
+def _measure_diversity(rollouts: Sequence[Rollout]) -> float | None:
+    """Return the mean diversity of groups over all processes. Must be called on every process.
+
+    Of a group that is divided between processes each part counts by itself.
+    """
+    groups: dict[int | None, list[str]] = {}
+    for rollout in rollouts:
+        if rollout.status != "failed":
+            groups.setdefault(rollout.group, []).append("\n".join(rollout.texts))
+    values = [group_diversity(texts) for texts in groups.values()]
+    known_values = gather_object([value for value in values if value is not None])
+    return sum(known_values) / len(known_values) if known_values else None
+
+
+def describe_flat_reward(
+    facts: Sequence[RolloutFacts],
+    rewards: Sequence[float],
+    group_size: int,
+    has_environment: bool,
+) -> str:
+    """Return why no group of a batch has a gradient; an empty text if some group has one.
+
+    Args:
+        facts (`Sequence[RolloutFacts]`): The rollouts of all processes.
+        rewards (`Sequence[float]`): The reward of each that is trained on; NaN where there is none.
+        group_size (`int`): Rollouts of a group, which are neighbours.
+        has_environment (`bool`): Whether the agent may ask an environment.
+    """
+    # The rewards of each group that can be compared.
+    groups = []
+    for start in range(0, len(rewards), group_size):
+        group = [reward for reward in rewards[start : start + group_size] if not isnan(reward)]
+        if len(group) > 1:
+            groups.append(group)
+    is_flat = all(max(group) - min(group) <= REWARD_TOLERANCE for group in groups)
+    if not groups or not is_flat:
+        return ""
+
+    # What all rollouts with a reward have in common.
+    scored = [fact for fact, reward in zip(facts, rewards, strict=True) if not isnan(reward)]
+    causes = []
+    group_rewards = [group[0] for group in groups]
+    if max(group_rewards) - min(group_rewards) <= REWARD_TOLERANCE:
+        causes.append(f"every reward is {group_rewards[0]:g}")
+    else:
+        causes.append("rewards differ between questions only, not between rollouts of a question")
+    statuses = {fact.status for fact in scored}
+    if statuses == {"truncated"}:
+        causes.append(
+            "every rollout was cut off: raise max_turn_tokens= and max_completion_length="
+        )
+    elif statuses == {"malformed"}:
+        causes.append("every turn was malformed: the prompt has to tell the agent how to write")
+    elif has_environment and not any(_has_asked(fact) for fact in scored):
+        causes.append("no rollout asked the environment: the prompt has to tell the agent how")
+    else:
+        causes.append(
+            "take harder or easier questions, a finer reward, more num_generations= or a higher "
+            "temperature="
+        )
+    return "; ".join(causes)
+
+
+def _has_asked(fact: RolloutFacts) -> bool:
+    """Whether a rollout called the environment; a program answers itself."""
+    return fact.interactions > 0 or "program/calls" in fact.counts
 
 
 # --- reasons to stop ---------------------------------------------------------------------------
@@ -573,13 +625,19 @@ class FailureWatch:
             return ""
         return f"every rollout of this run failed, the last with {self._last_cause}"
 
-    def warn_about_format(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
-        """Log a warning, once, if nearly all rollouts of the first step were cut off or malformed."""
+    def warn_about_format(self, facts: Sequence[RolloutFacts], limits: Limits) -> bool:
+        """Log a warning, once, if nearly all rollouts of the first step were cut off or malformed.
+
+        Returns:
+            `bool`: Whether they were.
+        """
         truncated = sum(fact.status == "truncated" for fact in facts)
         malformed = sum(fact.status == "malformed" for fact in facts)
         is_fine = truncated + malformed <= MAX_UNREADABLE_SHARE * len(facts)
-        if self._warned_about_format or is_fine:
-            return
+        if is_fine:
+            return False
+        if self._warned_about_format:
+            return True
         self._warned_about_format = True
         logger.warning(
             "%d of %d rollouts of the first step gave no answer in the form that the prompt asks for (%d cut off, %d fit no "
@@ -593,6 +651,7 @@ class FailureWatch:
             limits.max_tokens,
             self.prompt_description,
         )
+        return True
 
     def _warn_about_failures(
         self, failed: Sequence[RolloutFacts], rollout_count: int, hint: str

@@ -6,13 +6,12 @@ the budget. Arguments that cannot work are refused here.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
 import platform
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -28,6 +27,7 @@ from ..llm import Budget, charge
 from ..llm.guard import call_guarded, place_of, watching
 from ..local import has_bf16_instructions
 from ..rewards.answer_checks import check_answers_of_rows
+from ..rewards.reward_columns import check_columns, required_columns
 from ..rollout import SPEC_FILE, AgentSpec, Environment, Environments, Grammar, Limits
 from .config import MultiTurnGRPOConfig, copy_args
 from .loss import PER_ROLLOUT
@@ -39,17 +39,6 @@ logger = logging.getLogger(__name__)
 Rows: TypeAlias = Dataset | IterableDataset
 
 MAX_TEMPLATE_LENGTH = 300  # characters of a prompt template in a warning
-# Arguments of reward functions that are no columns of the dataset: those of TRL, and ours.
-REWARD_ARGUMENTS = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-    "rollout",
-}
 
 
 # --- settings ----------------------------------------------------------------------------------
@@ -348,6 +337,9 @@ def check_dataset(
     validate_dataset(dataset, columns=(prompt_column,))
 
     for function in reward_functions:
+        # A reward model reads the completions alone.
+        if not callable(function) or isinstance(function, torch.nn.Module):
+            continue
         # The reward function of one of several environments gets the rows of that one.
         rows = function.select_rows(dataset) if hasattr(function, "select_rows") else dataset
         first_row = next(iter(rows), None)
@@ -366,37 +358,6 @@ def check_dataset(
 def has_prompt_column(dataset: Dataset | IterableDataset) -> bool:
     """Return whether the rows have a column `prompt`, which is used as it is."""
     return "prompt" in (getattr(dataset, "column_names", None) or ())
-
-
-def check_columns(function: RewardFunction, columns: Collection[str]) -> None:
-    """Raise `ValueError` if a reward function needs a column that is not among `columns`."""
-    for name in required_columns(function):
-        if name not in columns:
-            raise ValueError(
-                f"the reward function {place_of(function)} needs the column {name!r}; the rows "
-                f"have: {', '.join(columns)}"
-            )
-
-
-def required_columns(function: RewardFunction) -> list[str]:
-    """Return the columns that a reward function needs: its parameters without a default.
-
-    Reward models and their names need none.
-    """
-    if not callable(function) or isinstance(function, torch.nn.Module):
-        return []
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # functions written in C may have no signature
-        return []
-    # Parameters such as `**kwargs` and those with a default need no column.
-    required = []
-    for parameter in parameters:
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        has_default = parameter.default is not parameter.empty
-        if is_named and not has_default and parameter.name not in REWARD_ARGUMENTS:
-            required.append(parameter.name)
-    return required
 
 
 def check_group_sizes(

@@ -1,0 +1,93 @@
+"""`agentic-prompting rescore`: other rewards for the stored rollouts of a run, without generating."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .loader import REWARDS, load_reward
+from .option_parser import OptionParser
+from .options import JSON_HELP, TaskRows, option
+from .terminal import print_text
+
+if TYPE_CHECKING:
+    from ..report import RewardChange
+
+
+@dataclass
+class RescoreOptions(TaskRows):
+    """The options of `rescore`."""
+
+    reward: str | None = option(
+        f"What scores them: {', '.join(REWARDS)}, or your own as module:name."
+    )
+    task: str | None = option("The run's data set, if the reward needs more of its columns.")
+    json: bool = option(JSON_HELP, False)
+
+
+SETTINGS = (RescoreOptions,)
+
+
+def rescore(arguments: Sequence[str]) -> int:
+    """Compute the rewards of a run's stored rollouts anew, by another reward function.
+
+    Nothing is generated. Prints the mean reward before and after, and their difference paired by rollout, with 95 %
+    intervals over questions. Writes RUN/rescored/NAME.jsonl, a line for each rollout. A rollout that failed stays
+    without a reward.
+    """
+    parser = OptionParser("rescore", SETTINGS, rescore.__doc__, words="RUN")
+    options, words = parser.parse_with_words(arguments)
+    if len(words) != 1:
+        raise ValueError("name one run: agentic-prompting rescore RUN --reward module:name")
+    if not options.reward:
+        raise ValueError(f"name the reward: --reward module:name, or one of {', '.join(REWARDS)}")
+
+    from ..report import rescore as rescore_run
+
+    # The dataset is needed only for columns that the records do not have.
+    rows = None
+    if options.task or options.dataset or options.data_files:
+        rows = options.load(options.task or "", 0)
+    result = rescore_run(
+        Path(words[0]),
+        load_reward(options.reward),
+        rows=rows,
+        name=options.reward,
+    )
+    if options.json:
+        changes = {change.mode: asdict(change) for change in result.changes}
+        print_text(json.dumps({"changes": changes, "path": str(result.path)}))
+        return 0
+    for change in result.changes:
+        print_text(_describe_change(change))
+    print_text(f"written to {result.path}")
+    return 0
+
+
+def _describe_change(change: RewardChange) -> str:
+    """A few lines about the rewards of one mode."""
+    lines = [f"{change.mode}: {change.rollouts} rollouts, {change.failed} failed"]
+    if change.unscored:
+        lines[0] += f", {change.unscored} without a new reward"
+    # Each line has a mean over questions, or nothing where no rollout has a reward.
+    for label, estimate in (
+        ("recorded reward", change.old),
+        ("new reward", change.new),
+        ("difference, paired", change.difference),
+    ):
+        text = "none"
+        if estimate is not None:
+            text = (
+                f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}] over "
+                f"{estimate.n} question{'s' * (estimate.n != 1)}"
+            )
+        lines.append(f"  {label:22} {text}")
+    if change.old_gradient_share is not None and change.new_gradient_share is not None:
+        lines.append(
+            f"  groups with a gradient {change.old_gradient_share:.0%} before, "
+            f"{change.new_gradient_share:.0%} now"
+        )
+    return "\n".join(lines)

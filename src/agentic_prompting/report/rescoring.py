@@ -1,0 +1,360 @@
+"""Rewards of stored rollouts, computed anew by other reward functions; nothing is generated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..evaluation.scoring import Estimate, bootstrap_interval, paired_difference
+from ..llm import run as run_on_loop
+from ..llm.guard import call_guarded, place_of
+from ..llm.numbers import finite_float
+from ..records import Record, atomic_write
+from ..rewards.reward_columns import check_columns
+from ..rollout import SPEC_FILE, AgentSpec, Rollout, render_messages, restore_rollout
+from ..rollout.environment import same_columns
+from ..rollout.progress import progress
+from .rollout_records import current_records, gradient_share, group_records, total_reward
+from .sound_records import read_sound_rollouts
+
+Reward = Callable[..., Any]
+
+FOLDER = "rescored"
+"""The folder of the files, in that of the run."""
+
+# Columns of a row that every record has.
+_ROW_COLUMNS = ("id", "question", "answers", "task", "environment", "workers", "budget")
+# Arguments of TRL's reward signature that no record holds.
+_NOT_RECORDED = ("completion_ids", "environments", "trainer_state")
+
+
+@dataclass(frozen=True)
+class RewardChange:
+    """The rewards of a run's rollouts before and after.
+
+    Args:
+        mode (`str`): `train` or `eval`.
+        rollouts (`int`): The rollouts, with those that failed.
+        failed (`int`): Rollouts that failed. They have no reward before and after.
+        unscored (`int`): Other rollouts for which the new functions return `None`.
+        old ([`Estimate`], *optional*): The mean reward that was recorded, over questions.
+        new ([`Estimate`], *optional*): The mean of the new rewards, over questions.
+        difference ([`Estimate`], *optional*): New minus old, paired by rollout, over questions.
+        old_gradient_share (`float`, *optional*): The share of groups whose recorded rewards differ.
+        new_gradient_share (`float`, *optional*): The share of groups whose new rewards differ.
+    """
+
+    mode: str
+    rollouts: int
+    failed: int
+    unscored: int
+    old: Estimate | None
+    new: Estimate | None
+    difference: Estimate | None
+    old_gradient_share: float | None
+    new_gradient_share: float | None
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """The result of [`rescore`].
+
+    Args:
+        changes (`list[RewardChange]`): Of the training rollouts, then of those of evaluations.
+        records (`list[dict]`): One for each rollout: `mode`, `step`, `id`, `question`, `seed`,
+            `status`, `old`, `new`, and `rewards`, the new rewards by function.
+        path (`Path`): The file of the records, JSON lines.
+    """
+
+    changes: list[RewardChange]
+    records: list[dict[str, Any]]
+    path: Path
+
+
+def rescore(
+    run: str | Path,
+    reward: Reward | Sequence[Reward],
+    weights: Sequence[float] | None = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    name: str = "",
+) -> Rescoring:
+    """Compute the rewards of a run's stored rollouts anew, and compare them with the recorded ones.
+
+    The functions get `prompts`, `completions`, `rollout` and the columns of the rows as in
+    training, all rollouts of a step in one call. Token ids are not recorded. A rollout that failed
+    stays without a reward.
+
+    Args:
+        run (`str` or `Path`): The folder of a training run.
+        reward (`Callable` or `list[Callable]`): With TRL's reward signature, plain or `async`.
+        weights (`Sequence[float]`, *optional*): The weight of each function. Defaults to 1.
+        rows (`Iterable[Mapping]`, *optional*): The run's dataset, for columns that records do not
+            have (they have `id`, `question`, `answers` and `task`). Rows are found by `id`, else by
+            `question`.
+        name (`str`, *optional*): The name of the file. Defaults to the names of the functions.
+
+    Raises:
+        `FileNotFoundError`: There is no such folder.
+        `ValueError`: The folder holds no rollouts, a function needs a column that is missing, or
+            returns something else than a number or `None` for each rollout.
+
+    Example:
+
+        >>> result = rescore("runs/hotpot", exact_match_reward)  # doctest: +SKIP
+        >>> print(result.changes[0].difference)  # doctest: +SKIP
+    """
+    run = Path(run)
+    if not run.is_dir():
+        raise FileNotFoundError(f"{run} is not a folder: name the folder of a training run")
+    functions = [reward] if callable(reward) else list(reward)
+    if not functions:
+        raise ValueError("rescore needs at least one reward function")
+    weights = [1.0] * len(functions) if weights is None else list(weights)
+    if len(weights) != len(functions):
+        raise ValueError(f"{len(functions)} reward functions need as many weights: {weights}")
+    records = current_records(read_sound_rollouts(run / "rollouts"))
+    if not records:
+        raise ValueError(f"{run} holds no rollouts: name the folder of a training run")
+
+    # Score all rollouts of a step together, because a function may compare those of a group.
+    spec = _load_spec(run)
+    rollouts = _restore_rollouts(records, spec, rows)
+    steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for index in _indices_by_group(records):
+        record = records[index]
+        if record["status"] != "failed":
+            step = (record.get("run", 0), record.get("mode", "train"), record["step"])
+            steps[step].append(index)
+    names = _names_of(functions)
+    new_rewards: list[dict[str, float | None]] = [dict.fromkeys(names) for _ in records]
+    with progress(len(steps), "steps rescored") as bar:
+        for indices in steps.values():
+            columns = _columns_of([rollouts[index] for index in indices], spec)
+            for function, function_name in zip(functions, names, strict=True):
+                values = _call(function, columns, len(indices))
+                for index, value in zip(indices, values, strict=True):
+                    new_rewards[index][function_name] = value
+            bar.update()
+
+    # One record for each rollout, and the means of each mode.
+    rescored = [
+        _rescored_record(record, rewards, weights)
+        for record, rewards in zip(records, new_rewards, strict=True)
+    ]
+    changes = []
+    for mode in ("train", "eval"):
+        pairs = [
+            (record, new)
+            for record, new in zip(records, rescored, strict=True)
+            if new["mode"] == mode
+        ]
+        if pairs:
+            changes.append(_compare(mode, pairs))
+    file_name = re.sub(r"[^\w.-]+", "-", name or "-".join(names)).strip("-.") or "rewards"
+    path = run / FOLDER / f"{file_name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in rescored]
+    atomic_write(path, "".join(lines))
+    return Rescoring(changes=changes, records=rescored, path=path)
+
+
+def _load_spec(run: Path) -> AgentSpec | None:
+    """The form of the run's agent; `None` if the run saved none, or one with a grammar of the user's own."""
+    if not (run / SPEC_FILE).exists():
+        return None
+    try:
+        return AgentSpec.load(run)
+    except ValueError:
+        return None
+
+
+def _restore_rollouts(
+    records: Sequence[Record],
+    spec: AgentSpec | None,
+    rows: Iterable[Mapping[str, Any]] | None,
+) -> list[Rollout]:
+    # The rows by id and by question, where the caller has passed the dataset.
+    rows_by_key: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in rows or ():
+        for column in ("id", "question"):
+            if row.get(column) is not None:
+                rows_by_key.setdefault((column, str(row[column])), row)
+
+    rollouts = []
+    for record in records:
+        row: Mapping[str, Any] = {}
+        for column in ("id", "question"):
+            row = row or rows_by_key.get((column, str(record.get(column))), {})
+        if rows is not None and not row:
+            raise ValueError(
+                f"the dataset has no row with the id {record.get('id')!r} or the question "
+                f"{str(record.get('question'))[:80]!r} of a rollout: pass the run's own dataset"
+            )
+        recorded = {column: record[column] for column in _ROW_COLUMNS if column in record}
+        grammar = None if spec is None else spec.of(record).grammar
+        rollouts.append(restore_rollout(record, {**row, **recorded}, grammar))
+    return rollouts
+
+
+def _indices_by_group(records: Sequence[Record]) -> list[int]:
+    """The positions of the records, those of a group as neighbours."""
+    numbered = [{**record, "index": index} for index, record in enumerate(records)]
+    return [record["index"] for group in group_records(numbered) for record in group]
+
+
+def _columns_of(rollouts: Sequence[Rollout], spec: AgentSpec | None) -> dict[str, Any]:
+    """The arguments of the reward functions for rollouts that have not failed."""
+    if spec is None:
+        spec = AgentSpec()
+    rows = same_columns([rollout.row for rollout in rollouts])
+    columns: dict[str, Any] = {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+    columns.pop("prompt", None)
+
+    # Prompts and completions in the form of training: text, or messages.
+    prompts: list[Any] = []
+    completions: list[Any] = []
+    for rollout in rollouts:
+        own_spec = spec.of(rollout.row)
+        tools = own_spec.chat_template_kwargs.get("tools") or ()
+        messages = render_messages(rollout, rollout.texts, own_spec.grammar, tools)
+        has_prompt = rollout.row.get("prompt") or rollout.row.get("question")
+        prompt: Any = own_spec.messages(rollout.row) if has_prompt else []
+        if spec.prompt_format == "text":
+            prompt = "".join(message["content"] for message in prompt)
+            completions.append("".join(message["content"] for message in messages))
+        else:
+            completions.append(messages)
+        prompts.append(prompt)
+
+    columns["prompts"] = prompts
+    columns["completions"] = completions
+    columns["rollout"] = list(rollouts)
+    columns["log_metric"] = _log_nothing
+    columns["log_extra"] = _log_nothing
+    return columns
+
+
+def _log_nothing(*args: object, **kwargs: object) -> None:
+    """Stands for TRL's functions that log from within a reward: there is no log here."""
+
+
+def _call(function: Reward, columns: Mapping[str, Any], count: int) -> list[float | None]:
+    """Call a reward function, and check what it needs and returns."""
+    try:
+        check_columns(function, columns)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset)"
+        ) from None
+    for parameter in signature(function).parameters.values():
+        if parameter.name in _NOT_RECORDED and parameter.default is Parameter.empty:
+            raise ValueError(
+                f"the reward function {place_of(function)} needs {parameter.name}, which is not "
+                "recorded: give the parameter a default"
+            )
+
+    returned = run_on_loop(call_guarded(function, **columns))
+    rewards: list[float | None] = []
+    if not isinstance(returned, str | Mapping):
+        with suppress(TypeError, ValueError):
+            rewards = [None if value is None else finite_float(value) for value in returned]
+    if len(rewards) != count:
+        raise ValueError(
+            f"the reward function {place_of(function)} must return a list of {count} numbers (or "
+            f"None), one for each completion; it returned {repr(returned)[:200]}"
+        )
+    return rewards
+
+
+def _names_of(functions: Sequence[Reward]) -> list[str]:
+    """A name for each function; the second of the same name gets a number."""
+    names: list[str] = []
+    for function in functions:
+        name = str(getattr(function, "__name__", type(function).__name__))
+        is_taken = name in names
+        names.append(f"{name} {len(names) + 1}" if is_taken else name)
+    return names
+
+
+def _rescored_record(
+    record: Record, rewards: Mapping[str, float | None], weights: Sequence[float]
+) -> dict[str, Any]:
+    # As in training a missing reward counts as 0, unless all are missing.
+    weighted = [
+        weight * value
+        for weight, value in zip(weights, rewards.values(), strict=True)
+        if value is not None
+    ]
+    return {
+        "mode": record.get("mode", "train"),
+        "step": record["step"],
+        "id": record.get("id"),
+        "question": record.get("question"),
+        "seed": record.get("seed"),
+        "status": record["status"],
+        "old": total_reward(record),
+        "new": round(sum(weighted), 6) if weighted else None,
+        "rewards": dict(rewards),
+    }
+
+
+def _compare(mode: str, pairs: Sequence[tuple[Record, Mapping[str, Any]]]) -> RewardChange:
+    """The means of the rollouts of one mode, over questions."""
+    old_values: dict[str, list[float]] = defaultdict(list)
+    new_values: dict[str, list[float]] = defaultdict(list)
+    paired_old: dict[str, list[float]] = defaultdict(list)
+    paired_new: dict[str, list[float]] = defaultdict(list)
+    for record, rescored in pairs:
+        question = f"{record.get('environment')} {record.get('id') or record.get('question')}"
+        old = rescored["old"]
+        new = rescored["new"]
+        if old is not None:
+            old_values[question].append(old)
+        if new is not None:
+            new_values[question].append(new)
+        if old is not None and new is not None:
+            paired_old[question].append(old)
+            paired_new[question].append(new)
+
+    # Questions weigh alike, as everywhere in evaluations.
+    difference = None
+    if paired_new:
+        questions = {question: number for number, question in enumerate(paired_new)}
+        difference = paired_difference(
+            {questions[question]: fmean(values) for question, values in paired_new.items()},
+            {questions[question]: fmean(values) for question, values in paired_old.items()},
+        ).difference
+    failed = [record for record, _ in pairs if record["status"] == "failed"]
+    unscored = [
+        rescored
+        for record, rescored in pairs
+        if record["status"] != "failed" and rescored["new"] is None
+    ]
+    old_records = [record for record, _ in pairs]
+    new_records = [{**record, "reward": rescored["new"]} for record, rescored in pairs]
+    return RewardChange(
+        mode=mode,
+        rollouts=len(pairs),
+        failed=len(failed),
+        unscored=len(unscored),
+        old=_estimate(old_values),
+        new=_estimate(new_values),
+        difference=difference,
+        old_gradient_share=gradient_share(old_records),
+        new_gradient_share=gradient_share(new_records),
+    )
+
+
+def _estimate(values_by_question: Mapping[str, Sequence[float]]) -> Estimate | None:
+    means = [fmean(values) for values in values_by_question.values()]
+    return bootstrap_interval(means) if means else None

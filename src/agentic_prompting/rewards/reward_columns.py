@@ -1,0 +1,77 @@
+"""Checks that the rows of a dataset have the columns that a reward function needs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..llm.guard import place_of
+
+REWARD_ARGUMENTS = frozenset(
+    {
+        "prompts",
+        "completions",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+        "rollout",
+    }
+)
+"""Arguments of reward functions that are no columns of the dataset: those of TRL, and ours."""
+
+
+def check_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> None:
+    """Check that a row has the columns that a reward function needs.
+
+    Args:
+        function (`Callable`): The reward function.
+        row (`Mapping[str, Any]`): A row of the dataset.
+
+    Raises:
+        `ValueError`: A column is missing. The message says so if it was put into `meta`, as
+            [`load_task`] does with columns of the user's own.
+    """
+    for name in required_columns(function):
+        if name not in row:
+            raise ValueError(
+                f"the reward function {place_of(function)} needs the column {name!r}; the rows "
+                f"have: {', '.join(row)}{_describe_meta(name, row.get('meta'))}"
+            )
+
+
+def required_columns(function: Callable[..., Any]) -> list[str]:
+    """Return the columns that a reward function needs: its parameters without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # functions written in C may have no signature
+        return []
+    # Parameters such as `**kwargs` and those with a default need no column.
+    required = []
+    for parameter in parameters:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        has_default = parameter.default is not parameter.empty
+        if is_named and not has_default and parameter.name not in REWARD_ARGUMENTS:
+            required.append(parameter.name)
+    return required
+
+
+def _describe_meta(name: str, meta: object) -> str:
+    """Return where in a row's `meta` a column is; an empty text if it is not there."""
+    is_json = isinstance(meta, str)
+    if isinstance(meta, str):
+        try:
+            meta = json.loads(meta)
+        except ValueError:
+            return ""
+    if not isinstance(meta, Mapping) or name not in meta:
+        return ""
+    # `load_task` writes `meta` as JSON; rows of the user's own may have a dict.
+    access = f"json.loads(meta[i])[{name!r}]" if is_json else f"meta[i][{name!r}]"
+    return (
+        f". It is in the column `meta`: take `meta` as an argument and read {access}, or pass rows "
+        "of your own (a Dataset, a list of dicts), all of whose columns reach the reward"
+    )

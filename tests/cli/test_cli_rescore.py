@@ -1,0 +1,62 @@
+"""`agentic-prompting rescore`: what it prints, and mistakes."""
+
+import json
+import random
+import re
+
+import pytest
+
+from support.browser import record, write_run
+
+REWARD = """
+def by_level(completions, level, **columns):
+    return [float(value) for value in level]
+
+
+def constant(completions, **columns):
+    return [0.5] * len(completions)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    (tmp_path / "rows.jsonl").write_text('{"question": "which ?", "answer": "x"}\n')
+    records = [
+        record(0, random.Random(0), 3, step=0, question="which ?", reward=reward, status="answered")
+        for reward in (0.0, 1.0)
+    ]
+    write_run(tmp_path / "run", records)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_prints_both_means_and_writes_a_file(run, folder):
+    status, out, err = run("rescore", "run", "--reward", "my_rewards.py:constant")
+    assert status == 0, err
+    assert "0.500 [0.500, 0.500] over 1 question" in out and "100% before, 0% now" in out
+    (file,) = (folder / "run" / "rescored").iterdir()
+    assert str(file.name) in out and len(file.read_text().splitlines()) == 2
+
+
+def test_json_is_one_object(run, folder):
+    status, out, _ = run("rescore", "run", "--reward", "my_rewards:constant", "--json")
+    changes = json.loads(out)["changes"]
+    assert status == 0 and changes["train"]["difference"]["mean"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name one run"),
+        (["run"], "--reward"),
+        (["run", "--reward", "my_rewards:none"], "none"),
+        (["elsewhere", "--reward", "my_rewards:constant"], "elsewhere"),
+        (["run", "--reward", "my_rewards:by_level"], "'level'.*--dataset"),
+    ],
+)
+def test_a_mistake_is_one_line(run, folder, words, message):
+    status, out, err = run("rescore", *words)
+    assert status == 2 and err.count("\n") == 1 and out == ""
+
+    assert re.search(message, err), err

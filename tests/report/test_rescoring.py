@@ -150,11 +150,13 @@ def test_a_training_keeps_its_rewards(tiny_policy, rows, tmp_path):
     """Rescored by its own reward a run has the rewards that it was trained with, from the same completions."""
     seen = []
 
-    def watched(rollout, prompts, completions, **columns):
+    def watched(rollout, prompts, completions, answers, **columns):
         for episode, prompt, completion in zip(rollout, prompts, completions, strict=True):
             turns = [(turn.kind, turn.thought, turn.request, turn.answer) for turn in episode.turns]
             seen.append((episode.seed, str(prompt), str(completion), turns, len(episode.replies)))
-        return PromptR1Reward()(rollout)
+        return PromptR1Reward()(
+            prompts=prompts, completions=completions, rollout=rollout, answers=answers
+        )
 
     reward = {"reward_funcs": watched}
     trainer = trainer_for(tiny_policy, tmp_path, rows, options=reward, max_steps=1)

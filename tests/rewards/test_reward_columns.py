@@ -36,8 +36,15 @@ def test_a_column_that_is_nowhere_names_no_meta(meta):
 
 def test_loaded_rows_name_their_meta(tmp_path):
     (tmp_path / "mine.csv").write_text("question,answer,level\na ?,b,hard\n")
-    (row,) = load_task(str(tmp_path / "mine.csv"))
+    (row,) = load_task(str(tmp_path / "mine.csv"), columns={"level": "level"})
     with pytest.raises(ValueError, match="json.loads"):
+        check_columns(needs_level, row)
+
+
+def test_a_column_that_loading_left_out_is_named(tmp_path):
+    (tmp_path / "mine.csv").write_text("question,answer,level\na ?,b,hard\n")
+    (row,) = load_task(str(tmp_path / "mine.csv"))
+    with pytest.raises(ValueError, match=r"columns=\{'level': 'level'\}"):
         check_columns(needs_level, row)
 
 

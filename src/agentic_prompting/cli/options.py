@@ -77,8 +77,8 @@ def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
             elif setting == "rate":
                 settings["requests_per_minute"] = float(value)
             elif setting == "price":
-                read, _, written = value.partition("/")
-                settings["price"] = (float(read), float(written))
+                input_price, _, output_price = value.partition("/")
+                settings["price"] = (float(input_price), float(output_price))
             elif setting == "key":
                 settings["api_key"] = _read_key(value, name)
             elif setting:

@@ -242,7 +242,7 @@ def _read_table(file: Path, columns: str | None) -> list[dict[str, Any]]:
 
     names = read_columns(columns)
     dataset = load_task(str(file), columns=names or None)
-    return [{name: row[name] for name in ("id", "question", "answers")} for row in dataset]
+    return list(dataset.select_columns(["id", "question", "answers"]))
 
 
 def _sandbox_rows(options: RefineOptions) -> list[Any]:

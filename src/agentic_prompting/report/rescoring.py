@@ -18,7 +18,7 @@ from ..llm import run as run_on_loop
 from ..llm.guard import call_guarded, place_of
 from ..llm.numbers import finite_float
 from ..records import Record, atomic_write
-from ..rewards.reward_columns import check_columns
+from ..rewards.reward_columns import REWARD_ARGUMENTS, check_columns
 from ..rollout import SPEC_FILE, AgentSpec, Rollout, render_messages, restore_rollout
 from ..rollout.environment import same_columns
 from ..rollout.progress import progress
@@ -250,8 +250,9 @@ def _log_nothing(*args: object, **kwargs: object) -> None:
 
 def _call(function: Reward, columns: Mapping[str, Any], count: int) -> list[float | None]:
     """Call a reward function, and check what it needs and returns."""
+    row = {name: values for name, values in columns.items() if name not in REWARD_ARGUMENTS}
     try:
-        check_columns(function, columns)
+        check_columns(function, row)
     except ValueError as error:
         raise ValueError(
             f"{error}; records keep no other columns: pass the run's dataset (rows=, --dataset)"

@@ -60,15 +60,23 @@ def required_columns(function: Callable[..., Any]) -> list[str]:
 
 
 def _describe_meta(name: str, meta: object) -> str:
-    """Return where in a row's `meta` a column is; an empty text if it is not there."""
+    """Return where in a row's `meta` a column is, or how it gets there; else an empty text."""
     is_json = isinstance(meta, str)
     if isinstance(meta, str):
         try:
             meta = json.loads(meta)
         except ValueError:
             return ""
-    if not isinstance(meta, Mapping) or name not in meta:
+    if not isinstance(meta, Mapping):
         return ""
+    # `load_task` writes where a row comes from, and leaves out columns that nobody named.
+    if name not in meta:
+        if "source" not in meta:
+            return ""
+        return (
+            f". load_task keeps a further column of a file only if it is named, in `meta`: "
+            f"columns={{{name!r}: {name!r}}}; a Dataset or a list of dicts of your own keeps all"
+        )
     # `load_task` writes `meta` as JSON; rows of the user's own may have a dict.
     access = f"json.loads(meta[i])[{name!r}]" if is_json else f"meta[i][{name!r}]"
     return (

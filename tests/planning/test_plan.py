@@ -495,9 +495,10 @@ def test_a_pilot_needs_no_configuration(capsys, monkeypatch, tmp_path, made):
     assert asked(*words, "--max-steps", 50) == 0
     assert json.loads(capsys.readouterr().out)["cost"]["steps"] == 50
     assert (given["model"], given["gpus"], given["generation_batch_size"]) == ("b/model", 2, 16)
-    # Steps by rows: 64 rows, 4 rollouts each, 16 of them in a step.
+    # Steps by rows: 64 rows, 4 rollouts each, 8 of them in a step on each GPU of the plan.
     assert asked(*words, "--rows", 64) == 0
-    assert json.loads(capsys.readouterr().out)["cost"]["steps"] == 16
+    steps = -(-64 * 4 // (8 * made.layout.gpus))
+    assert json.loads(capsys.readouterr().out)["cost"]["steps"] == steps
 
 
 def test_a_folder_without_settings_is_refused(capsys, tmp_path):

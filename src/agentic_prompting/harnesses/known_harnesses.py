@@ -139,6 +139,9 @@ _KNOWN = (
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
             "CLAUDE_CONFIG_DIR": "{home}/.claude",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{output}",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "{window}",
+            # No fields that only Anthropic's own API knows, such as `context_management`.
+            "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
             # The workspace confines it; as root it would refuse to skip permissions otherwise.
             "IS_SANDBOX": "1",
             "DISABLE_AUTOUPDATER": "1",

@@ -47,8 +47,8 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     held_out_questions = set(questions[:count])
 
     # Rows with the same question go to the same side.
-    learned = []
-    held_out = []
+    learned: list[int] = []
+    held_out: list[int] = []
     for number, question in enumerate(rows["question"]):
         side = held_out if question in held_out_questions else learned
         side.append(number)

@@ -93,7 +93,7 @@ def estimate_least_budget(
     # Both steps end with a mutation.
     if config.reflection == "one_call":
         calls = 1
-        shown = estimate_text_tokens(templates.REVISE) + prompt_tokens
+        shown: float = estimate_text_tokens(templates.REVISE) + prompt_tokens
         shown += min(attempts, 12) * (question_tokens + reply_tokens)
     else:
         calls = attempts + config.problems_per_step + 1

@@ -84,14 +84,14 @@ class RunSummary:
         # A single file holds refinement results or a population.
         summary = cls._read_file(run) if run.is_file() else cls._read_folder(run)
         # Curves alone are no run that could be shown.
-        shown = (
+        contents = (
             summary.rollouts,
             summary.lineage,
             summary.refinements,
             summary.evaluation,
             summary.headroom,
         )
-        if not any(shown):
+        if not any(contents):
             raise FileNotFoundError(
                 f"nothing to report in {run}: no rollouts/, no {POPULATION}, no {HEADROOM_FILE}, no refinement results "
                 "or answers (*.jsonl)"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentic_prompting.llm import Reply, Usage
+from agentic_prompting.environments import Worker
+from agentic_prompting.llm import OpenAIChat, Reply, Usage
 from agentic_prompting.planning import Assumptions, estimate_cost
 from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
 from agentic_prompting.rollout import (
@@ -103,6 +104,45 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
     with pytest.raises(ValueError, match="no finished rollouts"):
         estimate_cost(ARGS, 10**9, pilot=tmp_path / "nothing")
+
+
+def test_a_pool_is_paid_by_its_workers():
+    pool = {
+        "coder": Worker(lambda messages: "", usd=0.01),
+        "tool": Worker(lambda text: "", takes="text"),
+        "mini": Worker(OpenAIChat("gpt-4o-mini", "http://localhost:1/v1")),
+    }
+    assumptions = Assumptions(calls=3, call_input=1000, call_output=100)
+    found = estimate_cost(ARGS, 10**9, pool=pool, assumptions=assumptions)
+    share = found.calls / 3
+    assert share == 8 * 100 and found.workers["coder"].usd == pytest.approx(0.01 * share)
+    assert found.workers["tool"].usd == 0.0
+    assert found.workers["mini"].usd == pytest.approx(0.00021 * share)
+    assert found.usd == pytest.approx(0.01021 * share)
+    assert "worker coder: 800 calls, $8.00" in str(found)
+    assert "same share" in found.notes[1]
+    unpriced = {**pool, "other": Worker(lambda messages: "")}
+    found = estimate_cost(ARGS, 10**9, pool=unpriced, price=(1.0, 1.0))
+    assert found.workers["other"].usd is None and found.usd is None
+
+
+def test_a_pilot_says_who_of_a_pool_is_asked(tmp_path):
+    rollout = Rollout([1], row={"question": "q"})
+    rollout.add_turn(Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>"))
+    reply = Reply("noted", usage=Usage(cost_usd=0.01))
+    rollout.add_observation(Observation("noted", replies=(reply, reply), seconds=1.0), [6])
+    rollout.counts = {
+        "workers/coder": 2.0,
+        "workers_usd/coder": 0.02,
+        "workers/tool": 0.0,
+        "workers_usd/tool": 0.0,
+    }
+    record = rollout_record(rollout.finish("out_of_turns"), mode="train", step=0)
+    RolloutLog(tmp_path / "rollouts").write([record])
+    found = estimate_cost(ARGS, 10**9, pool={"coder": Worker(str, usd=1.0)}, pilot=tmp_path)
+    assert found.calls == found.workers["coder"].calls == 2 * 8 * 100  # two calls in one turn
+    assert found.usd == found.workers["coder"].usd == pytest.approx(0.02 * 800)
+    assert found.to_json()["workers"]["tool"] == {"calls": 0.0, "usd": 0.0}
 
 
 def piloted(folder, questions, rollouts):

@@ -506,3 +506,21 @@ def test_a_folder_without_settings_is_refused(capsys, tmp_path):
     (tmp_path / SETTINGS_FILE).parent.mkdir()
     (tmp_path / SETTINGS_FILE).write_text("{")
     assert asked("--from", tmp_path) == 2 and "damaged" in capsys.readouterr().err
+
+
+def test_the_command_prices_a_pool(capsys, monkeypatch, tmp_path):
+    moments = {PASSES: {"weights": 1.0}}
+    memory = Plan("m", Layout(1, 80.0), 10**9, 10**7, batch=2, context=512, moments=moments)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("agentic_prompting.planning.plan", lambda *values, **options: memory)
+    config = ROOT / "examples" / "configs" / "conductor.yaml"
+    assert asked("--config", config, "--model-name", tmp_path, "--json") == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert set(cost["workers"]) == {"coder", "mathematician", "reader", "calculator"}
+    assert cost["workers"]["reader"]["usd"] > cost["workers"]["calculator"]["usd"] == 0
+    assert cost["usd"] == pytest.approx(sum(each["usd"] for each in cost["workers"].values()))
+    # An environment that cannot be loaded leaves the rest of the plan.
+    lost = tmp_path / "lost.yaml"
+    lost.write_text(config.read_text().replace("examples/train_conductor.py", "nowhere.py"))
+    assert asked("--config", lost, "--model-name", tmp_path) == 0
+    assert "nowhere.py" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
 from .example_files import find_example
 from .hub import find_model, is_hub_reachable
+from .loader import load_environment
 from .option_parser import OptionParser
 from .options import JSON_HELP, option
 from .run_configuration import RunConfiguration
@@ -20,6 +21,7 @@ from .yaml_file import read_yaml
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+    from ..environments import Worker
     from ..planning import CostEstimate, Plan
 
 
@@ -58,8 +60,9 @@ def plan(arguments: Sequence[str]) -> int:
     """Say what a training run needs, before anything is loaded: memory by part and its peak, the largest batch and
     context that fit, calls, tokens, dollars and hours. The run is that of --config, or one like that of --from.
 
-    Reads the model's config.json alone and runs the trainer's step on fake tensors; a GPU is not touched. Exit status 1
-    if the run does not fit.
+    Reads the model's config.json alone and runs the trainer's step on fake tensors; a GPU is not
+    touched. An environment of your own is loaded for the prices of its workers, and asked nothing.
+    Exit status 1 if the run does not fit.
     """
     (options,) = OptionParser("plan", SETTINGS, plan.__doc__).parse(arguments)
     # Options and files are checked before the model is looked at.
@@ -136,9 +139,14 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
         max_wait=max_wait,
     )
 
-    # Costs need the price of the large LLM, and say what is missing otherwise.
+    # Costs need the prices of the large LLM or of the workers, and say what is missing otherwise.
     environment_model = options.value("environment_model")
-    costs: CostEstimate | str
+    pool = None
+    pool_problem = ""
+    try:
+        pool = load_pool(options.value("environment"))
+    except ValueError as error:
+        pool_problem = f"warning: the environment's workers are not included: {error}"
     try:
         costs = estimate_cost(
             run.values,
@@ -146,12 +154,15 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
             gpus=memory.layout.gpus,
             rows=options.rows or run.rows,
             price=find_price(environment_model) if environment_model else None,
+            pool=pool,
             pilot=options.pilot,
             trained=memory.trained,
             kv_bytes=memory.kv_bytes,
         )
     except ValueError as error:
-        costs = f"calls, dollars and hours: {error}"
+        return memory, f"calls, dollars and hours: {error}"
+    if pool_problem:
+        costs = replace(costs, notes=[*costs.notes, pool_problem])
     return memory, costs
 
 
@@ -233,3 +244,16 @@ def _read_pilot(options: PlanOptions) -> PlannedRun:
         rows=settings.rows,
         gpus=gpus,
     )
+
+
+def load_pool(environment_name: str | None) -> Mapping[str, Worker] | None:
+    """The workers of a configuration's environment, by name; `None` if it is no pool."""
+    from ..environments import Workers
+
+    # Names of shipped environments, such as `llm`, have no file or module.
+    if environment_name is None or ":" not in environment_name:
+        return None
+    environment = load_environment(environment_name)
+    if not isinstance(environment, Workers):
+        return None
+    return environment.pool

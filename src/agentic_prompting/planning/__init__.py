@@ -1,6 +1,6 @@
 """Memory, time and cost of a run before it starts."""
 
-from .cost import Assumptions, CostEstimate, estimate_cost
+from .cost import Assumptions, CostEstimate, WorkerCost, estimate_cost
 from .layout import Layout
 from .model_shape import Unplannable
 from .plan import Plan, plan
@@ -11,6 +11,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Unplannable",
+    "WorkerCost",
     "estimate_cost",
     "plan",
 ]

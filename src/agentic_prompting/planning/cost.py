@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
@@ -18,7 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..environments import Worker
 from ..evaluation import bootstrap_interval
+from ..llm.budget import find_price, price_tokens
 from ..records import Record
 from ..rollout import read_rollouts
 from .virtual_clock import Pace, run_on_virtual_clock
@@ -69,6 +71,23 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
+class WorkerCost:
+    """The estimated cost of one worker of a pool.
+
+    Args:
+        calls (`float`): Its calls in the whole run.
+        usd (`float`, *optional*): US dollars of these calls. `None` if the price is not known.
+    """
+
+    calls: float
+    usd: float | None
+
+    def __str__(self) -> str:
+        price = "price not known" if self.usd is None else f"${self.usd:,.2f}"
+        return f"{self.calls:,.0f} calls, {price}"
+
+
+@dataclass(frozen=True)
 class CostEstimate:
     """The estimated cost of a run.
 
@@ -89,6 +108,7 @@ class CostEstimate:
             name, over its questions, because rollouts of one question are alike. A pilot of a
             single question has none. With fewer than about 30 questions they are somewhat too
             narrow.
+        workers (`dict[str, WorkerCost]`): The cost of each worker of a pool, by name.
         notes (`list[str]`): Where the figures come from, and warnings.
     """
 
@@ -102,6 +122,7 @@ class CostEstimate:
     hours: float
     hours_with_lead: float | None = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    workers: dict[str, WorkerCost] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -115,6 +136,7 @@ class CostEstimate:
             f"{self.tokens / MILLION:,.1f} million tokens, {price}",
             f"a step: {self.sampling_seconds:.0f} s sampling, {self.training_seconds:.0f} s training; {duration}",
         ]
+        lines += [f"worker {name}: {cost}" for name, cost in self.workers.items()]
         # The uncertainty of a pilot run's means, and where all figures come from.
         for name, (low, high) in self.intervals.items():
             lines.append(f"pilot, {name}: 95 % interval {low:.4g} to {high:.4g}")
@@ -203,6 +225,7 @@ def estimate_cost(
     gpus: int = 1,
     rows: int | None = None,
     price: tuple[float, float] | None = None,
+    pool: Mapping[str, Worker] | None = None,
     pilot: str | Path | None = None,
     assumptions: Assumptions = Assumptions(),
     trained: int | None = None,
@@ -217,6 +240,8 @@ def estimate_cost(
         rows (`int`, *optional*): Rows of the dataset. Required if `max_steps` is not set.
         price (`tuple[float, float]`, *optional*): US dollars per million tokens that the large LLM
             reads and writes.
+        pool (`Mapping[str, Worker]`, *optional*): The workers of a conductor, `Workers.pool`. Each
+            is assumed to get the same share of the calls, unless there is a pilot.
         pilot (`str` or `Path`, *optional*): Folder of a run whose records replace assumptions.
         assumptions ([`Assumptions`], *optional*): Values for everything that is not known.
         trained (`int`, *optional*): Parameters that are trained. Defaults to all.
@@ -234,12 +259,14 @@ def estimate_cost(
     # Replace assumptions by what a pilot run measured.
     notes = []
     usd_per_rollout = None
+    pilot_workers: dict[str, tuple[float, float]] = {}
     measured: dict[str, Any] = {}
     intervals: dict[str, tuple[float, float]] = {}
     # Dollars are not an assumption: they replace the price instead.
     if pilot is not None:
         figures = PilotFigures.read(Path(pilot))
         intervals = figures.intervals
+        pilot_workers = figures.workers
         usd_per_rollout = figures.means.get("usd")
         measured = {name: mean for name, mean in figures.means.items() if name != "usd"}
         assumptions = replace(assumptions, **measured)
@@ -252,14 +279,34 @@ def estimate_cost(
             assumed.append(f"{setting.name} {getattr(assumptions, setting.name):g}")
     notes.append("assumed: " + ", ".join(assumed))
 
-    # Calls and dollars.
-    calls = assumptions.calls * schedule.rollouts_played
+    # Calls of each worker of a pool: those of a pilot, or equal shares.
+    rollouts_played = schedule.rollouts_played
+    calls = assumptions.calls * rollouts_played
+    workers: dict[str, WorkerCost] = {}
+    if pilot_workers:
+        for name, (worker_calls, worker_usd) in pilot_workers.items():
+            workers[name] = WorkerCost(worker_calls * rollouts_played, worker_usd * rollouts_played)
+        # A turn of a conductor makes several calls.
+        calls = sum(worker.calls for worker in workers.values())
+    elif pool:
+        share = calls / len(pool)
+        for name, worker in pool.items():
+            worker_price = usd_per_worker_call(worker, assumptions)
+            worker_usd = None if worker_price is None else share * worker_price
+            workers[name] = WorkerCost(share, worker_usd)
+        notes.append("assumed: each worker of the pool gets the same share of the calls")
+
+    # Tokens and dollars.
     tokens = calls * (assumptions.call_input + assumptions.call_output)
-    # Without a pilot's dollars: tokens times price, if a price is known.
-    if usd_per_rollout is None and price is not None:
+    # Without a pilot's dollars: those of all workers, or tokens times price, if prices are known.
+    if usd_per_rollout is None and workers:
+        worker_dollars = [worker.usd for worker in workers.values()]
+        if None not in worker_dollars:
+            usd_per_rollout = sum(filter(None, worker_dollars)) / rollouts_played
+    elif usd_per_rollout is None and price is not None:
         usd_per_call = assumptions.call_input * price[0] + assumptions.call_output * price[1]
         usd_per_rollout = assumptions.calls * usd_per_call / MILLION
-    usd = None if usd_per_rollout is None else usd_per_rollout * schedule.rollouts_played
+    usd = None if usd_per_rollout is None else usd_per_rollout * rollouts_played
 
     # Hours.
     token_seconds = seconds_per_token(schedule, assumptions, parameters, kv_bytes)
@@ -306,8 +353,24 @@ def estimate_cost(
         hours=hours,
         hours_with_lead=hours_with_lead,
         intervals=intervals,
+        workers=workers,
         notes=notes,
     )
+
+
+def usd_per_worker_call(worker: Worker, assumptions: Assumptions) -> float | None:
+    """Return the dollars of a call to a worker, `None` if its price is not known.
+
+    A worker's own price comes first, then that of its model's tokens. A tool, a search and an agent
+    without a price are free.
+    """
+    if worker.usd or not worker.is_chat:
+        return worker.usd
+    model = getattr(worker.model, "model", None)
+    price = find_price(model) if isinstance(model, str) else None
+    if price is None:
+        return None
+    return price_tokens(int(assumptions.call_input), int(assumptions.call_output), price).cost_usd
 
 
 def seconds_per_token(
@@ -411,11 +474,14 @@ class PilotFigures:
     Args:
         means (`dict[str, float]`): The mean of each of [`PILOT_FIGURES`] that the records contain.
         intervals (`dict[str, tuple[float, float]]`): The 95 % intervals of these means.
+        workers (`dict[str, tuple[float, float]]`): Calls and dollars of each worker of a pool in a
+            rollout.
         description (`str`): The number of rollouts and questions.
     """
 
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
+    workers: dict[str, tuple[float, float]]
     description: str
 
     @classmethod
@@ -456,9 +522,32 @@ class PilotFigures:
             if len(values_by_question) > 1:
                 intervals[name] = interval_over_questions(values_by_question, means[name])
 
-        rollout_count = sum(len(records) for records in groups.values())
+        records = list(chain.from_iterable(groups.values()))
         plural = "s" if len(groups) > 1 else ""
-        return cls(means, intervals, f"{rollout_count} rollouts of {len(groups)} question{plural}")
+        return cls(
+            means=means,
+            intervals=intervals,
+            workers=read_worker_means(records),
+            description=f"{len(records)} rollouts of {len(groups)} question{plural}",
+        )
+
+
+def read_worker_means(records: Sequence[Record]) -> dict[str, tuple[float, float]]:
+    """Return calls and dollars of each worker in a rollout. Empty for runs without a pool."""
+    calls: dict[str, float] = {}
+    dollars: dict[str, float] = {}
+    for record in records:
+        # The counts are named `workers/MEMBER` and `workers_usd/MEMBER`.
+        for name, count in record.get("counts", {}).items():
+            prefix, _, member = name.partition("/")
+            if prefix == "workers":
+                calls[member] = calls.get(member, 0.0) + count
+            elif prefix == "workers_usd":
+                dollars[member] = dollars.get(member, 0.0) + count
+    return {
+        member: (total / len(records), dollars.get(member, 0.0) / len(records))
+        for member, total in calls.items()
+    }
 
 
 def interval_over_questions(

@@ -12,6 +12,7 @@ from agentic_prompting.cli import evaluate
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.report.evaluation_summary import read_evaluation
 from agentic_prompting.rollout import AgentSpec
+from support.policies import make_asking_conductor
 
 
 @pytest.fixture
@@ -188,3 +189,36 @@ def test_no_program_of_the_current_folder_is_run(run, tmp_path, monkeypatch, ins
     status, _, err = run("evaluate", "--config", "table.yaml")
     assert not planted.with_name("ran").exists()
     assert status == 2 and ("rows.jsonl" in err) == (installed_from != "nowhere"), err
+
+
+POOL = """
+from agentic_prompting.environments import Worker, Workers
+
+pool = {
+    "language": Worker(lambda messages: "Answer: Swahili", usd=0.01),
+    "country": Worker(lambda messages: "Answer: Nairobi", usd=0.02),
+}
+environment = Workers(pool)
+"""
+
+
+def test_a_conductor_is_compared_with_its_workers(run, mine, tmp_path):
+    policy = make_asking_conductor(tmp_path / "policy")
+    (tmp_path / "pool.py").write_text(POOL)
+    words = ["--run", policy, "--base", policy, "--baselines", *mine]
+    pool = ["--environment", f"{tmp_path}/pool.py:environment"]
+    status, out, err = run("evaluate", *words, *pool, "--output-dir", tmp_path / "out", "--json")
+    assert status == 0, err
+    shown = json.loads(out)
+    systems = [result["system"] for result in shown["results"]]
+    assert systems[:2] == ["policy", "untrained"]
+    assert systems[2:6] == ["language alone", "country alone", "even router", "oracle router"]
+    assert systems[6].startswith("best of ") and systems[7].startswith("random plan of ")
+    scores = {
+        result["system"]: result["estimates"]["exact_match"]["mean"] for result in shown["results"]
+    }
+    assert scores["language alone"] == 0.5 and scores["oracle router"] == 1.0
+    status, _, err = run("evaluate", *words, "--sandbox", "--output-dir", tmp_path / "other")
+    assert status == 2 and "--baselines" in err
+    status, _, err = run("evaluate", "--baselines", "--compare", tmp_path, tmp_path)
+    assert status == 2 and "--run" in err

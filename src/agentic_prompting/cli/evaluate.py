@@ -24,7 +24,8 @@ from .terminal import print_table, print_text, show_progress
 
 if TYPE_CHECKING:
     from ..agent import PromptAgent
-    from ..evaluation import Comparison
+    from ..environments import Worker
+    from ..evaluation import Comparison, Evaluation
 
 POPULATION = "population.json"
 
@@ -37,6 +38,10 @@ class EvaluateOptions(LargeLLM, TaskRows, Tracing):
     run: Path | None = option("A trained agent's folder.")
     base: str | None = option(
         "With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."
+    )
+    baselines: bool = option(
+        "With --run of a conductor: its workers alone, routers, best-of-n, random plans beside it.",
+        False,
     )
     samples: int = option("With --run: how often each question is asked.", 1)
     metric: list[str] | None = list_option(
@@ -81,13 +86,16 @@ def evaluate(arguments: Sequence[str]) -> int:
         raise ValueError(
             "say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"
         )
+    if options.baselines and options.run is None:
+        raise ValueError("--baselines needs --run with the folder of a trained conductor")
     if options.compare is not None:
         return _compare(options.compare, options.json)
     # Only a run of E-SPL has a first prompt beside its final one.
-    if options.base is not None and (
-        options.run is None or not (options.run / POPULATION).is_file()
-    ):
-        raise ValueError(f"--base needs --run with a folder of E-SPL, which holds {POPULATION}")
+    has_population = options.run is not None and (options.run / POPULATION).is_file()
+    if options.base is not None and not has_population and not options.baselines:
+        raise ValueError(
+            f"--base needs --run with a folder of E-SPL, which holds {POPULATION}, or --baselines"
+        )
     # Judges are metrics of their own names from now on.
     options.start_tracing()
     judges = [register_judge(name) for name in options.judge or ()]
@@ -159,7 +167,10 @@ def _compare(folders: Sequence[Path], as_json: bool) -> int:
 
 
 def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path) -> Results:
-    """Ask a trained agent your own rows: the tables, and with `--base` what prompt and weights are worth."""
+    """Ask a trained agent your own rows: the tables.
+
+    With `--base` also what prompt and weights are worth, with `--baselines` what leading a pool is.
+    """
     if not options.dataset:
         raise ValueError(
             "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
@@ -167,6 +178,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
     from ..evaluation import (
         AgentSystem,
         EvaluationTask,
+        baselines_at_cost,
+        baselines_of_pool,
         compare_systems,
         evaluate_agent,
         save_run,
@@ -205,8 +218,12 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             # The systems of the table: the agent alone, or weights and prompts before and after
             # training.
             systems: dict[str, Any] = {}
-            if options.base is None:
+            if options.base is None or options.baselines:
                 systems[run.name] = AgentSystem(agent, _identity(options, run))
+                if options.base is not None:
+                    untrained = PromptAgent.from_pretrained(options.base, environment, agent.spec)
+                    identity = _identity(options, options.base, run)
+                    systems["untrained"] = AgentSystem(untrained, identity)
             else:
                 # Base and trained weights, each under the first and the final prompt.
                 untrained = PromptAgent.from_pretrained(options.base, environment, spec=agent.spec)
@@ -219,16 +236,37 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
                         systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
                             prompted_agent, f"{prompt} prompt, {identity}"
                         )
+
         # Ask each question as often as `--samples` says; a stopped run goes on from the folder.
-        evaluation = evaluate_agent(
-            systems, [task], metrics, n=None, runs=options.samples, output=folder
-        )
-    # All four systems are compared with the untrained one under the first prompt.
+        def ask() -> Evaluation:
+            return evaluate_agent(
+                systems, [task], metrics, n=None, runs=options.samples, output=folder
+            )
+
+        if options.baselines:
+            pool = _pool_of(environment)
+            systems |= baselines_of_pool(pool)
+            # What the agent and its best worker cost decides the other baselines. Answers that
+            # are there are not asked for again.
+            systems |= baselines_at_cost(pool, ask(), run.name)
+        evaluation = ask()
+    # All are compared with the trained conductor, or the untrained agent under the first prompt.
     comparisons: Sequence[Comparison] = []
-    if options.base is not None:
+    if options.base is not None or options.baselines:
         comparisons = compare_systems(evaluation, next(iter(systems)))
     save_run(folder, evaluation)
     return Results("", write_tables(folder, evaluation, comparisons), comparisons, left_out={})
+
+
+def _pool_of(environment: Any) -> Mapping[str, Worker]:
+    """The workers of an environment. Raises `ValueError` if it leads none."""
+    from ..environments import Workers
+
+    if not isinstance(environment, Workers):
+        raise ValueError(
+            "--baselines compares a conductor with its workers: name its Workers with --environment"
+        )
+    return environment.pool
 
 
 def _identity(options: LargeLLM, *folders: str | Path) -> str:

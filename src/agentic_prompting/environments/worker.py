@@ -95,6 +95,17 @@ class Worker:
         return self.takes == "messages" and not self.is_environment and not self.is_agent
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this worker from others, JSON-able.
+
+        A model is identified by its name, anything else by its function or class.
+        """
+        model = getattr(self.model, "model", None)
+        if not isinstance(model, str):
+            model = getattr(self.model, "__qualname__", type(self.model).__qualname__)
+        return {"model": model, "description": self.description, "usd": self.usd}
+
+    @property
     def substitutes_references(self) -> bool:
         """Whether references are replaced by the replies they mean, instead of being quoted in front of the request: a
         tool or a search engine cannot read a quotation."""

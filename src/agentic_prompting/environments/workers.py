@@ -226,6 +226,13 @@ class Workers(Environment):
 
     # --- a turn --------------------------------------------------------------------------------------------------
 
+    def list_asked(self, rollout: Rollout) -> list[str]:
+        """The workers that the last turn asks, by their names in the pool, in order."""
+        workers: Mapping[str, str] = rollout.row["workers"]
+        calls = self.grammar.read_calls(rollout.turns[-1].text, self._tools)[: self.max_calls]
+        names = [str(call.arguments.get("worker", "")).strip() for call in calls]
+        return [workers[name] for name in names if name in workers]
+
     async def step(self, rollout: Rollout) -> Observation:
         """Make the calls of the last turn."""
         started = time.perf_counter()
@@ -357,15 +364,8 @@ class Workers(Environment):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        pool = {}
-        for name, worker in self.pool.items():
-            # A model is identified by its name, any other worker by its function or class.
-            model = getattr(worker.model, "model", None)
-            if not isinstance(model, str):
-                model = getattr(worker.model, "__qualname__", type(worker.model).__qualname__)
-            pool[name] = {"model": model, "description": worker.description, "usd": worker.usd}
         return {
-            "pool": pool,
+            "pool": {name: worker.identity for name, worker in self.pool.items()},
             "sizes": list(self.sizes),
             "names": None if self.names is None else list(self.names),
             "unavailable": self.unavailable,

@@ -13,6 +13,15 @@ from .harness import (
     load_evaluation_task,
 )
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
+from .pool_systems import (
+    BestOfSystem,
+    OracleRouterSystem,
+    RandomPlanSystem,
+    RouterSystem,
+    WorkerSystem,
+    baselines_at_cost,
+    baselines_of_pool,
+)
 from .repeats import pass_at_k
 from .scoring import (
     Estimate,
@@ -52,17 +61,24 @@ __all__ = [
     "METRIC_PATH",
     "AgentSystem",
     "Answer",
+    "BestOfSystem",
     "Comparison",
     "Estimate",
     "Evaluation",
     "EvaluationStopped",
     "EvaluationTask",
     "FunctionSystem",
+    "OracleRouterSystem",
     "PairedDifference",
     "ProRefineSystem",
     "PromptedSystem",
+    "RandomPlanSystem",
     "Result",
+    "RouterSystem",
     "System",
+    "WorkerSystem",
+    "baselines_at_cost",
+    "baselines_of_pool",
     "bootstrap_interval",
     "compare_runs",
     "compare_systems",

@@ -22,6 +22,7 @@ import pytest
 from agentic_prompting import LLMEnvironment
 from agentic_prompting.agent import PromptAgent
 from agentic_prompting.cli import main
+from agentic_prompting.environments import Worker, Workers
 from agentic_prompting.llm import (
     BudgetExceeded,
     OpenAIChat,
@@ -37,7 +38,7 @@ from agentic_prompting.llm import (
 from agentic_prompting.llm.loop import run, start
 from agentic_prompting.programs import ChatCompletions
 from agentic_prompting.refine import ProRefiner, RefinedChat
-from agentic_prompting.rollout import AgentSpec, Limits
+from agentic_prompting.rollout import AgentSpec, BatchEngine, Limits, Sample
 from agentic_prompting.serve import (
     AgentAnswers,
     ChatAnswers,
@@ -53,6 +54,7 @@ from agentic_prompting.serve.requests import read_answer_request
 from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
+from support.policies import make_conductor_policy
 from support.servers import LoopbackServer
 from support.serving import ASK, running, scripted_agent, service_of
 
@@ -1031,3 +1033,119 @@ def test_each_request_is_a_line_in_the_log(serve, caplog):
     assert lines[1].endswith(", agent answered, 2 turns, $0.2500")
     assert re.fullmatch(r"POST /v1/chat/completions 404 \d+\.\d\d s", lines[2])
     assert not any("Kenya" in line for line in lines)
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+TWO_ASKS = '<think> both </think> <ask to="facts">capital</ask> <ask to="forms">form #1</ask>'
+ANSWER = "<think> done </think> <answer>#1</answer>"
+
+
+class Conductor:
+    """A sampler that asks two workers in its first turn, and answers with the first reply."""
+
+    def __init__(self, chat_format):
+        self.format = chat_format
+
+    def __call__(self, requests):
+        texts = [self.format.tokenizer.decode(request.context) for request in requests]
+        turns = [ANSWER if "#1 :" in text else TWO_ASKS for text in texts]
+        return [Sample(self.format.turn_ids(turn)) for turn in turns]
+
+
+@pytest.fixture(scope="module")
+def conductor_policy(tmp_path_factory):
+    return make_conductor_policy(tmp_path_factory.mktemp("conductor"))
+
+
+@pytest.fixture
+def conductor(conductor_policy):
+    """Start a service of a conductor: `conductor(facts)` gives its address."""
+    with ExitStack() as stack:
+
+        def start(facts):
+            pool = {
+                "facts": Worker(facts, usd=0.01),
+                "forms": Worker(ScriptedChat(lambda messages: "a form"), usd=0.02),
+            }
+            environment = Workers(pool)
+            agent = PromptAgent.from_pretrained(conductor_policy, environment)
+            agent.policy = BatchEngine(Conductor(agent.chat_format))
+            start.service = service_of(agent)
+            return stack.enter_context(running(start.service))
+
+        yield start
+
+
+def test_a_conductor_streams_its_progress(conductor):
+    released = threading.Event()
+
+    def facts(messages):
+        assert released.wait(30)
+        return "Nairobi"
+
+    address = conductor(facts)
+    chunks = []
+    with client(address) as asking:
+        options = {"stream": True, "extra_body": {"progress": True}}
+        for chunk in asking.chat.completions.create(model="agent", messages=QUESTION, **options):
+            chunks.append(chunk)
+            # The first event comes while the worker is at work.
+            released.set()
+    events = [chunk.progress for chunk in chunks if hasattr(chunk, "progress")]
+    assert events[0] == {"turn": 1, "event": "asking", "asked": ["facts", "forms"]}
+    assert events[1]["event"] == "replied" and events[1]["cost_usd"] == pytest.approx(0.03)
+    assert events[1]["workers"]["forms"] == {"calls": 1, "cost_usd": 0.02}
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == "Nairobi" and len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].workers["facts"]["cost_usd"] == 0.01
+
+
+def test_progress_is_asked_for_and_needs_a_stream(conductor):
+    address = conductor(ScriptedChat(lambda messages: "Nairobi"))
+    assert not any(hasattr(chunk, "progress") for chunk in ask(address, stream=True))
+    with client(address) as asking:
+        raw = asking.chat.completions.with_raw_response.create(
+            model="agent", messages=QUESTION, extra_body={"progress": True}
+        )
+    assert raw.headers["x-ignored-parameters"] == "progress"
+    assert raw.parse().workers["facts"]["calls"] == 1
+
+
+def test_a_failure_after_the_first_event_is_an_event(conductor):
+    address = conductor(ScriptedChat([Reply(error=ServerFailed("broken", "facts"))]))
+    with pytest.raises(openai.APIError, match="broken"):
+        ask(address, stream=True, extra_body={"progress": True})
+    assert metric(conductor.service, "requests_total", model="agent", outcome="502") == 1
+    assert conductor.service.in_flight == 0
+
+
+def test_a_failure_before_the_first_event_keeps_its_status(conductor):
+    address = conductor(ScriptedChat(lambda messages: "Nairobi"))
+    conductor.service.in_flight = 10**6
+    with pytest.raises(openai.RateLimitError):
+        ask(address, stream=True, extra_body={"progress": True})
+    conductor.service.in_flight = 0
+
+
+def test_progress_of_a_client_that_hangs_up_ends_the_episode(conductor):
+    started, released = threading.Event(), threading.Event()
+
+    def facts(messages):
+        started.set()
+        assert released.wait(30)
+        return "Nairobi"
+
+    address = conductor(facts)
+    options = {"stream": True, "extra_body": {"progress": True}}
+    with client(address) as asking:
+        stream = asking.chat.completions.create(model="agent", messages=QUESTION, **options)
+        assert next(iter(stream)).progress["event"] == "asking"
+        assert started.wait(10)
+        stream.close()
+    for _ in range(100):
+        if metric(conductor.service, "requests_total", model="agent", outcome="499") == 1:
+            break
+        time.sleep(0.1)
+    released.set()
+    assert metric(conductor.service, "requests_total", model="agent", outcome="499") == 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..environments.workers import costs_by_worker
+from ..environments.workers import Workers, costs_by_worker
 from ..evolution import SystemPrompt
 from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
@@ -77,11 +77,24 @@ class ServedAnswer:
     trajectory: dict[str, Any] | None = None
 
 
+OnProgress = Callable[[Mapping[str, Any]], None]
+"""Called with each event of an episode in progress, JSON-able; must return at once."""
+
+
 class Answers(Protocol):
-    """A model of the service. `greedy` asks for the likeliest tokens. Cancelled when the client has gone."""
+    """A model of the service, cancelled when the client has gone.
+
+    `greedy` asks for the likeliest tokens. A model that answers in turns calls `on_progress` before
+    and after each call of its environment.
+    """
 
     async def __call__(
-        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+        self,
+        messages: Sequence[Message],
+        seed: int,
+        max_tokens: int | None,
+        greedy: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> ServedAnswer: ...
 
 
@@ -115,7 +128,12 @@ class AgentAnswers:
             )
 
     async def __call__(
-        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+        self,
+        messages: Sequence[Message],
+        seed: int,
+        max_tokens: int | None,
+        greedy: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> ServedAnswer:
         # Begin an episode, as in training.
         agent = self.agent
@@ -151,7 +169,7 @@ class AgentAnswers:
         # Between two turns, end an episode that has cost too much.
         environment = agent.environment
         if environment is not None and environment.play_episode is None:
-            environment = _MeteredEnvironment(environment, self.max_cost_usd, limits)
+            environment = _MeteredEnvironment(environment, self.max_cost_usd, limits, on_progress)
         rollout = Rollout(prompt_ids, row=row, seed=seed)
         try:
             await play(rollout, policy, environment, agent.chat_format, limits)
@@ -196,7 +214,12 @@ class ChatAnswers:
     max_cost_usd: float | None = None
 
     async def __call__(
-        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+        self,
+        messages: Sequence[Message],
+        seed: int,
+        max_tokens: int | None,
+        greedy: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> ServedAnswer:
         # What the request sets. Everything else is up to the model.
         sampling: dict[str, Any] = {}
@@ -227,11 +250,12 @@ class ChatAnswers:
 
 @dataclass
 class _MeteredEnvironment(Environment):
-    """An [`Environment`] that is asked no more once a rollout has cost what a request may."""
+    """An [`Environment`] that reports its progress, and is asked no more at a request's limit."""
 
     environment: Environment
     limit: float | None
     limits: Limits
+    on_progress: OnProgress | None = None
 
     step_timeout = math.inf  # the environment's step has the limit
 
@@ -239,7 +263,24 @@ class _MeteredEnvironment(Environment):
         error = over_limit(_cost(rollout), self.limit)
         if error is not None:
             return Observation(error=error)
-        return await observe(self.environment, rollout, self.limits.step_timeout)
+        if self.on_progress is None:
+            return await observe(self.environment, rollout, self.limits.step_timeout)
+
+        # Report the turn before and after it. A conductor also says whom it asks, and their cost.
+        leads_workers = isinstance(self.environment, Workers)
+        event: dict[str, Any] = {"turn": len(rollout.turns), "event": "asking"}
+        if isinstance(self.environment, Workers):
+            event["asked"] = self.environment.list_asked(rollout)
+        self.on_progress(event)
+        observation = await observe(self.environment, rollout, self.limits.step_timeout)
+        event = {"turn": len(rollout.turns), "event": "replied", "cost_usd": _cost(rollout)}
+        if observation is not None:
+            event["cost_usd"] += sum(reply.usage.cost_usd for reply in observation.replies)
+            event["seconds"] = round(observation.seconds, 3)
+        if leads_workers:
+            event["workers"] = costs_by_worker(rollout)
+        self.on_progress(event)
+        return observation
 
 
 @dataclass

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +39,7 @@ requests_log = logging.getLogger(f"{__package__}.requests")
 _BODY_SECONDS = 30.0
 _QUIET_PATHS = ("/health", "/metrics")  # not in the log while they succeed
 _CHAT = ChatCompletions()
+_STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 # What the log says of the request that the current task answers.
 _summary: ContextVar[str] = ContextVar("summary", default="")
 
@@ -155,6 +158,12 @@ class _App:
         answer_request = await run_in_request_thread(read) if is_large_body(request) else read()
         self._check_model(answer_request.model)
 
+        headers = {}
+        if answer_request.ignored:
+            headers["X-Ignored-Parameters"] = ", ".join(answer_request.ignored)
+        if answer_request.wants_progress:
+            return await self._stream_progress(request, answer_request, deadline, headers)
+
         # Get the answer.
         outcome = f", {answer_request.model[:80]}"
         _summary.set(outcome)
@@ -167,17 +176,72 @@ class _App:
 
         # Send it. An answer is known only when the last turn is done: a stream starts then.
         completion = _to_completion(answer, answer_request)
-        headers = {}
-        if answer_request.ignored:
-            headers["X-Ignored-Parameters"] = ", ".join(answer_request.ignored)
         if not answer_request.completion_request.stream:
             text = json.dumps(dialect.write_body(completion))
             return web.Response(text=text, content_type="application/json", headers=headers)
-        headers |= {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        stream = web.StreamResponse(headers=headers)
+        stream = web.StreamResponse(headers=headers | _STREAM_HEADERS)
         await stream.prepare(request)
         for event in _write_events(dialect, completion, answer_request.completion_request):
             await stream.write(event)
+        await stream.write_eof()
+        return stream
+
+    async def _stream_progress(
+        self,
+        request: web.Request,
+        answer_request: AnswerRequest,
+        deadline: float,
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        """Stream the events of an episode while it is played, then its answer.
+
+        The stream starts with the first event. A failure before it keeps its HTTP status; a later
+        one is an event.
+        """
+        outcome = f", {answer_request.model[:80]}"
+        _summary.set(outcome)
+        events: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        answering = asyncio.ensure_future(
+            self.service.answer(answer_request, deadline, request.headers, events.put_nowait)
+        )
+
+        def end_events(task: asyncio.Future[ServedAnswer]) -> None:
+            # The end of the episode, whatever it is, comes behind the last event. Nobody may be left
+            # to read an error.
+            events.put_nowait(None)
+            if not task.cancelled():
+                task.exception()
+
+        answering.add_done_callback(end_events)
+        # All chunks of a stream have the same id.
+        completion_id = secrets.token_hex(12)
+        stream = web.StreamResponse(headers={**headers, **_STREAM_HEADERS})
+        try:
+            while (event := await events.get()) is not None:
+                if not stream.prepared:
+                    await stream.prepare(request)
+                progress = Completion(
+                    answer_request.model, id=completion_id, extra_fields={"progress": event}
+                )
+                await stream.write(_CHAT.write_extra_fields(progress))
+            try:
+                answer = await answering
+                _summary.set(outcome + _summarize(answer))
+            except Refusal as refusal:
+                _summary.set(f"{outcome} {refusal.status}")
+                if not stream.prepared:
+                    raise
+                for failure in _CHAT.write_failure(refusal, answer_request.completion_request):
+                    await stream.write(failure)
+            else:
+                if not stream.prepared:
+                    await stream.prepare(request)
+                completion = replace(_to_completion(answer, answer_request), id=completion_id)
+                for chunk in _write_events(_CHAT, completion, answer_request.completion_request):
+                    await stream.write(chunk)
+        finally:
+            # A client that hangs up stops its episode.
+            answering.cancel()
         await stream.write_eof()
         return stream
 

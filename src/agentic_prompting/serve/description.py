@@ -203,6 +203,10 @@ def _describe_chat_request(models: Sequence[str]) -> dict[str, Any]:
                 **boolean,
                 "description": "Send `trajectory`, how the answer came about, as well.",
             },
+            "progress": {
+                **boolean,
+                "description": "In a stream: send `progress` before and after each call.",
+            },
         },
     }
 

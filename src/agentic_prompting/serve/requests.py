@@ -46,6 +46,7 @@ _USED_FIELDS: dict[type[Dialect], set[str]] = {
         "response_format",
         "modalities",
         "trajectory",
+        "progress",
     },
     Responses: {
         "model",
@@ -108,6 +109,7 @@ class AnswerRequest:
         seed (`int`, *optional*): The same seed gives the same answer.
         is_greedy (`bool`): Whether the likeliest token is taken each time.
         wants_trajectory (`bool`): Whether the reply has the field `trajectory`.
+        wants_progress (`bool`): Whether the stream also has the events of the episode.
         ignored (`list[str]`): Names of the fields that have no effect.
     """
 
@@ -116,6 +118,7 @@ class AnswerRequest:
     seed: int | None
     is_greedy: bool
     wants_trajectory: bool
+    wants_progress: bool
     ignored: list[str]
 
     @property
@@ -148,6 +151,12 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
     check_supported(not request.tools and "tools" not in request.other_settings, "tools")
     check_supported(not request.logprobs, "logprobs")
 
+    # Only a stream can have events before its answer.
+    wants_progress = bool(content.get("progress")) and isinstance(dialect, ChatCompletions)
+    if wants_progress and not request.stream:
+        wants_progress = False
+        ignored = sorted([*ignored, "progress"])
+
     # The settings that have an effect here and none on a policy in training.
     # At temperature 0 the likeliest tokens are taken. Others are ignored, and listed as such.
     temperature = request.other_settings.get("temperature")
@@ -164,6 +173,7 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
         seed=seed,
         is_greedy=is_greedy,
         wants_trajectory=bool(content.get("trajectory")),
+        wants_progress=wants_progress,
         ignored=ignored[:_MAX_IGNORED],
     )
 

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..llm import (
@@ -24,7 +25,15 @@ from ..llm.loop import LoopEnded, start
 from ..llm.spans import under
 from ..programs import Refusal
 from ..refine import RefinedChat
-from .answering import AgentAnswers, Answers, ChatAnswers, CostLimit, PromptTooLong, ServedAnswer
+from .answering import (
+    AgentAnswers,
+    Answers,
+    ChatAnswers,
+    CostLimit,
+    OnProgress,
+    PromptTooLong,
+    ServedAnswer,
+)
 from .config import ServeConfig
 from .metrics import Metrics
 from .requests import AnswerRequest
@@ -63,7 +72,11 @@ class Service:
         self.shutdown = asyncio.Event()
 
     async def answer(
-        self, request: AnswerRequest, deadline: float, headers: Mapping[str, str]
+        self,
+        request: AnswerRequest,
+        deadline: float,
+        headers: Mapping[str, str],
+        on_progress: OnProgress | None = None,
     ) -> ServedAnswer:
         """The answer to one request.
 
@@ -71,6 +84,7 @@ class Service:
             request ([`AnswerRequest`]): The request, of a model that is served.
             deadline (`float`): The time of the loop at which it is stopped.
             headers (`Mapping`): Headers that may name the client's span.
+            on_progress (`Callable`, *optional*): Called with each event, on the loop of this call.
 
         Raises:
             [`Refusal`]: There is none. It has the status and the error for the client.
@@ -86,7 +100,7 @@ class Service:
             self._count(+1)
             try:
                 with self.metrics.seconds.labels(model).time():
-                    answer = await self._play(request, deadline, headers)
+                    answer = await self._play(request, deadline, headers, on_progress)
             except LoopEnded as error:
                 message = "The service has failed and must be started again."
                 raise Refusal(503, message, "service_failed") from error
@@ -109,16 +123,26 @@ class Service:
             self.metrics.requests.labels(model, outcome).inc()
 
     async def _play(
-        self, request: AnswerRequest, deadline: float, headers: Mapping[str, str]
+        self,
+        request: AnswerRequest,
+        deadline: float,
+        headers: Mapping[str, str],
+        on_progress: OnProgress | None,
     ) -> ServedAnswer:
         """Play the episode of a request, but no longer than its client waits and than a request may take."""
         # Start the episode on the background loop. Without a seed each answer is another sample.
         seed = secrets.randbits(63) if request.seed is None else request.seed
+        # The episode is played on another loop, so its events are handed over to this one.
+        options: dict[str, Any] = {}
+        if on_progress is not None:
+            hand_over = asyncio.get_running_loop().call_soon_threadsafe
+            options["on_progress"] = partial(hand_over, on_progress)
         answering = self.models[request.model](
             request.messages,
             seed,
             request.completion_request.max_tokens,
             self.config.greedy or request.is_greedy,
+            **options,
         )
         with under(headers):
             episode = asyncio.wrap_future(start(answering))  # it is cancelled with this one

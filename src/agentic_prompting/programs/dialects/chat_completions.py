@@ -70,6 +70,12 @@ class ChatCompletions(Dialect):
             **completion.extra_fields,
         }
 
+    def write_extra_fields(self, completion: Completion) -> bytes:
+        """An event with the reply's extra fields and no text, for a stream without its text yet."""
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        head = _write_head(completion, "chat.completion.chunk")
+        return format_event({**head, "choices": [choice], **completion.extra_fields})
+
     def write_events(
         self, completion: Completion, request: CompletionRequest, by_word: bool = False
     ) -> Iterator[bytes]:

@@ -282,6 +282,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "real.library": library.table,
     "real.settings": library.settings_table,
     "conductor.kinds": conductor.kinds_table,
+    "conductor.variants": conductor.variants_table,
+    "conductor.budget": conductor.budget_table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
     "wordings.table": wordings.table,

@@ -610,6 +610,8 @@ PROMISES = {
     ("outages", "after"): 0.80,
 }
 """Exact match that the protocol expects at least."""
+MAX_DOLLAR_SHARE = 0.60
+"""Dollars under the budget `low` that the protocol expects at most, as a share of those under `high`."""
 
 
 def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
@@ -627,6 +629,8 @@ def variants_table(records: Sequence[Mapping[str, Any]]) -> str:
             verdict = f"at least {promise:.2f}: {'kept' if kept else '**missed**'}"
         usd = f"{1000 * usd_of(runs, condition):.2f}"
         rows.append([title, len(runs), shown(scores), usd, verdict])
+    if not rows:
+        return "No run of it has been recorded yet."
     return markdown(
         ("conductor", "seeds", "exact match", "$ per 1,000 questions", "protocol"), rows
     )
@@ -636,7 +640,7 @@ def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
     """Score and dollars of conductor and scripts in the world with a cheap twin, by dollars."""
     runs = of_variant(records, "budget")
     if not runs:
-        return "no records"
+        return "No run of it has been recorded yet."
     titles = {
         "before": "conductor, untrained",
         "low": "conductor, `low`",
@@ -654,6 +658,11 @@ def budget_table(records: Sequence[Mapping[str, Any]]) -> str:
     for name in sorted(systems, key=lambda system: usd[system]):
         scores = [score_of(entry) for entry in systems[name]]
         rows.append([name, f"{1000 * usd[name]:.2f}", shown(scores)])
+    # The promise of the dollars.
+    dollar_share = usd[titles["low"]] / usd[titles["after"]] if usd[titles["after"]] else 1.0
+    verdict = "kept" if dollar_share <= MAX_DOLLAR_SHARE else "**missed**"
+    promise = f"at most {MAX_DOLLAR_SHARE:.2f}: {verdict}"
+    rows.append(["dollars of `low` as a share of `high`", f"{dollar_share:.2f}", promise])
     return markdown(("system", "$ per 1,000 questions", "exact match"), rows)
 
 

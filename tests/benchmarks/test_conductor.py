@@ -9,7 +9,13 @@ from agentic_prompting import Workers
 from agentic_prompting.llm import Reply, ServerFailed, Usage, run
 from agentic_prompting.rollout import AgentSpec, Observation, Rollout, Sample, rollout_from_trace
 from benchmarks.lab import share
-from benchmarks.learning.conductor import draw_traces, make_tokenizer
+from benchmarks.learning.conductor import (
+    budget_table,
+    draw_traces,
+    make_tokenizer,
+    summarise,
+    variants_table,
+)
 from benchmarks.learning.conductor_baselines import (
     BASELINES,
     BUDGET_BASELINES,
@@ -165,3 +171,23 @@ def test_a_cost_counts_late():
     reward = LateCost({"low": 100.0}, first_step=3)
     scores = [reward([rollout], SimpleNamespace(global_step=step)) for step in (2, 3)]
     assert scores == [[0.0], [-1.0]]
+
+
+def measured(correct, usd=0.002, **more):
+    return {"correct": correct, "usd": usd, "right_worker": 1.0, **more}
+
+
+def test_the_tables_say_what_was_promised():
+    run = {"variant": "budget", "seed": 1, "kinds": ["f"] * 4, "baselines": {}}
+    run |= {"before": measured("0001"), "after": measured("1110", 0.004), "low": measured("1111")}
+    run["low, untrained"] = measured("0000")
+    failed = {"variant": "outages-failed", "seed": 1, "kinds": ["f"] * 4}
+    failed |= {"before": measured("0000"), "after": measured("1100", failed=2)}
+    failed["no outages"] = measured("1111")
+    lines = variants_table([run, failed]).splitlines()
+    assert any("`high` | 1 | 0.750" in line and "missed" in line for line in lines)
+    assert any("`low` | 1 | 1.000" in line and "kept" in line for line in lines)
+    # Failed rollouts are no wrong answers.
+    assert any("*failed*" in line and "1.000" in line for line in lines)
+    assert budget_table([run]).splitlines()[-1].endswith("| 0.50 | at most 0.60: kept |")
+    assert summarise([run, failed])["budget"]["low"]["mean"] == 1.0

@@ -292,8 +292,8 @@ def estimate_cost(
         share = calls / len(pool)
         for name, worker in pool.items():
             worker_price = usd_per_worker_call(worker, assumptions)
-            worker_usd = None if worker_price is None else share * worker_price
-            workers[name] = WorkerCost(share, worker_usd)
+            share_usd = None if worker_price is None else share * worker_price
+            workers[name] = WorkerCost(share, share_usd)
         notes.append("assumed: each worker of the pool gets the same share of the calls")
 
     # Tokens and dollars.

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..llm import (
@@ -135,8 +134,13 @@ class Service:
         # The episode is played on another loop, so its events are handed over to this one.
         options: dict[str, Any] = {}
         if on_progress is not None:
-            hand_over = asyncio.get_running_loop().call_soon_threadsafe
-            options["on_progress"] = partial(hand_over, on_progress)
+            loop = asyncio.get_running_loop()
+            report = on_progress
+
+            def hand_over(event: Mapping[str, Any]) -> None:
+                loop.call_soon_threadsafe(report, event)
+
+            options["on_progress"] = hand_over
         answering = self.models[request.model](
             request.messages,
             seed,

@@ -190,17 +190,17 @@ def _restore_rollouts(
 
     rollouts = []
     for record in records:
-        row: Mapping[str, Any] = {}
+        own_row: Mapping[str, Any] = {}
         for column in ("id", "question"):
-            row = row or rows_by_key.get((column, str(record.get(column))), {})
-        if rows is not None and not row:
+            own_row = own_row or rows_by_key.get((column, str(record.get(column))), {})
+        if rows is not None and not own_row:
             raise ValueError(
                 f"the dataset has no row with the id {record.get('id')!r} or the question "
                 f"{str(record.get('question'))[:80]!r} of a rollout: pass the run's own dataset"
             )
         recorded = {column: record[column] for column in _ROW_COLUMNS if column in record}
         grammar = None if spec is None else spec.of(record).grammar
-        rollouts.append(restore_rollout(record, {**row, **recorded}, grammar))
+        rollouts.append(restore_rollout(record, {**own_row, **recorded}, grammar))
     return rollouts
 
 

@@ -304,7 +304,8 @@ def test_integers_are_compared_as_integers():
         ("Answer: Both", None),
         ("Answer: F", None),
         ("Answer: b", None),
-        ("B", None),
+        ("B", "B"),
+        ("B or C", None),
         ("", None),
     ],
 )

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, normalizers
 from agentic_prompting.environments import SearchEnvironment
 from agentic_prompting.environments.retrievers import Document
 from agentic_prompting.environments.search import SearchGrammar, read_call
+from agentic_prompting.llm import Reply, without_thoughts
 from agentic_prompting.rollout import (
     ChatFormat,
     Rollout,
@@ -41,19 +42,28 @@ def formats():
     }
 
 
+def check_reply(chat_format, harmless, reply):
+    """A reply counts as a harmless one does; one that is nothing but a thought fails its rollout."""
+    rollout = episode(chat_format, reply)
+    if without_thoughts(Reply(text=reply)).error is not None:
+        assert rollout.status == "failed", reply[:200]
+    else:
+        assert what_counts(chat_format, rollout) == harmless, reply[:200]
+
+
 @settings(max_examples=200, deadline=None)
 @given(reply=texts, family=st.sampled_from(list(FAMILIES)))
 def test_no_reply_changes_tokens_masks_or_reward(formats, reply, family):
     chat_format, harmless = formats[family]
     assert harmless["reward"] == [1.0]
-    assert what_counts(chat_format, episode(chat_format, reply)) == harmless
+    check_reply(chat_format, harmless, reply)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_thousand_seeded_ones_with_a_megabyte_of_one_character(formats, family):
     chat_format, harmless = formats[family]
     for reply in hostile_texts(1000 if family == "chatml" else 100, seed=len(family)):
-        assert what_counts(chat_format, episode(chat_format, reply)) == harmless, reply[:200]
+        check_reply(chat_format, harmless, reply)
 
 
 @pytest.mark.parametrize("character", ["a", "<", "\u202e", "\u200b", "🙂", "\x00", " "])

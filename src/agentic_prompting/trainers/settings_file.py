@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from transformers import (
 
 from ..llm.masking import mask_secrets
 from ..records import atomic_write
+
+logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = Path("rollouts") / "settings.json"
 """The file in a run's folder."""
@@ -101,7 +104,11 @@ class SettingsFile(TrainerCallback):
             processes=args.world_size,
             peft=adapter.to_dict() if isinstance(adapter, PeftConfig) else None,
         )
-        settings.write(args.output_dir)
+        # Only `plan` reads the file: a full disk must not end the run.
+        try:
+            settings.write(args.output_dir)
+        except OSError as error:
+            logger.warning("the settings of this run are not recorded: %s", error)
 
 
 def _to_json(value: object) -> object:

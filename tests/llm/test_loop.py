@@ -1,11 +1,16 @@
 """The end of the background loop: what a process prints while it ends."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
+
+from agentic_prompting.llm import start
+from agentic_prompting.llm.loop import run
 
 HEAD = """
 import asyncio, os, signal, sys, threading, time
@@ -119,3 +124,29 @@ def test_a_process_ends_without_a_word(script):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_client_may_be_collected_while_a_call_is_started(monkeypatch):
+    """Its finalizer starts a coroutine of its own, on the thread that is starting one."""
+    schedule = asyncio.run_coroutine_threadsafe
+    collected = []
+
+    async def close():
+        return "closed"
+
+    def schedule_during_a_collection(coroutine, loop):
+        if not collected:
+            collected.append(None)
+            collected.append(start(close()))
+        return schedule(coroutine, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", schedule_during_a_collection)
+    answers = []
+
+    async def call():
+        return "answer"
+
+    thread = threading.Thread(target=lambda: answers.append(run(call())), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert answers == ["answer"] and collected[1].result(20) == "closed"

@@ -188,7 +188,9 @@ class _Background:
         self.error: LoopEnded | None = None  # set when the loop has ended
         self.is_ending = False  # the interpreter is shutting down: no new coroutine is taken
         self._waiting: set[Future[Any]] = set()
-        self._lock = threading.Lock()  # guards the three attributes above
+        # Guards the three attributes above. Reentrant, because a client that is garbage-collected while
+        # a coroutine is submitted closes its connections on this loop, too.
+        self._lock = threading.RLock()
         self._is_stopping = False
         self._has_ended = threading.Event()
         self.loop = asyncio.new_event_loop()
@@ -296,7 +298,7 @@ def _fail(future: Future[Any], error: LoopEnded) -> None:
         future.set_exception(LoopEnded(*error.args))
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _current: _Background | None = None
 # The loops that this process inherited by forks. They are kept and never used: collecting one would
 # remove the parent's sockets from the epoll set that both processes share.
@@ -353,7 +355,7 @@ def on_background_thread() -> bool:
 
 def _reset_lock() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -153,8 +153,13 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
             )
         )
     asked = train_program.ESPLArguments(eval_task=",".join(map(str, files)), eval_task_rows=2)
-    assert sorted(row["question"][0] for row in asked.load_held_out(0)) == ["a", "a", "b", "b"]
-    assert train_program.ESPLArguments().load_held_out(0) is None
+    assert sorted(row["question"][0] for row in asked.load_held_out(asked.task, 0)) == [
+        "a",
+        "a",
+        "b",
+        "b",
+    ]
+    assert train_program.ESPLArguments().load_held_out("", 0) is None
 
 
 @pytest.mark.parametrize(

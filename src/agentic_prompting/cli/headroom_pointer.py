@@ -18,8 +18,8 @@ def point_to_headroom(folder: Path, options: str, stream: TextIO) -> None:
     """
     if not (folder / HEADROOM_FILE).exists():
         print(
-            "agentic-prompting: nothing was measured before this run; `agentic-prompting "
-            f"headroom {options}` says what it can gain",
+            "nothing was measured before this run; `agentic-prompting headroom "
+            f"{options}` says what it can gain",
             file=stream,
             flush=True,
         )

@@ -1,7 +1,7 @@
 """How much the rollouts of a group differ."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentic_prompting.rollout import group_diversity, mean_diversity
 
@@ -26,6 +26,7 @@ def test_without_two_texts_or_words_there_is_none(texts):
     assert group_diversity(texts) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=2, max_size=6))
 def test_diversity_is_a_share_that_ignores_the_order(texts):
     diversity = group_diversity(texts)

@@ -56,6 +56,7 @@ from support.serving import running, service_of
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.timeout(900),  # without instructions for bfloat16 a test takes minutes
     pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "the model is there"),
 ]
 

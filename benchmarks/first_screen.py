@@ -17,7 +17,7 @@ NOT_MEASURED = "not measured"
 
 
 def table(folder: Path = RECORDS) -> str:
-    """A row for each kind of training, those that nobody has measured yet included."""
+    """Return a row for each kind of training; those without a measurement say so."""
     rows = [*_library(folder), _demo(folder), _tools(folder), *_harnesses(folder), _espl(folder)]
     rows.append(
         ("to ask `gpt-4o-mini` on HotpotQA", "Qwen3-4B, one GPU", "", NOT_MEASURED, "`examples/`")

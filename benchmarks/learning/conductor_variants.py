@@ -36,7 +36,7 @@ DOWN = 0.5
 
 @dataclass(frozen=True)
 class Variant:
-    """What a run differs in from the one with references.
+    """The differences of a run from the one with references.
 
     Args:
         retypes (`bool`): Whether the warm start types values again, instead of handing them on by reference.

@@ -29,7 +29,7 @@ from agentic_prompting.trainers.callbacks import (
     MEMBERS,
     TRAJECTORIES,
     LiveView,
-    Table,
+    LoggedTable,
     TensorBoard,
     log_line,
 )
@@ -195,7 +195,7 @@ def test_nothing_in_tensorboards_markdown_is_markup():
     texts = []
     writer = SimpleNamespace(add_text=lambda name, text, step: texts.append(text))
     rows = [[HOSTILE.replace("\ud800", ""), None], ["x", 1.5]]
-    TensorBoard(writer).log_table(Table("t", ["a", "b"], rows, 0))
+    TensorBoard(writer).log_table(LoggedTable("t", ["a", "b"], rows, 0))
     html = markdown.markdown(
         texts[0], extensions=["markdown.extensions.tables", "markdown.extensions.fenced_code"]
     )

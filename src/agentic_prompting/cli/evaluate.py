@@ -273,7 +273,7 @@ def _identity(options: LargeLLM, *folders: str | Path) -> str:
     """What tells an agent's answers from another's: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
-    # Weights are told apart by size and time, because reading them would take long.
+    # Compare weights by size and time, because reading them would take long.
     file_states = []
     for folder in folders:
         for pattern in ("*.safetensors", "*.bin", SPEC_FILE):

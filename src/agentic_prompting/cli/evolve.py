@@ -136,9 +136,9 @@ def evolve_in_folder(
             least = estimate_least_budget(*(parts[name] for name in named))
             print(f"the least useful budget: {least}", flush=True)
         budget = options.budget(folder / "spending.sqlite")
-        # Before anything is spent; a run that goes on has spent already.
-        if not (folder / "state.json").exists():
-            measured = "--sandbox" if options.sandbox else f"--policy-model {options.policy_model}"
+        # Before anything is spent; a run that goes on has spent already, and the sandbox is free.
+        if not options.sandbox and not (folder / "state.json").exists():
+            measured = f"--policy-model {options.policy_model}"
             # With --json standard output has one JSON object and nothing else.
             stream = sys.stderr if options.json else sys.stdout
             point_to_headroom(folder, f"{measured} --output-dir {folder}", stream)
@@ -243,7 +243,7 @@ def _describe_held_out(result: EvolveResult) -> str:
 
 
 def _describe_reward_error(reward: str, error: Exception) -> str | None:
-    """What is wrong with the user's reward, with its place; `None` for an error of the library itself."""
+    """Describe the fault in the user's reward and its place; `None` for an error of the library."""
     if isinstance(error, TypeError) and str(error).startswith("the reward"):
         return str(error)
     # An error whose last frame is in the library is a bug of ours.

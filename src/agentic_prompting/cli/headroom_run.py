@@ -14,7 +14,7 @@ from ..local import SmallModelMissing
 from ..rewards import PromptR1Reward
 from ..rollout import Environment, as_environment
 from ..sandbox.library import brief_answer_reward
-from ..sandbox.library_run import WARM_START_STEPS, prepare_library
+from ..sandbox.library_run import prepare_library
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
 from ..trainers.setup import SpecOptions
@@ -24,7 +24,7 @@ from .loader import GRAMMARS, load_object, load_reward, text_or_file
 from .options import MissingOption
 from .terminal import show_progress
 from .train_espl import ESPLArguments
-from .train_prompt_r1 import SANDBOX_WARM_START_STEPS, PromptR1Arguments
+from .train_prompt_r1 import PromptR1Arguments
 
 RunArguments = PromptR1Arguments | ESPLArguments
 
@@ -71,12 +71,9 @@ def _library_parts(
     script: PromptR1Arguments, args: MultiTurnGRPOConfig, model: str | None, folder: Path
 ) -> dict[str, Any]:
     """The run of a real small model that looks invented facts up, after its warm start."""
-    warm_start_steps = script.warm_start_steps
-    if warm_start_steps is None:
-        warm_start_steps = WARM_START_STEPS
     try:
         base_model = find_model(model) if model else None
-        run = prepare_library(folder, base_model, args.seed, script.n_test, warm_start_steps)
+        run = prepare_library(folder, base_model, args.seed, script.n_test, script.supervised_steps)
     except (ImportError, SmallModelMissing) as error:
         raise ValueError(str(error)) from None
     agent = _load_agent(PromptR1Trainer, run.model, run.environment, args, SpecOptions())
@@ -88,10 +85,7 @@ def _sandbox_parts(
 ) -> dict[str, Any]:
     """The demonstration of Prompt-R1: its warm start and its oracle."""
     environment = script.connect_large_llm(args.seed, stack, sandbox=True)
-    warm_start_steps = script.warm_start_steps
-    if warm_start_steps is None:
-        warm_start_steps = SANDBOX_WARM_START_STEPS
-    sandbox = prepare_sandbox(folder, args.seed, script.n_test, warm_start_steps)
+    sandbox = prepare_sandbox(folder, args.seed, script.n_test, script.supervised_steps)
     options = SpecOptions(prompt_template=sandbox.spec.prompt_template)
     agent = _load_agent(PromptR1Trainer, str(sandbox.model), environment, args, options)
     return {"agent": agent, "rows": list(sandbox.train), "reward": PromptR1Reward()}

@@ -118,8 +118,9 @@ def main(method: str, arguments: Sequence[str]) -> None:
                 raise ValueError(second_run_message(folder, as_options=True))
             decide_on_main_process(state, lambda: move_run_aside(folder, model.model_name_or_path))
         trainer, report = script.build_trainer(args, model, stack)
-        # Before anything is spent; a run that goes on has spent already.
-        if state.is_main_process and not read_resume_option(args):
+        # Before anything is spent; a run that goes on has spent already. Demonstrations, which have
+        # a report of their own, spend nothing.
+        if report is None and state.is_main_process and not read_resume_option(args):
             point_to_headroom(folder, headroom_options(arguments, folder), sys.stderr)
         # The folder is locked already.
         trainer.locks_folder = False

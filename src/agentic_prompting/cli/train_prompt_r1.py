@@ -44,6 +44,13 @@ class PromptR1Arguments(DataAndEnvironment):
     task: str = option("A task of load_task.", "prompt_r1")
     reward: list[str] = reward_option("prompt_r1")
 
+    @property
+    def supervised_steps(self) -> int:
+        """The steps of the warm start: those of the option, or the default of the run."""
+        if self.warm_start_steps is not None:
+            return self.warm_start_steps
+        return WARM_START_STEPS if self.real else SANDBOX_WARM_START_STEPS
+
     def check(self, args: PromptR1Config) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         if self.sandbox and self.real:
@@ -98,10 +105,7 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of the sandbox's tiny policy."""
         environment = self.connect_large_llm(args.seed, stack, sandbox=True)
         environment.check()  # a wrong address or key is found before the warm start, not after it
-        warm_start_steps = self.warm_start_steps
-        if warm_start_steps is None:
-            warm_start_steps = SANDBOX_WARM_START_STEPS
-        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, warm_start_steps)
+        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.supervised_steps)
 
         # Called after training, with the seconds since the program started.
         def report(trainer: Trainer, seconds: float) -> None:
@@ -124,13 +128,14 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of a real small model that learns to look facts up."""
         if model.model_name_or_path:
             check_model(model.model_name_or_path)
-        warm_start_steps = self.warm_start_steps
-        if warm_start_steps is None:
-            warm_start_steps = WARM_START_STEPS
         # The small model comes out of a package, unless another one is named.
         try:
             run = prepare_library(
-                args.output_dir, model.model_name_or_path, args.seed, self.n_test, warm_start_steps
+                args.output_dir,
+                model.model_name_or_path,
+                args.seed,
+                self.n_test,
+                self.supervised_steps,
             )
         except (ImportError, SmallModelMissing) as error:
             raise ValueError(str(error)) from None

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReadRow:
-    """What a [`Reader`] reads from one row.
+    """The parts that a [`Reader`] reads from one row.
 
     Args:
         question (`str`): The question, stripped.

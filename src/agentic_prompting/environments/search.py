@@ -99,7 +99,7 @@ class SearchEnvironment(Environment):
         # One search too many ends the episode.
         if len(rollout.observations) >= self.max_searches:
             return None
-        # The agent is told how to write a call that cannot be read.
+        # Tell the agent how to write the call, if it cannot be read.
         queries, problem = read_call(rollout.turns[-1].request or "", self.max_queries)
         if problem:
             return Observation(problem)

@@ -281,7 +281,7 @@ class Workers(Environment):
         rollout: Rollout,
     ) -> WorkerReply:
         """The reply to call `number` of the episode."""
-        # Read the call. A mistake of the agent is told to it, and costs nothing.
+        # Read the call. The reply to a mistake says what is wrong, and costs nothing.
         workers: Mapping[str, str] = rollout.row["workers"]
         if is_excess:
             return WorkerReply(f"only {self.max_calls} calls in one turn")

@@ -19,7 +19,7 @@ class Figure:
 
     Args:
         key (`str`): Identifies the figure: `floor`, `ceiling`, `differing`, `prompt_gain`, ...
-        name (`str`): What it is, for people.
+        name (`str`): The name of the figure, for people.
         panel (`str`): `score`, `gain` or `share`: figures of one panel can be compared.
         low (`float`), high (`float`): The ends of its interval, or of the bracket of a ceiling.
         mean (`float`, *optional*): The estimate. A bracket has none.

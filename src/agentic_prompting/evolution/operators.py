@@ -479,7 +479,7 @@ def refuse_copy(
     """Mark how much of a training problem the child of an outcome copies, and drop it above a limit.
 
     Args:
-        outcome ([`Outcome`]): Of a mutation or crossover; changed in place and returned.
+        outcome ([`Outcome`]): The outcome of a mutation or crossover; changed in place and returned.
         parents (`Iterable[SystemPrompt]`): The prompts that the operator saw.
         problems (`Sequence[ProblemResult]`): The problems that it saw.
         max_copied_share (`float`): See [`ESPLSettings`].

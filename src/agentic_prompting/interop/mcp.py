@@ -170,7 +170,7 @@ class MCPTools:
         """Return the observation for an error of the protocol: an outage, or text for the agent."""
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-        # Too slow, or gone: an outage. Any other error is told to the agent.
+        # Too slow, or gone: an outage. The agent reads any other error.
         if error.error.code == REQUEST_TIMEOUT:
             failure = TimedOut(f"the MCP tool {name} took more than {self.timeout:g} s")
             return Observation(error=failure)

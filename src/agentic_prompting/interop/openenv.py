@@ -26,7 +26,7 @@ from .trl import TRLEnvironment
 # A JSON object of the server.
 JSONObject: TypeAlias = Mapping[str, Any]
 
-# The error codes of an action that the server refuses: the agent is told.
+# The error codes of an action that the server refuses. The agent reads the refusal.
 _ACTION_ERRORS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 _MAX_MESSAGE_BYTES = 64 << 20
 

@@ -469,7 +469,7 @@ PILOT_FIGURES: dict[str, Callable[[Record], list[float]]] = {
 
 @dataclass(frozen=True)
 class PilotFigures:
-    """What a pilot run says about a rollout.
+    """The means of a pilot run's rollouts.
 
     Args:
         means (`dict[str, float]`): The mean of each of [`PILOT_FIGURES`] that the records contain.

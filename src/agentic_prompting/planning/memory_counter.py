@@ -75,7 +75,7 @@ class MemoryCounter(TorchDispatchMode):
         """Count the storages of tensors as one part. Storages that are counted already change to
         it."""
         for tensor in tensors:
-            # Of a sharded tensor, this process holds the local part only.
+            # This process holds only its own part of a sharded tensor.
             storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
             counted = self._storages.get(storage)
             if counted is None:

@@ -30,7 +30,7 @@ _LONGEST_QUOTE = 160  # characters
 
 @dataclass
 class _RolloutFacts:
-    """What is remembered of a rollout."""
+    """The facts about a rollout that the warnings need."""
 
     agent_calls: int
     calls: int

@@ -189,7 +189,7 @@ def _copy_row(value: Any) -> Any:
 
 
 def _read_returned(value: Any) -> dict[str, Any] | None:
-    """What a function returned as a dict; `None` if that is no answer.
+    """Return a function's result as a dict; `None` if it is no answer.
 
     Raises:
         [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is not a number.

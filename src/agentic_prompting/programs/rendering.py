@@ -58,7 +58,7 @@ _SeamType = tuple[int, tuple[str, ...], bool]
 
 @dataclass(frozen=True)
 class Seam:
-    """What a template writes between a reply and the next turn.
+    """The text that a template writes between a reply and the next turn.
 
     Args:
         closing (`str`): The end of the reply's turn.

@@ -16,7 +16,7 @@ class HeadroomRow:
     """A row of the table.
 
     Args:
-        name (`str`): What was measured.
+        name (`str`): The name of the measured quantity.
         predicted (`str`): The figure of `headroom`, with its interval.
         result (`str`): What the run brought.
     """

@@ -134,7 +134,7 @@ def _compared_curves(
     runs: Sequence[RunSummary], names: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
     """The panels, one for each curve that any of the runs has, and their values by step."""
-    # Evaluation has the same keys as training, and is told apart by a prefix.
+    # Evaluation has the same keys as training, with a prefix.
     prefixes = {"train": "", "optimisation": "", "evolution": "", "eval": "evaluation: "}
     panels = []
     entries: dict[float, dict[str, float]] = defaultdict(dict)

@@ -68,7 +68,7 @@ class Rescoring:
     """The result of [`rescore`].
 
     Args:
-        changes (`list[RewardChange]`): Of the training rollouts, then of those of evaluations.
+        changes (`list[RewardChange]`): One for the training rollouts, then one for those of evaluations.
         records (`list[dict]`): One for each rollout: `mode`, `step`, `id`, `question`, `seed`,
             `status`, `old`, `new`, and `rewards`, the new rewards by function.
         path (`Path`): The file of the records, JSON lines.
@@ -167,7 +167,7 @@ def rescore(
 
 
 def _load_spec(run: Path) -> AgentSpec | None:
-    """The form of the run's agent; `None` if the run saved none, or one with a grammar of the user's own."""
+    """Return the form of the run's agent; `None` if it saved none, or one with a grammar of the user's."""
     if not (run / SPEC_FILE).exists():
         return None
     try:

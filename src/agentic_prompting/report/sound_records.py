@@ -154,7 +154,7 @@ def read_sound_answers(path: Path) -> list[Record]:
     if not any(set(keys) <= set(record) for record in _read_objects(path)):
         return []
 
-    # Of a question that was asked again the last answer counts.
+    # If a question was asked again, its last answer counts.
     answers = {}
     for record in sound_objects(path, ANSWER):
         answers[tuple(record[key] for key in keys)] = record

@@ -159,7 +159,7 @@ class Server:
         self.has_started.set()
         await self._stop.wait()
 
-        # Let the open requests end. Those that do not are told.
+        # Let the open requests end, and tell those that do not.
         server.close()
         await self._wait_until_idle(_GRACE_SECONDS)
         self.service.shutdown.set()

@@ -262,7 +262,7 @@ MARKDOWN_CHARACTERS = re.compile(r"[^\w\s,;]|_")
 
 
 @dataclass(frozen=True)
-class Table:
+class LoggedTable:
     """A table for a tracker."""
 
     name: str
@@ -277,7 +277,7 @@ class TensorBoard:
     def __init__(self, writer: SummaryWriter):
         self.writer = writer
 
-    def log_table(self, table: Table) -> None:
+    def log_table(self, table: LoggedTable) -> None:
         rows: list[Sequence[str]] = [table.columns, ["---"] * len(table.columns)]
         # Escape the cells, because trajectories may contain Markdown.
         for row in table.rows:
@@ -297,7 +297,7 @@ class WandB:
     def __init__(self, module: ModuleType):
         self.module = module
 
-    def log_table(self, table: Table) -> None:
+    def log_table(self, table: LoggedTable) -> None:
         rows = [list(row) for row in table.rows]
         value = self.module.Table(columns=list(table.columns), data=rows)
         self.module.log({table.name: value, "train/global_step": table.step})
@@ -309,7 +309,7 @@ class WandB:
 class Trackio(WandB):
     """The current run of the `trackio` module, whose tables are made of data frames."""
 
-    def log_table(self, table: Table) -> None:
+    def log_table(self, table: LoggedTable) -> None:
         import pandas
 
         rows = [list(row) for row in table.rows]
@@ -397,7 +397,7 @@ class LiveView(TrainerCallback):
         if rows:
             columns = ["question", "conversation", "answer", "status", *self.reward_names, "parts"]
             self._log_table(
-                Table(f"{self._batch_mode}/trajectories", columns, rows, state.global_step)
+                LoggedTable(f"{self._batch_mode}/trajectories", columns, rows, state.global_step)
             )
 
         # The population, if it was played since the last log, and at the end.
@@ -406,7 +406,9 @@ class LiveView(TrainerCallback):
         if population is not None and (population.turns != self._logged_turns or is_last):
             self._logged_turns = population.turns
             rows = list_members(population)
-            self._log_table(Table("evolution/members", MEMBER_COLUMNS, rows, state.global_step))
+            self._log_table(
+                LoggedTable("evolution/members", MEMBER_COLUMNS, rows, state.global_step)
+            )
             self._draw_tree(population, state.global_step, is_last)
 
     def is_wanted(self) -> bool:
@@ -430,7 +432,7 @@ class LiveView(TrainerCallback):
                 return
             self._log(lambda tracker: tracker.log_picture("evolution/tree", png, step))
 
-    def _log_table(self, table: Table) -> None:
+    def _log_table(self, table: LoggedTable) -> None:
         self._log(lambda tracker: tracker.log_table(table))
 
     def _log(self, write: Callable[[TensorBoard | WandB], None]) -> None:

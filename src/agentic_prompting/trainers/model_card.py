@@ -245,7 +245,7 @@ def list_settings(agent: TrainedAgent) -> list[tuple[str, str]]:
     shared_names = {field.name for field in fields(MultiTurnGRPOConfig)}
     method_names = [field.name for field in fields(agent.args) if field.name not in shared_names]
     values = [(name, getattr(agent.args, name)) for name in (*SETTINGS, *method_names)]
-    # Of an adapter, show rank and scale.
+    # Show the rank and scale of an adapter.
     for adapter in (getattr(agent.model, "peft_config", None) or {}).values():
         values.append(("lora_r", getattr(adapter, "r", None)))
         values.append(("lora_alpha", getattr(adapter, "lora_alpha", None)))
@@ -262,7 +262,7 @@ def list_settings(agent: TrainedAgent) -> list[tuple[str, str]]:
 def base_model_of(agent: TrainedAgent) -> str | None:
     """Return the Hub id of the base model.
 
-    Of a local folder only the last part of the path is named, because the rest is private.
+    Name only the last part of a local folder's path, because the rest is private.
     """
     name = getattr(agent.model.config, "_name_or_path", "") or None
     if name and (Path(name).is_dir() or name.startswith(("/", "."))):

@@ -378,7 +378,7 @@ class RolloutPlayer:
                 result = work(check_peers)
             except PolicyUnreachable as error:
                 if self.sync_weights is None:
-                    raise  # a policy in this process is out of reach for nobody else
+                    raise  # other processes reach a policy of their own
                 # Leave the session together with the other processes, then raise on all of them.
                 error_message = str(error)
         if self.sync_weights is not None:

@@ -478,7 +478,7 @@ def round_reward(reward: float) -> float | None:
 def _measure_diversity(rollouts: Sequence[Rollout]) -> float | None:
     """Return the mean diversity of groups over all processes. Must be called on every process.
 
-    Of a group that is divided between processes each part counts by itself.
+    If a group is divided between processes, each part counts by itself.
     """
     groups: dict[int | None, list[str]] = {}
     for rollout in rollouts:

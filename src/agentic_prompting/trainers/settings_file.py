@@ -29,7 +29,7 @@ SETTINGS_FILE = Path("rollouts") / "settings.json"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run was started with.
+    """The settings with which a run was started.
 
     Args:
         args (`dict[str, Any]`): The training arguments by name.

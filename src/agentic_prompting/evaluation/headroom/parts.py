@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ import numpy as np
 from ...environments import Worker
 from ...llm import ChatModel
 from ...refine import ProRefiner
-from ...rewards import read_answer
 from ...rollout import Rollout, fill_template, rollout_seed
 from ...rollout.spec import check_template
+from ..pool_systems import WorkerSystem
 from ..scoring import score_rollouts
 from ..systems import (
     Agent,
-    Answer,
     ProRefineSystem,
     Row,
     System,
@@ -321,29 +319,6 @@ class Choice:
         return {**row, "question": fill_template(self.template, row["question"])}
 
 
-class WorkerSystem(System):
-    """A worker of a [`Workers`] pool, which is sent each question as it is.
-
-    Args:
-        worker ([`Worker`]): The worker.
-    """
-
-    def __init__(self, worker: Worker):
-        self.worker = worker
-
-    async def answer(self, row: Row, seed: int) -> Answer:
-        started = time.perf_counter()
-        # Workers that are environments read the row of an episode.
-        episode = Rollout([], row=dict(row), seed=seed)
-        session = f"headroom.{seed}"
-        reply = await self.worker.answer(row["question"], seed, episode, session, send_once=None)
-        answer = answer_of_replies(reply.replies, time.perf_counter() - started)
-        # The text of an agent, or of a model that writes its thoughts, is not that of its last call.
-        if answer.error is not None or reply.error is not None:
-            return answer
-        return replace(answer, text=read_answer(reply.text), whole=reply.text)
-
-
 class ChoicePart:
     """Several ways to get an answer to each row, asked several times each.
 
@@ -400,17 +375,17 @@ class ChoicePart:
         """Several models or workers, each asked the plain question."""
         choices = {}
         for name, member in pool.items():
-            choices[name] = cls._choice_of_member(measurement.caller, member)
+            choices[name] = cls._choice_of_member(measurement.caller, name, member)
         return cls(measurement, "pool", choices, repeats)
 
     @staticmethod
-    def _choice_of_member(caller: Caller, member: Any) -> Choice:
-        # A chat model is told how to mark its answer.
+    def _choice_of_member(caller: Caller, name: str, member: Any) -> Choice:
+        # The request says to a chat model how to mark its answer.
         if not isinstance(member, Worker):
             return Choice(caller.system_of(member, ""), DEFAULT_REQUESTS[0])
         # A tool, a search engine or an agent reads the question alone.
         template = DEFAULT_REQUESTS[0] if member.is_chat else "{question}"
-        return Choice(WorkerSystem(member), template, max_calls_of_worker(member))
+        return Choice(WorkerSystem({name: member}, name), template, max_calls_of_worker(member))
 
     async def measure(self, result: Headroom) -> None:
         # (rows, choices, repeats)

@@ -33,7 +33,7 @@ def _library(folder: Path) -> list[Sequence[str]]:
     """A real model that learns to look facts up: the demonstration on two cores, and twice its steps on a GPU."""
     task, model = "to look facts up", "SmolLM2-135M, LoRA"
     runs = {
-        ("cpu", "demo"): ("`make real`", ""),
+        ("cpu", "demo"): ("`make real`", ", beside other work"),
         ("gpu", "longer"): ("`benchmarks/real/library.py`", " on one H200"),
     }
     records = _read(folder, "real")

@@ -15,7 +15,7 @@ from agentic_prompting import Environment, OpenAIChat
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.interop.tools import ToolEnvironment
 from agentic_prompting.llm import RoutedChat, ScriptedChat, TimedOut, run, start
-from agentic_prompting.llm.guard import guarded
+from agentic_prompting.llm.guard import guarded, wait_for
 from agentic_prompting.llm.threads import DaemonThreads
 from agentic_prompting.rollout import (
     RESET_ERROR,
@@ -183,17 +183,49 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_a_warning_names_who_is_waited_for(warnings):
+def test_a_warning_names_who_is_waited_for(warnings, monkeypatch):
+    entered = []
+
     class Stuck(Hangs):
         def step(self, rollout):
+            entered.append(1)
             self.event.wait()
 
+    # Impatient only when all three wait: on a busy machine the first is warned of before the last.
+    monkeypatch.setattr("agentic_prompting.llm.guard._FIRST_WARNING", math.inf)
     waiting = [start(observe(Stuck(), Rollout([1]), 600)) for _ in range(3)]
+    until(lambda: entered == [1, 1, 1])
+    monkeypatch.setattr("agentic_prompting.llm.guard._FIRST_WARNING", 0.0)
     until(lambda: warnings("Stuck.step"))
     (text,) = warnings("Stuck.step")
     assert "the environment" in text and "600 s" in text and "(3 calls)" in text
     for future in waiting:
         future.cancel()
+
+
+def test_a_step_that_is_cancelled_twice_cleans_up():
+    """The end of the loop cancels every task, and then its caller cancelled the step once more."""
+    cleaned_up = []
+    step_task = None
+
+    async def step():
+        nonlocal step_task
+        step_task = asyncio.current_task()
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned_up.append("yes")
+
+    async def end_all():
+        waiting = asyncio.create_task(wait_for(step(), "a step"))
+        await asyncio.sleep(0.01)
+        for task in (step_task, waiting):
+            task.cancel()
+        await asyncio.wait({waiting})
+
+    asyncio.run(end_all())
+    assert cleaned_up == ["yes"]
 
 
 def test_a_hung_tool_is_named(warnings, released):

@@ -555,7 +555,10 @@ async def wait_for(work: Coroutine[Any, Any, T], name: str, limit: float | None 
 
 def abandon(task: asyncio.Future[Any]) -> None:
     """Cancel a task and ignore its result."""
-    task.cancel()
+    # Whoever cancelled it before, such as the end of the loop, has begun its clean-up, which a second
+    # cancellation would interrupt.
+    if not (isinstance(task, asyncio.Task) and task.cancelling()):
+        task.cancel()
     task.add_done_callback(_retrieve_exception)
 
 

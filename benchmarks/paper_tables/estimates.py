@@ -80,7 +80,7 @@ def _joined(
         fit_calls=sum(one.fit_calls for one in results),
         **{
             name: fmean(getattr(one, name) for one in results)
-            for name in ("calls", "tokens", "cost_usd", "seconds")
+            for name in ("calls", "tokens", "worth_usd", "cost_usd", "seconds")
         },
     )
 

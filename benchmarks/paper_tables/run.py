@@ -216,7 +216,7 @@ def _finish(
         note = {"note": notes.get((result.system, result.task), "")} if notes else {}
         return {**wald(result), **note}
 
-    blank = [Result(*one, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0) for one in run.not_asked]
+    blank = [Result(*one, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0, 0) for one in run.not_asked]
     shown = Evaluation([*run.evaluation.results, *blank])
     run.files = write_tables(folder, shown, run.comparisons, title, extra)
     draw_figures(run, config, folder)

@@ -132,6 +132,25 @@ def test_right_wrong_and_failed_are_three_things(tmp_path):
     assert (row["answered"], row["failed"]) == ("17", "3")
 
 
+def test_a_replayed_call_shows_its_worth_beside_what_was_paid():
+    """One system has one cost, whether its calls were made here or replayed."""
+
+    class Paid(System):
+        async def answer(self, row, seed):
+            return Answer("x", cost_usd=0.02)
+
+    class Replayed(System):
+        async def answer(self, row, seed):
+            return Answer("x", cost_usd=0.0, worth_usd=0.02)
+
+    first = evaluate_agent(Paid(), [TASK], progress=False)
+    assert "$ paid" not in results_table(first)[0]
+    both = evaluate_agent({"paid": Paid(), "replayed": Replayed()}, [TASK], progress=False)
+    rows = results_table(both)
+    assert [row["$"] for row in rows] == ["0.02000", "0.02000"]
+    assert [row["$ paid"] for row in rows] == ["0.02000", "0.00000"]
+
+
 def test_no_answer_is_wrong_not_failed():
     evaluation = evaluate_agent(
         lambda questions: [None] * len(questions), [TASK], runs=1, progress=False

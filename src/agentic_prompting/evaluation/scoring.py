@@ -42,8 +42,10 @@ class Result:
         answers (`int`), failed (`int`): Number of questions times runs, and how many of these
             answers failed and have no score.
         ungraded (`dict[str, int]`): By metric, the number of answers that it could not grade.
-        calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered
-            question.
+        calls (`float`), tokens (`float`), seconds (`float`): Means per answered question.
+        worth_usd (`float`): Mean US dollars of an answered question at the price of all its calls,
+            those that were replayed included.
+        cost_usd (`float`): What was paid of it here.
         fit_calls (`int`): Calls that were needed to make the system.
         repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by
             metric and name: `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
@@ -58,6 +60,7 @@ class Result:
     ungraded: dict[str, int]
     calls: float
     tokens: float
+    worth_usd: float
     cost_usd: float
     seconds: float
     fit_calls: int
@@ -204,6 +207,8 @@ def summarise(
             return 0.0
         return fmean(record.get(field_name, 0) for record in answered)
 
+    worths = [record.get("worth_usd", record.get("cost_usd")) or 0.0 for record in answered]
+
     return Result(
         system=system,
         task=task,
@@ -214,6 +219,7 @@ def summarise(
         ungraded=ungraded,
         calls=mean_of("calls"),
         tokens=mean_of("tokens"),
+        worth_usd=fmean(worths) if worths else 0.0,
         cost_usd=mean_of("cost_usd"),
         seconds=mean_of("seconds"),
         fit_calls=fit_calls,

@@ -40,7 +40,7 @@ class Answer:
         calls (`int`), cached (`int`): Model calls, and how many of them were replayed without
             payment.
         tokens (`int`), cost_usd (`float`): Tokens read and written, and their cost.
-        worth_usd (`float`, *optional*): Cost without replayed calls. Defaults to `cost_usd`.
+        worth_usd (`float`, *optional*): Their cost if no call had been replayed. Defaults to `cost_usd`.
         seconds (`float`): Time from question to answer.
         trajectory (*optional*): How the answer was found, JSON-able.
     """

@@ -195,7 +195,8 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
     """Return one row per task and system: metrics with their intervals, numbers of answers, cost.
 
     `answered` is the number of questions times runs minus the answers that `failed`; a failed
-    answer is not part of any mean.
+    answer is not part of any mean. `$` is the price of all calls of a question; where some of them
+    were replayed, `$ paid` is what was paid here.
 
     Args:
         evaluation ([`Evaluation`]): The results.
@@ -209,6 +210,8 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
         tasks.append(result.task)
         metrics.extend(result.estimates)
     metrics = list(dict.fromkeys(metrics))
+
+    has_replayed = any(result.cost_usd != result.worth_usd for result in evaluation.results)
 
     # Rows: by task, in the order of the evaluation.
     table = []
@@ -224,7 +227,8 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
             "calls": f"{result.calls:.1f}",
             "calls to make it": str(result.fit_calls),
             "tokens": f"{result.tokens:.0f}",
-            "$": f"{result.cost_usd:.5f}",
+            "$": f"{result.worth_usd:.5f}",
+            **({"$ paid": f"{result.cost_usd:.5f}"} if has_replayed else {}),
             "seconds": f"{result.seconds:.2f}",
         }
         table.append(cells)

@@ -86,7 +86,7 @@ class Crafted:
         )
 
 
-def trainer_for(tiny_policy, folder, environment, **options):
+def trainer_for(tiny_policy, folder, environment, dtype=torch.float64, **options):
     spg = options.get("steps_per_generation", 1)
     settings = {
         "per_device_train_batch_size": B // spg,
@@ -102,7 +102,7 @@ def trainer_for(tiny_policy, folder, environment, **options):
         **options,
     }
     return MultiTurnGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(tiny_policy).double(),
+        AutoModelForCausalLM.from_pretrained(tiny_policy).to(dtype),
         [Program.reward] if environment is None else None,
         MultiTurnGRPOConfig(str(folder), **settings),
         [ROW] * B,
@@ -239,6 +239,8 @@ def main(policy, folder, loss_type, backend):
         Program(agent),
         loss_type=loss_type,
         per_device_train_batch_size=4,
+        # DeepSpeed refuses float64 where the processor has instructions for float16.
+        dtype=torch.float32 if backend == "zero3" else torch.float64,
     )
     rank = torch.distributed.get_rank()
     torch.save(found, Path(folder) / f"{rank}.pt")

@@ -44,7 +44,8 @@ def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_t
     if backend == "zero3":
         pytest.importorskip("deepspeed")
     error, seen, kind = launched(tiny_policy, tmp_path, loss_type, backend)
-    assert error <= 1e-6 and kind == TYPES[backend]
+    # Of the step's largest component; in float32 under ZeRO-3, in float64 otherwise.
+    assert error <= (1e-5 if backend == "zero3" else 1e-6) and kind == TYPES[backend]
     for rows in seen:
         assert sum(rows) == 12 - 2, "as many rows as the process with the most"
         assert max(rows) <= (10 if backend == "zero3" else 4), "in slices"

@@ -9,13 +9,13 @@ SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 ABOVE_THE_TORCH_LINE = (
     "records",
     "llm",
+    "data",
     "rollout",
     "environments",
     "programs",
     "rewards",
     "evolution",
     "refine",
-    "data",
     "evaluation",
 )
 BELOW_THE_TORCH_LINE = (

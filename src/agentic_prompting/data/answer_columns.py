@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import cast
 
-from ..llm.numbers import is_missing, number_text, value_text
-from ..rewards.answers import answer_text
+from ..llm.numbers import answer_text, is_missing, number_text, value_text
 
 
 def list_answers(value: object) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..llm.numbers import is_missing
-from ..rewards.answers import answer_text
+from ..llm.numbers import answer_text, is_missing
 from .answer_columns import list_answers
 from .validation import find_question_problem, quote_names
 

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from numbers import Integral, Rational, Real
-from typing import SupportsFloat
+from typing import SupportsFloat, TypeGuard
 
 # A number with more digits before the point, or more zeros after it, is written with an exponent.
 _MAX_WHOLE_DIGITS = 400
@@ -31,7 +31,7 @@ def is_missing(value: object) -> bool:
     return math.isnan(value)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[Real | Decimal]:
     """Return whether a value is a number of Python, NumPy, `decimal` or `fractions`; a `bool` is
     not.
     """
@@ -82,6 +82,22 @@ def number_text(value: Real | Decimal) -> str:
     return _decimal_text(number)
 
 
+def answer_text(value: object) -> str:
+    """Return an accepted answer as text: a text unchanged, a number by [`number_text`].
+
+    Raises:
+        `ValueError`: If it is neither, which means that the row is broken.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if not is_number(value) or is_missing(value):
+        raise ValueError(
+            "an accepted answer must be a text or a number, got "
+            f"{type(value).__name__}: {value!r:.80}"
+        )
+    return number_text(value)
+
+
 def value_text(value: object) -> str:
     """Return any value as text.
 
@@ -90,7 +106,7 @@ def value_text(value: object) -> str:
     """
     if is_missing(value):
         return ""
-    if isinstance(value, (Real, Decimal)) and is_number(value):
+    if is_number(value):
         try:
             return number_text(value)
         except ValueError:  # infinite

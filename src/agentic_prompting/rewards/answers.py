@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..llm import strip_thoughts
-from ..llm.numbers import is_missing, is_number, number_text
+from ..llm.numbers import answer_text
 
 # "Answer:", "**Final Answer**:", "answer :". The repeats are bounded, so that each match takes
 # constant time.
@@ -129,22 +129,6 @@ def accepted_answers(answers: Sequence[Any]) -> list[str]:
     if not len(answers):
         raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
     return [answer_text(answer) for answer in answers]
-
-
-def answer_text(value: Any) -> str:
-    """Return an accepted answer as text: a text unchanged, a number by [`number_text`].
-
-    Raises:
-        `ValueError`: If it is neither, which means that the row is broken.
-    """
-    if isinstance(value, str):
-        return str(value)
-    if not is_number(value) or is_missing(value):
-        raise ValueError(
-            "an accepted answer must be a text or a number, got "
-            f"{type(value).__name__}: {value!r:.80}"
-        )
-    return number_text(value)
 
 
 def _find_tagged(text: str) -> str | None:

@@ -66,6 +66,17 @@ def test_a_budget_below_it_is_warned_of(tokens, is_warned, caplog):
     assert ("least useful" in caplog.text) == is_warned
 
 
+def test_it_is_announced_before_the_first_call():
+    policy = Policy()
+    announced = []
+
+    def announce(least):
+        announced.append((least, policy.calls))
+
+    run(policy, replace(SETTINGS, steps=1), on_start=announce)
+    assert announced == [(estimate(), 0)]
+
+
 def test_dollars_are_compared_with_dollars():
     priced = OpenAIChat("m", base_url="http://127.0.0.1:9/v1", api_key="x", price=(1.0, 2.0))
     least = estimate(priced, priced)

@@ -14,9 +14,9 @@ from typing import Any
 from ..evolution import (
     EvolveConfig,
     EvolveResult,
+    LeastBudget,
     Member,
     StepLog,
-    estimate_least_budget,
     evolve as run_evolution,
 )
 from ..llm import LLMError
@@ -130,20 +130,25 @@ def evolve_in_folder(
                 parts = _sandbox_parts(options, config)
             else:
                 parts = _connect_parts(options, config, stack)
-        # What a run costs at least, before the first call.
-        if on_step is not None and not options.sandbox:
-            named = ("policy", "reference", "rows", "prompt", "config")
-            least = estimate_least_budget(*(parts[name] for name in named))
-            print(f"the least useful budget: {least}", flush=True)
-        budget = options.budget(folder / "spending.sqlite")
-        # Before anything is spent; a run that goes on has spent already, and the sandbox is free.
-        if not options.sandbox and not (folder / "state.json").exists():
-            measured = f"--policy-model {options.policy_model}"
-            # With --json standard output has one JSON object and nothing else.
-            stream = sys.stderr if options.json else sys.stdout
-            point_to_headroom(folder, f"{measured} --output-dir {folder}", stream)
+
+        def announce(least: LeastBudget) -> None:
+            """Print what the run costs at least, and point to `headroom`, before anything is spent."""
+            if on_step is not None:
+                print(f"the least useful budget: {least}", flush=True)
+            # A run that goes on has spent already.
+            if not (folder / "state.json").exists():
+                measured = f"--policy-model {options.policy_model}"
+                # With --json standard output has one JSON object and nothing else.
+                stream = sys.stderr if options.json else sys.stdout
+                point_to_headroom(folder, f"{measured} --output-dir {folder}", stream)
+
+        # The sandbox spends nothing.
         result = run_evolution(
-            **parts, on_step=on_step, checkpoint=folder / "state.json", budget=budget
+            **parts,
+            on_step=on_step,
+            checkpoint=folder / "state.json",
+            budget=options.budget(folder / "spending.sqlite"),
+            on_start=None if options.sandbox else announce,
         )
     atomic_write(folder / "system_prompt.txt", result.best.text)
     return result

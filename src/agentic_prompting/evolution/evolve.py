@@ -43,7 +43,7 @@ from .generation import (
     journal_beside,
     propose_children,
 )
-from .least_budget import estimate_least_budget
+from .least_budget import LeastBudget, estimate_least_budget
 from .operators import Outcome
 from .population import Population, load_state
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
@@ -157,6 +157,7 @@ def evolve(
     checkpoint: str | Path | None = None,
     budget: Budget | None = None,
     eval_rows: Sequence[Any] | None = None,
+    on_start: Callable[[LeastBudget], None] | None = None,
 ) -> EvolveResult:
     """Evolve a system prompt for a model that is only called, not trained; also in a notebook.
 
@@ -179,11 +180,13 @@ def evolve(
             the run is resumed from it. The journal of all children is written beside it, see
             [`journal_beside`].
         budget ([`Budget`], *optional*): The common budget of the roles: `policy`, `reference` and,
-            if the reward is a language model with a `charge_to`, `judge`. One that does not pay for
-            two steps ([`LeastBudget`]) is warned of before the first call.
+            if the reward is a language model with a `charge_to`, `judge`. A warning is logged
+            before the first call if it does not pay for two steps ([`LeastBudget`]).
         eval_rows (`Sequence`, *optional*): Held-out problems, which change no rating. The first and
             the best prompt are evaluated on them after the last step; see also `eval_every` and
             `eval_all` of the settings.
+        on_start (`Callable[[LeastBudget], None]`, *optional*): Called once with the least useful
+            budget, after the arguments are checked and before the first call of a model.
 
     Returns:
         [`EvolveResult`]. A run that cannot continue (budget spent, too many failures) returns its
@@ -206,6 +209,8 @@ def evolve(
         charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
     least = estimate_least_budget(policy, reference, rows, prompt, evolution.config)
+    if on_start is not None:
+        on_start(least)
     path = None if checkpoint is None else Path(checkpoint)
     stopped = None
     # Two processes that write one checkpoint would undo the steps of each other.

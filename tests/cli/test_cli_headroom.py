@@ -234,3 +234,11 @@ def test_a_run_that_cannot_be_measured(run, tmp_path, text, message):
     config.write_text(text)
     status, out, err = run("headroom", "--config", config, "--output-dir", tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err
+
+
+def test_the_defaults_are_those_of_python():
+    from agentic_prompting.cli.headroom_options import HeadroomOptions
+    from agentic_prompting.evaluation.headroom import HeadroomSettings
+
+    for name in ("tried", "repeats", "calls", "top_up_calls", "delta", "seed"):
+        assert getattr(HeadroomOptions, name) == getattr(HeadroomSettings, name)

@@ -9,7 +9,13 @@ from contextlib import closing
 import pytest
 
 from agentic_prompting import OpenAIChat, Worker, Workers
-from agentic_prompting.evaluation.headroom import HEADROOM_FILE, Headroom, aheadroom, headroom
+from agentic_prompting.evaluation.headroom import (
+    HEADROOM_FILE,
+    Headroom,
+    HeadroomSettings,
+    aheadroom,
+    headroom,
+)
 from agentic_prompting.evaluation.headroom.proposals import DEFAULT_REQUESTS, read_prompts
 from agentic_prompting.evaluation.headroom_file import HeadroomFigures
 from agentic_prompting.llm import (
@@ -465,6 +471,15 @@ def test_the_same_seed_measures_the_same_rows():
         return sorted(call[-1]["content"] for call in chat.calls)
 
     assert asked(1) == asked(1) != asked(2)
+
+
+def test_settings_may_be_passed_as_an_object():
+    settings = HeadroomSettings(policy=chat_of({}), prompts=["a", "b"], calls=100)
+    found = headroom(ROWS, settings, top_up_calls=100, delta=0.2)
+    assert found.texts == ["a", "b", ""] and found.delta == 0.2
+    assert found.calls["prompts"] <= 200 and settings.delta is None
+    with pytest.raises(TypeError, match="prompt"):
+        headroom(ROWS, settings, prompt="a")
 
 
 def test_a_result_is_saved_and_awaited(tmp_path):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..environments import Workers
 from ..refine import ProRefiner
 from .example_files import find_example
-from .headroom_options import DEFAULT_GROUP_SIZE, HeadroomOptions
+from .headroom_options import HeadroomOptions
 from .hub import check_agent, check_model, find_model
 from .loader import load_environment, load_reward, load_score
 from .option_parser import OptionParser
@@ -29,7 +29,7 @@ SETTINGS = (HeadroomOptions,)
 
 def headroom(arguments: Sequence[str]) -> int:
     """Measure what can be gained on a task, and whether there is a signal, before a run."""
-    from ..evaluation.headroom import headroom as measure_headroom
+    from ..evaluation.headroom import HeadroomSettings, headroom as measure_headroom
 
     (options,) = OptionParser("headroom", SETTINGS, headroom.__doc__).parse(arguments)
     options.config = find_example(options.config)
@@ -49,16 +49,18 @@ def headroom(arguments: Sequence[str]) -> int:
         else:
             parts = _connect_parts(options, stack)
         # Measure, with no more calls in each part than the options allow.
+        rows = parts.pop("rows")
+        settings = HeadroomSettings(
+            **parts,
+            tried=options.tried,
+            repeats=options.repeats,
+            calls=options.calls,
+            top_up_calls=options.top_up_calls,
+            delta=options.delta,
+            seed=options.seed,
+        )
         with show_progress("measuring"):
-            measured = measure_headroom(
-                **{"group_size": DEFAULT_GROUP_SIZE, **parts},
-                tried=options.tried,
-                repeats=options.repeats,
-                calls=options.calls,
-                top_up_calls=options.top_up_calls,
-                delta=options.delta,
-                seed=options.seed,
-            )
+            measured = measure_headroom(rows, settings)
     _show(measured, options)
     return 1 if measured.stopped else 0
 

@@ -16,8 +16,6 @@ from .yaml_file import read_yaml
 if TYPE_CHECKING:
     from ..llm import Budget
 
-DEFAULT_GROUP_SIZE = 8
-
 
 @dataclass
 class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing):

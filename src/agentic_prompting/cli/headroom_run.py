@@ -30,7 +30,7 @@ RunArguments = PromptR1Arguments | ESPLArguments
 
 
 def connect_run(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]:
-    """The arguments of [`aheadroom`] for a training run: its agent, rows, reward and large LLM.
+    """The rows and fields of [`HeadroomSettings`] for a training run: its agent, reward and large LLM.
 
     Raises:
         `ValueError`: If the run is none that can be measured, or an option is wrong or missing.

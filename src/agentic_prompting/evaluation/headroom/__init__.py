@@ -31,6 +31,7 @@ from .prompts import (
 )
 from .refinement import RefineHeadroom, judge_refinement
 from .result import Headroom
+from .settings import HeadroomSettings
 
 __all__ = [
     "HEADROOM_FILE",
@@ -40,6 +41,7 @@ __all__ = [
     "GroupSignal",
     "Headroom",
     "HeadroomFigures",
+    "HeadroomSettings",
     "PromptHeadroom",
     "PromptTest",
     "RefineHeadroom",

@@ -78,7 +78,7 @@ class Measurement:
 class PromptPart:
     """Two stages over system prompts: some rows choose a challenger, fresh rows measure its gain.
 
-    The arguments after `measurement` are those of [`aheadroom`].
+    The arguments after `measurement` are fields of [`HeadroomSettings`].
     """
 
     def __init__(
@@ -181,7 +181,10 @@ class PromptPart:
 
 
 class SignalPart:
-    """Groups of rollouts of an untrained agent. The arguments after `measurement` are those of [`aheadroom`]."""
+    """Groups of rollouts of an untrained agent.
+
+    The arguments after `measurement` are fields of [`HeadroomSettings`].
+    """
 
     def __init__(
         self,

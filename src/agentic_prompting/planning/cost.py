@@ -256,49 +256,111 @@ def estimate_cost(
     args = {name: value for name, value in args.items() if value is not None}
     schedule = Schedule.from_args(args, gpus, rows)
 
-    # Replace assumptions by what a pilot run measured.
-    notes = []
-    usd_per_rollout = None
-    pilot_workers: dict[str, tuple[float, float]] = {}
-    measured: dict[str, Any] = {}
-    intervals: dict[str, tuple[float, float]] = {}
-    # Dollars are not an assumption: they replace the price instead.
+    # What a pilot run measured replaces assumptions.
+    figures = None
     if pilot is not None:
         figures = PilotFigures.read(Path(pilot))
-        intervals = figures.intervals
-        pilot_workers = figures.workers
-        usd_per_rollout = figures.means.get("usd")
-        measured = {name: mean for name, mean in figures.means.items() if name != "usd"}
-        assumptions = replace(assumptions, **measured)
-        names = ", ".join(figures.means)
-        notes.append(f"measured per rollout: {names}, in {pilot}: {figures.description}")
+        assumptions = figures.replace_in(assumptions)
+
+    calls = estimate_calls(schedule, assumptions, price, pool, figures)
+    duration = estimate_duration(args, schedule, assumptions, parameters, trained, kv_bytes)
+
+    # Where the figures come from, and warnings.
+    notes = describe_sources(assumptions, figures, pilot)
+    if calls.has_equal_shares:
+        notes.append("assumed: each worker of the pool gets the same share of the calls")
+    step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
+    if step_seconds is not None:
+        notes.append(
+            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch and GPUs"
+        )
+    if "prompts_per_step" in args and args.get("mode") != "rl":
+        notes.append("the calls of the reference LLM are not included")
+    needed = {"budget_usd": calls.usd, "budget_tokens": calls.tokens}
+    notes += budget_warnings(args, schedule.steps, needed)
+
+    return CostEstimate(
+        steps=schedule.steps,
+        rollouts=schedule.rollouts_per_step,
+        calls=calls.calls,
+        tokens=calls.tokens,
+        usd=calls.usd,
+        sampling_seconds=duration.sampling_seconds,
+        training_seconds=duration.training_seconds,
+        hours=duration.hours,
+        hours_with_lead=duration.hours_with_lead,
+        intervals={} if figures is None else figures.intervals,
+        workers=calls.workers,
+        notes=notes,
+    )
+
+
+def describe_sources(
+    assumptions: Assumptions, figures: PilotFigures | None, pilot: str | Path | None
+) -> list[str]:
+    """Return notes on what a pilot measured, and on what is assumed with its values."""
+    notes = []
+    measured: Mapping[str, float] = {}
+    if figures is not None:
+        measured = figures.means
+        notes.append(
+            f"measured per rollout: {', '.join(measured)}, in {pilot}: {figures.description}"
+        )
     # Every figure that no pilot measured is named with its value.
     assumed = []
     for setting in fields(Assumptions):
         if setting.name not in measured:
             assumed.append(f"{setting.name} {getattr(assumptions, setting.name):g}")
     notes.append("assumed: " + ", ".join(assumed))
+    return notes
 
-    # Calls of each worker of a pool: those of a pilot, or equal shares.
+
+@dataclass(frozen=True)
+class CallEstimate:
+    """The estimated calls of a run: fields of [`CostEstimate`].
+
+    Args:
+        calls (`float`), tokens (`float`), usd (`float`, *optional*): As of [`CostEstimate`].
+        workers (`dict[str, WorkerCost]`): As of [`CostEstimate`].
+        has_equal_shares (`bool`): Whether each worker is assumed to get the same share of calls.
+    """
+
+    calls: float
+    tokens: float
+    usd: float | None
+    workers: dict[str, WorkerCost]
+    has_equal_shares: bool
+
+
+def estimate_calls(
+    schedule: Schedule,
+    assumptions: Assumptions,
+    price: tuple[float, float] | None,
+    pool: Mapping[str, Worker] | None,
+    figures: PilotFigures | None,
+) -> CallEstimate:
+    """Return the calls, tokens and dollars of a run, and those of each worker of a pool."""
     rollouts_played = schedule.rollouts_played
     calls = assumptions.calls * rollouts_played
+
+    # Calls of each worker of a pool: those of a pilot, or equal shares.
     workers: dict[str, WorkerCost] = {}
-    if pilot_workers:
-        for name, (worker_calls, worker_usd) in pilot_workers.items():
+    has_equal_shares = False
+    if figures is not None and figures.workers:
+        for name, (worker_calls, worker_usd) in figures.workers.items():
             workers[name] = WorkerCost(worker_calls * rollouts_played, worker_usd * rollouts_played)
         # A turn of a conductor makes several calls.
         calls = sum(worker.calls for worker in workers.values())
     elif pool:
+        has_equal_shares = True
         share = calls / len(pool)
         for name, worker in pool.items():
             worker_price = usd_per_worker_call(worker, assumptions)
             share_usd = None if worker_price is None else share * worker_price
             workers[name] = WorkerCost(share, share_usd)
-        notes.append("assumed: each worker of the pool gets the same share of the calls")
 
-    # Tokens and dollars.
-    tokens = calls * (assumptions.call_input + assumptions.call_output)
-    # Without a pilot's dollars: those of all workers, or tokens times price, if prices are known.
+    # Dollars: a pilot's, or those of all workers, or tokens times price, if prices are known.
+    usd_per_rollout = None if figures is None else figures.means.get("usd")
     if usd_per_rollout is None and workers:
         worker_dollars = [worker.usd for worker in workers.values()]
         if None not in worker_dollars:
@@ -306,20 +368,50 @@ def estimate_cost(
     elif usd_per_rollout is None and price is not None:
         usd_per_call = assumptions.call_input * price[0] + assumptions.call_output * price[1]
         usd_per_rollout = assumptions.calls * usd_per_call / MILLION
-    usd = None if usd_per_rollout is None else usd_per_rollout * rollouts_played
+    return CallEstimate(
+        calls=calls,
+        tokens=calls * (assumptions.call_input + assumptions.call_output),
+        usd=None if usd_per_rollout is None else usd_per_rollout * rollouts_played,
+        workers=workers,
+        has_equal_shares=has_equal_shares,
+    )
 
-    # Hours.
-    token_seconds = seconds_per_token(schedule, assumptions, parameters, kv_bytes)
+
+@dataclass(frozen=True)
+class DurationEstimate:
+    """The estimated duration of a run: fields of [`CostEstimate`].
+
+    Args:
+        sampling_seconds (`float`), training_seconds (`float`): As of [`CostEstimate`].
+        hours (`float`), hours_with_lead (`float`, *optional*): As of [`CostEstimate`].
+    """
+
+    sampling_seconds: float
+    training_seconds: float
+    hours: float
+    hours_with_lead: float | None
+
+
+def estimate_duration(
+    args: Mapping[str, Any],
+    schedule: Schedule,
+    assumptions: Assumptions,
+    parameters: int,
+    trained: int | None,
+    kv_bytes: int,
+) -> DurationEstimate:
+    """Return the seconds of a step and the hours of a run."""
     # Rollouts that do not fit into a GPU's decoding batch wait for the next wave.
+    token_seconds = seconds_per_token(schedule, assumptions, parameters, kv_bytes)
     waves = math.ceil(schedule.rollouts_per_gpu / assumptions.rows_at_once)
     wave_seconds = assumptions.agent_tokens * token_seconds
     wave_seconds += assumptions.calls * assumptions.call_seconds
     sampling_seconds = waves * wave_seconds / schedule.updates_per_batch
+
     # A rollout has half of the longest context on average.
     tokens_per_step = schedule.rollouts_per_step * schedule.context / 2
     operations = tokens_per_step * operations_per_token(args, parameters, trained)
-    training_seconds = operations / (gpus * assumptions.flops * assumptions.train_share)
-    hours = schedule.steps * (sampling_seconds + training_seconds) / 3600
+    training_seconds = operations / (schedule.gpus * assumptions.flops * assumptions.train_share)
 
     # A colocated vLLM cannot have a lead.
     hours_with_lead = None
@@ -331,30 +423,11 @@ def estimate_cost(
         hidden = hidden_share(assumptions, token_seconds, update_seconds, has_server)
         waiting_seconds = sampling_seconds * (1 - hidden)
         hours_with_lead = schedule.steps * (waiting_seconds + training_seconds) / 3600
-
-    # Notes.
-    step_seconds = None if pilot is None else mean_step_seconds(Path(pilot))
-    if step_seconds is not None:
-        notes.append(
-            f"the pilot's own steps took {step_seconds:.1f} s, rollouts included, with its batch and GPUs"
-        )
-    if "prompts_per_step" in args and args.get("mode") != "rl":
-        notes.append("the calls of the reference LLM are not included")
-    notes += budget_warnings(args, schedule.steps, {"budget_usd": usd, "budget_tokens": tokens})
-
-    return CostEstimate(
-        steps=schedule.steps,
-        rollouts=schedule.rollouts_per_step,
-        calls=calls,
-        tokens=tokens,
-        usd=usd,
+    return DurationEstimate(
         sampling_seconds=sampling_seconds,
         training_seconds=training_seconds,
-        hours=hours,
+        hours=schedule.steps * (sampling_seconds + training_seconds) / 3600,
         hours_with_lead=hours_with_lead,
-        intervals=intervals,
-        workers=workers,
-        notes=notes,
     )
 
 
@@ -530,6 +603,13 @@ class PilotFigures:
             workers=read_worker_means(records),
             description=f"{len(records)} rollouts of {len(groups)} question{plural}",
         )
+
+    def replace_in(self, assumptions: Assumptions) -> Assumptions:
+        """Return assumptions with the means of this pilot in their place."""
+        # Dollars are not an assumption: they replace the price instead.
+        measured: dict[str, Any] = dict(self.means)
+        measured.pop("usd", None)
+        return replace(assumptions, **measured)
 
 
 def read_worker_means(records: Sequence[Record]) -> dict[str, tuple[float, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .hub import check_agent
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, Tracing, option
-from .terminal import print_observation, print_styled, print_text, print_turn, show_progress
+from .terminal import print_json, print_observation, print_styled, print_turn, show_progress
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout
@@ -68,7 +67,7 @@ def ask(arguments: Sequence[str]) -> int:
         rollout = agent.answer(question, options.seed)
 
     if options.json:
-        print_text(json.dumps(_conversation(question, rollout), ensure_ascii=False))
+        print_json(_conversation(question, rollout))
     else:
         _print_end(rollout)
     return 1 if rollout.answer is None else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from .hub import check_agent
 from .loader import load_environment, load_object
 from .option_parser import OptionParser
 from .options import JSON_HELP, TaskRows, list_option, option
+from .script import print_error
 from .terminal import REQUEST_LABEL, print_observation, print_styled, print_text, print_turn
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:
         )
     else:
         return 0
-    print(f"agentic-prompting: {message}", file=sys.stderr)
+    print_error(message)
     return 1
 
 

@@ -15,13 +15,12 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .example_files import find_example
 from .extras import PACKAGE, find_missing_extras, version_of
 from .hub import check_model, find_model
 from .option_parser import OptionParser
@@ -29,7 +28,7 @@ from .options import JSON_HELP, MissingOption, option
 from .plan import PlanOptions, plan_run
 from .run_configuration import LLM_TIMEOUT, RunConfiguration, option_defaults
 from .terminal import show_progress
-from .yaml_file import read_yaml
+from .yaml_file import read_options
 
 if TYPE_CHECKING:
     from ..llm import LLMError, OpenAIChat
@@ -92,9 +91,6 @@ def doctor(arguments: Sequence[str]) -> int:
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
     (options,) = OptionParser("doctor", SETTINGS, doctor.__doc__).parse(arguments)
-    # Outside of a clone, `examples/...` means the files that came with the package.
-    options.config = find_example(options.config)
-    options.accelerate_config = find_example(options.accelerate_config)
     findings: list[tuple[str, Finding]] = []
     with show_progress("checking"):
         for name, function in CHECKS.items():
@@ -277,8 +273,7 @@ def config(run: RunConfiguration) -> Iterator[Finding]:
     if run.config is None:
         return
     try:
-        if not isinstance(read_yaml(run.config), Mapping):
-            yield problem(f"{run.config} does not contain options by name", fix)
+        read_options(run.config)
     except OSError as error:
         yield problem(
             f"{run.config}: {error.strerror}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ..records import digest
 from .example_files import CLONE, find_example, find_shared_folder
 from .hub import check_agent, check_model, is_hub_reachable
-from .loader import register_judge
+from .loader import import_file, register_judge
 from .option_parser import OptionParser
 from .options import JSON_HELP, LargeLLM, TaskRows, Tracing, list_option, option
-from .terminal import print_table, print_text, show_progress
+from .script import INTERRUPTED, print_error
+from .terminal import print_json, print_table, print_text, show_progress
 
 if TYPE_CHECKING:
     from ..agent import PromptAgent
@@ -111,20 +111,18 @@ def evaluate(arguments: Sequence[str]) -> int:
             folder = folder or table.output
             results = _fill_table(options, table)
     except EvaluationStopped as error:
-        print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
+        print_error(f"{error}; run the same command again to go on")
         return 1
     except KeyboardInterrupt:
-        print(
-            f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr
-        )
-        return 130
+        print_error(f"stopped; the same command goes on from {folder}")
+        return INTERRUPTED
 
     # The JSON on standard output is the file of the table with two more fields.
     if options.json:
         record = json.loads(results.files["json"].read_text(encoding="utf-8"))
         record["skipped"] = results.left_out
         record["files"] = {name: str(path) for name, path in results.files.items()}
-        print_text(json.dumps(record, ensure_ascii=False))
+        print_json(record)
     else:
         _print_results(results)
     return 0
@@ -157,7 +155,7 @@ def _compare(folders: Sequence[Path], as_json: bool) -> int:
     comparisons = compare_runs(load_run(first), load_run(second), (first.name, second.name))
     if as_json:
         records = [asdict(comparison) for comparison in comparisons]
-        print(json.dumps({"comparisons": records}, ensure_ascii=False))
+        print_json({"comparisons": records})
     else:
         print_table(differences_table(comparisons))
     return 0
@@ -176,7 +174,6 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             "name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so"
         )
     from ..evaluation import (
-        AgentSystem,
         EvaluationTask,
         baselines_at_cost,
         baselines_of_pool,
@@ -185,21 +182,10 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         save_run,
         write_tables,
     )
-    from ..rollout import AgentSpec, FreeText
 
     run = options.run
     assert run is not None
-    check_agent(run)
-    # An agent on the hub has no folder here: its spec is known only after loading.
-    spec = AgentSpec.load(run) if run.is_dir() else None
-
-    # A free-text agent answers by itself, so that it needs no large LLM.
-    asks_nobody = spec is not None and isinstance(spec.grammar, FreeText)
-    names_environment = options.sandbox or options.environment or options.environment_model
-    if not asks_nobody or names_environment:
-        options.check_environment()
-    if options.base is not None:
-        check_model(options.base)
+    needs_environment = _check_run(options, run)
     # The rows are a task named after their file, in the metrics of the options.
     rows = options.load("", 0) if options.held_out is None else options.load_held_out_share("")
     task = EvaluationTask(Path(options.dataset).stem, list(rows))
@@ -211,31 +197,11 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
             from ..agent import PromptAgent
 
             environment: Any = None
-            if not asks_nobody:
+            if needs_environment:
                 budget = options.budget(folder / "spending.sqlite")
                 environment = options.open_environment(stack, budget)
             agent = PromptAgent.from_pretrained(run, environment)
-            # The systems of the table: the agent alone, or weights and prompts before and after
-            # training.
-            systems: dict[str, Any] = {}
-            if options.base is None or options.baselines:
-                systems[run.name] = AgentSystem(agent, _identity(options, run))
-                if options.base is not None:
-                    untrained = PromptAgent.from_pretrained(options.base, environment, agent.spec)
-                    identity = _identity(options, options.base, run)
-                    systems["untrained"] = AgentSystem(untrained, identity)
-            else:
-                # Base and trained weights, each under the first and the final prompt.
-                untrained = PromptAgent.from_pretrained(options.base, environment, spec=agent.spec)
-                for weights, model, weighted_agent in (
-                    ("base", options.base, untrained),
-                    ("trained", run, agent),
-                ):
-                    identity = _identity(options, model, run)
-                    for prompt, prompted_agent in _by_prompt(weighted_agent, run).items():
-                        systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
-                            prompted_agent, f"{prompt} prompt, {identity}"
-                        )
+            systems = _systems_of_run(options, run, agent, environment)
 
         # Ask each question as often as `--samples` says; a stopped run goes on from the folder.
         def ask() -> Evaluation:
@@ -256,6 +222,54 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         comparisons = compare_systems(evaluation, next(iter(systems)))
     save_run(folder, evaluation)
     return Results("", write_tables(folder, evaluation, comparisons), comparisons, left_out={})
+
+
+def _check_run(options: EvaluateOptions, run: Path) -> bool:
+    """Check a trained agent before it is loaded, and return whether it needs an environment.
+
+    Raises:
+        `ValueError`: There is no such agent, or no environment is named for it.
+    """
+    from ..rollout import AgentSpec, FreeText
+
+    check_agent(run)
+    # A free-text agent answers by itself. The spec of an agent on the hub is known only after loading.
+    asks_nobody = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
+    names_environment = options.sandbox or options.environment or options.environment_model
+    if not asks_nobody or names_environment:
+        options.check_environment()
+    if options.base is not None:
+        check_model(options.base)
+    return not asks_nobody
+
+
+def _systems_of_run(
+    options: EvaluateOptions, run: Path, agent: PromptAgent, environment: Any
+) -> dict[str, Any]:
+    """The systems of the table: the agent alone, or weights and prompts before and after training."""
+    from ..agent import PromptAgent
+    from ..evaluation import AgentSystem
+
+    trained = AgentSystem(agent, _identity(options, run))
+    if options.base is None:
+        return {run.name: trained}
+    untrained = PromptAgent.from_pretrained(options.base, environment, agent.spec)
+    if options.baselines:
+        identity = _identity(options, options.base, run)
+        return {run.name: trained, "untrained": AgentSystem(untrained, identity)}
+
+    # Base and trained weights, each under the first and the final prompt.
+    systems = {}
+    for weights, model, weighted_agent in (
+        ("base", options.base, untrained),
+        ("trained", run, agent),
+    ):
+        identity = _identity(options, model, run)
+        for prompt, prompted_agent in _by_prompt(weighted_agent, run).items():
+            systems[f"{weights} weights, {prompt} prompt"] = AgentSystem(
+                prompted_agent, f"{prompt} prompt, {identity}"
+            )
+    return systems
 
 
 def _pool_of(environment: Any) -> Mapping[str, Worker]:
@@ -373,30 +387,17 @@ def import_paper_tables() -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
 
-    # Of an installed package CLONE is no clone but a folder of the environment.
-    is_clone = Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting"
-    script = None
-    # A clone comes before the copy of a wheel.
-    for root in (CLONE if is_clone else None, find_shared_folder()):
-        if root is not None and script is None:
-            candidate = root / "benchmarks" / name / "__init__.py"
-            script = candidate if candidate.is_file() else None
-    if script is None:
-        raise FileNotFoundError(
-            "what fills tables, benchmarks/paper_tables, was not installed: install the package from a clone "
-            "(`pip install -e .`). To compare systems of your own, `agentic_prompting.evaluate_agent` does without "
-            "(docs/evaluation.md)"
-        )
-
-    # Import the file under its plain name, by which its own modules import each other.
-    spec = importlib.util.spec_from_file_location(name, script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        # A half-imported module must not be found the next time.
-        del sys.modules[name]
-        raise
-    return module
+    # A clone comes before the copy of a wheel. In an installed package CLONE is a folder of the environment.
+    roots = [find_shared_folder()]
+    if Path(__file__).parents[1] == CLONE / "src" / "agentic_prompting":
+        roots.insert(0, CLONE)
+    for root in filter(None, roots):
+        script = root / "benchmarks" / name / "__init__.py"
+        if script.is_file():
+            # Under its plain name, by which its own modules import each other.
+            return import_file(script, name)
+    raise FileNotFoundError(
+        "what fills tables, benchmarks/paper_tables, was not installed: install the package from a clone "
+        "(`pip install -e .`). To compare systems of your own, `agentic_prompting.evaluate_agent` does without "
+        "(docs/evaluation.md)"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,7 +33,8 @@ from .options import (
     Tracing,
     option,
 )
-from .terminal import print_text
+from .script import INTERRUPTED, print_error
+from .terminal import print_json, print_text
 
 NOTHING_LEARNED = 3
 """The exit status of `evolve` when it has no new prompt to show."""
@@ -81,10 +81,8 @@ def evolve(arguments: Sequence[str]) -> int:
     try:
         result = evolve_in_folder(options, config, None if options.json else _print_step)
     except KeyboardInterrupt:
-        print(
-            f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr
-        )
-        return 130
+        print_error(f"stopped; the same command goes on from {folder}")
+        return INTERRUPTED
     except (ValueError, OSError, LLMError):
         # `run_script` prints these errors on one line.
         raise
@@ -96,7 +94,7 @@ def evolve(arguments: Sequence[str]) -> int:
         raise ValueError(message) from error
 
     if options.json:
-        print_text(json.dumps(_record(result, folder), ensure_ascii=False))
+        print_json(_record(result, folder))
     elif result.steps:
         # The best prompt, what each model has used, and the files.
         prompt = result.best.text if result.best.text.strip() else "(it is empty)"

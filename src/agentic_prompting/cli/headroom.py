@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,7 +14,8 @@ from .headroom_options import HeadroomOptions
 from .hub import check_agent, check_model, find_model
 from .loader import load_environment, load_reward, load_score
 from .option_parser import OptionParser
-from .terminal import print_text, show_progress
+from .script import print_error
+from .terminal import print_json, print_text, show_progress
 
 if TYPE_CHECKING:
     from ..agent import PromptAgent
@@ -78,13 +77,13 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
             plot_headroom(measured.figures, picture)
             files.append(str(picture))
     if options.json:
-        print_text(json.dumps({**measured.to_json(), "file": str(path)}, ensure_ascii=False))
+        print_json({**measured.to_json(), "file": str(path)})
         return
     print_text(measured.report())
     print(f"written to {', '.join(files)}")
     # What was measured before the stop is kept.
     if measured.stopped:
-        print(f"agentic-prompting: stopped early: {measured.stopped}", file=sys.stderr)
+        print_error(f"stopped early: {measured.stopped}")
 
 
 def _sandbox_parts(options: HeadroomOptions) -> dict[str, Any]:

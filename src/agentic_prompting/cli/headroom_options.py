@@ -11,7 +11,7 @@ from .loader import SCORES
 from .options import CLIENT_HELP, JSON_HELP, LargeLLM, ReferenceModel, TaskRows, Tracing, option
 from .refine import RefineModels
 from .run_configuration import RunConfiguration
-from .yaml_file import read_yaml
+from .yaml_file import read_options
 
 if TYPE_CHECKING:
     from ..llm import Budget
@@ -95,8 +95,7 @@ class HeadroomOptions(TaskRows, ReferenceModel, LargeLLM, RefineModels, Tracing)
         if self.config is not None:
             if not self.config.is_file():
                 raise ValueError(f"{self.config} does not exist")
-            if not isinstance(read_yaml(self.config), dict):
-                raise ValueError(f"{self.config} does not contain options by name")
+            read_options(self.config)
             return
         # Each of the measurements needs a model.
         measured = (

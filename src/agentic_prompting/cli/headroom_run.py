@@ -10,17 +10,15 @@ from typing import Any
 from ..agent import PromptAgent
 from ..environments import LLMEnvironment
 from ..llm import Budget, charge
-from ..local import SmallModelMissing
 from ..rewards import PromptR1Reward
 from ..rollout import Environment, as_environment
 from ..sandbox.library import brief_answer_reward
-from ..sandbox.library_run import prepare_library
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
 from ..trainers.setup import SpecOptions
 from .headroom_options import HeadroomOptions
 from .hub import check_model, find_model
-from .loader import GRAMMARS, load_object, load_reward, text_or_file
+from .loader import load_reward, text_or_file
 from .options import MissingOption
 from .terminal import show_progress
 from .train_espl import ESPLArguments
@@ -71,11 +69,7 @@ def _library_parts(
     script: PromptR1Arguments, args: MultiTurnGRPOConfig, model: str | None, folder: Path
 ) -> dict[str, Any]:
     """The run of a real small model that looks invented facts up, after its warm start."""
-    try:
-        base_model = find_model(model) if model else None
-        run = prepare_library(folder, base_model, args.seed, script.n_test, script.supervised_steps)
-    except (ImportError, SmallModelMissing) as error:
-        raise ValueError(str(error)) from None
+    run = script.prepare_library(folder, find_model(model) if model else None, args.seed)
     agent = _load_agent(PromptR1Trainer, run.model, run.environment, args, SpecOptions())
     return {"agent": agent, "rows": list(run.train), "reward": brief_answer_reward}
 
@@ -122,11 +116,7 @@ def _own_parts(
 
     # The form of the agent is that of the training.
     trainer = ESPLTrainer if isinstance(script, ESPLArguments) else PromptR1Trainer
-    spec_options = SpecOptions(
-        prompt_template=text_or_file(script.prompt_template),
-        system_prompt=text_or_file(script.system_prompt),
-        grammar=load_object(script.grammar, "grammar", GRAMMARS) if script.grammar else None,
-    )
+    spec_options = SpecOptions(**script.agent_form())
     agent = _load_agent(trainer, model, environment, args, spec_options)
     # Prompt-R1's own reward has the gate of the configuration.
     (reward_name,) = script.reward

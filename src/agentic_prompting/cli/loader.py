@@ -111,12 +111,15 @@ def _import_file(file: Path) -> ModuleType:
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
+    # Pickles look the module up by its name, unless another module has that name already.
+    return import_file(path, name, is_registered=loaded is None)
+
+
+def import_file(path: Path, name: str, is_registered: bool = True) -> ModuleType:
+    """Import a file as a module of that name, which other imports find only if it is registered."""
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-
-    # Pickles look the module up by its name, unless another module has that name already.
-    is_registered = loaded is None
     if is_registered:
         sys.modules[name] = module
     try:
@@ -183,8 +186,7 @@ def load_reward(name: str) -> Callable[..., Any]:
     Raises:
         [`UnknownPart`]: In one line: there is no such reward, or it cannot be called.
     """
-    part = load_part(name, "reward", REWARDS)
-    return _check_callable(_make_object(part) if isclass(part) else part, name, "reward")
+    return _load_callable(name, "reward", REWARDS)
 
 
 def load_rewards(names: Sequence[str]) -> Any:
@@ -207,8 +209,7 @@ def load_score(name: str, part_type: str = "score") -> Callable[..., Any]:
     Raises:
         [`UnknownPart`]: In one line: there is no such comparison, or it cannot be called.
     """
-    part = load_part(name, part_type, SCORES)
-    return _check_callable(_make_object(part) if isclass(part) else part, name, part_type)
+    return _load_callable(name, part_type, SCORES)
 
 
 def register_selection(name: str) -> None:
@@ -223,7 +224,7 @@ def register_selection(name: str) -> None:
     from ..evolution.selection import RULES
 
     if ":" in name and name not in RULES:
-        rule = _check_callable(load_part(name, "selection rule"), name, "selection rule")
+        rule = _load_callable(name, "selection rule")
         # Shipped rules also take settings, which a rule of your own does not know.
         RULES[name] = partial(_call_rule, rule)
 
@@ -267,7 +268,13 @@ def _make_object(part: Any) -> Any:
         raise UnknownPart(f"{name}() failed: {type(error).__name__}: {error}") from error
 
 
-def _check_callable(part: Any, name: str, part_type: str) -> Callable[..., Any]:
+def _load_callable(
+    name: str, part_type: str, shipped: Mapping[str, str] = {}
+) -> Callable[..., Any]:
+    """A function, or an object of a class that can be called."""
+    part = load_part(name, part_type, shipped)
+    if isclass(part):
+        part = _make_object(part)
     if not callable(part):
         raise UnknownPart(
             f"{name} is a {type(part).__name__}, but a {part_type} has to be callable"

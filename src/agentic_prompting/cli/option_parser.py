@@ -78,32 +78,35 @@ class OptionParser(HfArgumentParser):
         Raises:
             `ValueError`: An option does not exist, or is given a mapping or a list and takes neither.
         """
-        words = []
+        words: list[str] = []
         for name, value in values.items():
-            # Environment variables for the run.
             if name == "env":
                 os.environ.update({variable: str(text) for variable, text in dict(value).items()})
-                continue
-            option = f"--{name}"
-            if not self.is_option(name):
+            elif not self.is_option(name):
                 raise ValueError(f"{file}: {self._describe_unknown(str(name), dashes='')}")
-            # Scalars and lists become words that argparse checks.
-            action = self._option_string_actions[option]
-            is_list = isinstance(value, list)
-            if is_list and value and action.nargs == "+":
-                words += [option, *(str(item) for item in value)]
-            elif value is None or (is_list and action.nargs == "+"):
-                # Neither `null` nor an empty list has a form as words.
-                self.set_defaults(**{name: value})
-            elif isinstance(value, Mapping | list):
-                # transformers reads such options from JSON, so that they are texts to argparse.
-                if action.type is not str or action.nargs == "+":
-                    raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
-                self.set_defaults(**{name: value})
             else:
-                # After `=` a value may begin with a dash.
-                words.append(f"{option}={value}")
+                words += self._take_value(name, value, file)
         return words
+
+    def _take_value(self, name: str, value: Any, file: str) -> list[str]:
+        """The words of an option and its value from a YAML file. A value without words is set as the default."""
+        option = f"--{name}"
+        action = self._option_string_actions[option]
+        takes_list = action.nargs == "+"
+        is_list = isinstance(value, list)
+        # Scalars and lists become words that argparse checks.
+        if is_list and value and takes_list:
+            return [option, *(str(item) for item in value)]
+        # Neither `null` nor an empty list has a form as words.
+        is_empty = value is None or (is_list and takes_list)
+        if not is_empty and not isinstance(value, Mapping | list):
+            # After `=` a value may begin with a dash.
+            return [f"{option}={value}"]
+        # transformers reads mappings and lists of lists from JSON, so that they are texts to argparse.
+        if not is_empty and (action.type is not str or takes_list):
+            raise ValueError(f"{file}: {name} is not an option for {str(value)[:60]}")
+        self.set_defaults(**{name: value})
+        return []
 
     def hide_options(self, names: Collection[str]) -> None:
         """Leave options out of the help."""

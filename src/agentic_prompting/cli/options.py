@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,35 +72,37 @@ def read_client_settings(text: str | None, name: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for pair in (text or "").split(","):
         setting, _, value = pair.strip().partition("=")
-        try:
-            if setting == "concurrency":
-                settings["max_concurrency"] = int(value)
-            elif setting == "rate":
-                settings["requests_per_minute"] = float(value)
-            elif setting == "price":
-                input_price, _, output_price = value.partition("/")
-                settings["price"] = (float(input_price), float(output_price))
-            elif setting == "key":
-                settings["api_key"] = _read_key(value, name)
-            elif setting:
-                raise ValueError(
-                    f"--{name} has no setting {setting!r}: they are concurrency, rate, price and key"
-                )
-        except ValueError as error:
-            # An error of ours says it already; Python's own names the value alone.
-            if str(error).startswith("--"):
-                raise
+        if setting == "key":
+            settings["api_key"] = _read_key(value, name)
+        elif setting in _CLIENT_SETTINGS:
+            argument, read_value, expected = _CLIENT_SETTINGS[setting]
+            try:
+                settings[argument] = read_value(value)
+            except ValueError:
+                raise ValueError(f"--{name} {setting}={value}: expected {expected}") from None
+        elif setting:
             raise ValueError(
-                f"--{name} {setting}={value}: expected {_CLIENT_EXAMPLES[setting]}"
-            ) from None
+                f"--{name} has no setting {setting!r}: they are concurrency, rate, price and key"
+            )
     return settings
 
 
-_CLIENT_EXAMPLES = {
-    "concurrency": "a whole number, such as concurrency=8",
-    "rate": "requests per minute, such as rate=60",
-    "price": "US dollars per million tokens read and written, such as price=0.15/0.6",
+def _read_price(text: str) -> tuple[float, float]:
+    """The two prices of `0.15/0.6`."""
+    input_price, _, output_price = text.partition("/")
+    return float(input_price), float(output_price)
+
+
+_CLIENT_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "concurrency": ("max_concurrency", int, "a whole number, such as concurrency=8"),
+    "rate": ("requests_per_minute", float, "requests per minute, such as rate=60"),
+    "price": (
+        "price",
+        _read_price,
+        "US dollars per million tokens read and written, such as price=0.15/0.6",
+    ),
 }
+"""By setting: the argument of [`OpenAIChat`], the function that reads its value, and what is expected."""
 
 
 def _read_key(variable: str, name: str) -> str:

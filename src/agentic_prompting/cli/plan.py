@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evaluation.headroom_file import HEADROOM_FILE, HeadroomFigures
-from .example_files import find_example
 from .hub import find_model, is_hub_reachable
 from .loader import load_environment
 from .option_parser import OptionParser
 from .options import JSON_HELP, option
 from .run_configuration import RunConfiguration
 from .terminal import show_progress
-from .yaml_file import read_yaml
+from .yaml_file import read_options
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -76,16 +75,12 @@ def plan(arguments: Sequence[str]) -> int:
         )
     if options.max_steps is not None and options.max_steps < 1:
         raise ValueError(f"--max-steps {options.max_steps}: a run has at least 1 step")
-    # Outside of a clone, `examples/...` means the files that came with the package.
-    options.config = find_example(options.config)
-    options.accelerate_config = find_example(options.accelerate_config)
     for file in (options.config, options.accelerate_config):
         if file is None:
             continue
         if not file.is_file():
             raise ValueError(f"{file} does not exist")
-        if not isinstance(read_yaml(file), dict):
-            raise ValueError(f"{file} does not contain options by name")
+        read_options(file)
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
@@ -125,7 +120,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     # How the run is launched, if a file says so.
     accelerate = {}
     if options.accelerate_config is not None:
-        accelerate = read_yaml(options.accelerate_config)
+        accelerate = read_options(options.accelerate_config)
 
     # Memory comes first, because costs depend on the layout and the parameters.
     memory = plan_memory(

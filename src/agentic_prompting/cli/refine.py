@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ from .options import (
     option,
     read_columns,
 )
-from .terminal import print_text
+from .script import INTERRUPTED, print_error
+from .terminal import print_json, print_styled
 
 if TYPE_CHECKING:
     from ..evaluation import Estimate
@@ -185,8 +185,8 @@ def refine(arguments: Sequence[str]) -> int:
             advice = "with --output the command could go on"
             if options.output is not None:
                 advice = f"the same command goes on from {options.output}"
-            print(f"agentic-prompting: stopped; {advice}", file=sys.stderr)
-            return 130
+            print_error(f"stopped; {advice}")
+            return INTERRUPTED
 
     # Print the results, then the questions that failed.
     summary = summarize(results)
@@ -198,7 +198,7 @@ def refine(arguments: Sequence[str]) -> int:
             record["output"] = str(options.output)
         else:
             record["results"] = [result.to_dict() for result in results]
-        print_text(json.dumps(record, ensure_ascii=False))
+        print_json(record)
     else:
         _print_results(results, summary, accuracy)
 
@@ -208,7 +208,7 @@ def refine(arguments: Sequence[str]) -> int:
     message = f"{len(errors)} of {len(results)} questions failed; first: {errors[0]}"
     if budget.limit:
         message += f". Spent so far: {budget}"
-    print(f"agentic-prompting: {message}", file=sys.stderr)
+    print_error(message)
     return 1
 
 
@@ -311,25 +311,18 @@ def _print_results(
     accuracy: Mapping[str, Estimate],
 ) -> None:
     """Print one result step by step with the changes of its prompt; for many, only the summary."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from ..llm.masking import escape_controls
-
-    console = Console(soft_wrap=True)
     # All steps of a single question, with the changes of its prompt in colour.
     if len(results) == 1:
         for mark, line in describe_lines(results[0]):
-            # A Text, because brackets in a plain string would be read as markup.
-            console.print(Text(escape_controls(line), style=_STYLES[mark]))
-        console.print()
+            print_styled(line, _STYLES[mark])
+        print()
     # Zeros are left out, but not an accuracy of 0.
     for name, value in summary.items():
         if value:
-            console.print(Text(f"{name:28} {value:.4g}"))
+            print(f"{name:28} {value:.4g}")
     for name, estimate in accuracy.items():
         interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
-        console.print(Text(f"{name:28} {estimate.mean:.4g} {interval}"))
+        print(f"{name:28} {estimate.mean:.4g} {interval}")
 
 
 def load_local_chat(folder: Path) -> TransformersChat:

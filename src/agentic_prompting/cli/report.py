@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, Typer
+
+from .script import print_error
 
 app = Typer(add_completion=False, rich_markup_mode=None)
 
@@ -62,10 +63,7 @@ def show_runs(
 
     # Pictures need an extra; the page does not.
     if pictures and importlib.util.find_spec("matplotlib") is None:
-        print(
-            "agentic-prompting: no pictures without matplotlib: pip install 'agentic-prompting[report]'",
-            file=sys.stderr,
-        )
+        print_error("no pictures without matplotlib: pip install 'agentic-prompting[report]'")
         pictures = False
     # A single run has a page of its own, several are compared on one.
     page = write_report(runs if len(runs) > 1 else runs[0], output_dir, max_trajectories, pictures)

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .example_files import find_example
 from .option_parser import OptionParser
 from .options import EnvironmentModel, ReferenceModel, Spending, option, read_client_settings
-from .yaml_file import read_yaml
+from .yaml_file import read_options
 
 if TYPE_CHECKING:
     from ..llm import OpenAIChat
@@ -31,17 +32,21 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
         "Folder that will be written to: the configuration's, or runs."
     )
 
+    def __post_init__(self) -> None:
+        # Outside of a clone, `examples/...` means the files that came with the package.
+        self.config = find_example(self.config)
+        self.accelerate_config = find_example(self.accelerate_config)
+
     @cached_property
     def values(self) -> Mapping[str, Any]:
         """The configuration's values; empty if there is no file, or it holds no mapping."""
         if self.config is None:
             return {}
-        # What is wrong with the file is said by the check `config` of `doctor`.
+        # The check `config` of `doctor` reports what is wrong with the file.
         try:
-            values = read_yaml(self.config)
+            return read_options(self.config)
         except (OSError, ValueError):
             return {}
-        return values if isinstance(values, Mapping) else {}
 
     @property
     def is_training(self) -> bool:
@@ -94,7 +99,7 @@ class RunConfiguration(EnvironmentModel, ReferenceModel, Spending):
     def processes(self) -> int:
         """The number of processes: accelerate's configuration, else one for each GPU."""
         if self.accelerate_config is not None:
-            return int(read_yaml(self.accelerate_config)["num_processes"])
+            return int(read_options(self.accelerate_config)["num_processes"])
         # One process for each GPU, or a single one on a CPU.
         import torch
 

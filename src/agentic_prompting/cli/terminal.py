@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..rollout import Observation, Turn
@@ -19,6 +20,11 @@ def print_text(text: str) -> None:
     from ..llm.masking import escape_controls
 
     print(escape_controls(text))
+
+
+def print_json(record: Any) -> None:
+    """Print one JSON object, on one line."""
+    print_text(json.dumps(record, ensure_ascii=False))
 
 
 def print_styled(text: str, style: str = "") -> None:

@@ -75,12 +75,12 @@ class AgentArguments(DataAndEnvironment):
                 "--dataset tasks.jsonl, with files and tests for the work folder",
             )
 
-    def load_rows(self, seed: int) -> Any:
+    def load(self, task: str, seed: int) -> Any:
         """The rows. Those of a JSON lines file keep every column, because a program may read any of them."""
         if self.dataset and self.dataset.endswith(".jsonl"):
             with open(self.dataset, encoding="utf-8") as file:
                 return [json.loads(line) for line in file if line.strip()][: self.task_rows]
-        return self.load(self.task, seed)
+        return super().load(task, seed)
 
     def build_trainer(
         self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack
@@ -105,9 +105,7 @@ class AgentArguments(DataAndEnvironment):
         program.keep_private([self.dataset] if self.dataset else [])
         # The program and the model are checked before the rows are loaded.
         check_before_loading(args, model, program)
-        rows = self.load_rows(args.seed)
-        held_out = self.load_held_out(self.task, args.seed)
-        arguments = self.trainer_arguments(args, model, rows, held_out)
+        arguments = self.trainer_arguments(args, model, self.task)
         return MultiTurnGRPOTrainer(reward_funcs=rewards, environment=program, **arguments), None
 
     def build_program(self, reward: Callable[..., Any] | None = None) -> AgentProgram:

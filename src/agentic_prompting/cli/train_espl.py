@@ -83,17 +83,14 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         population = None
         if self.population:
             population = load_object(self.population, "population")
-        # The reward, then the rows.
         rewards = load_rewards(self.reward)
-        rows = self.load(self.task, args.seed)
-        held_out = self.load_held_out(self.task, args.seed)
         trainer = ESPLTrainer(
             reward_funcs=rewards,
             reference=reference,
             initial_prompt=SystemPrompt(text) if self.free_text else text,
             population=population,
             **environment,
-            **self.trainer_arguments(args, model, rows, held_out),
+            **self.trainer_arguments(args, model, self.task),
         )
         return trainer, None
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config
 
@@ -152,33 +151,36 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
             share_replies=self.share_replies,
         )
 
-    def trainer_arguments(
-        self,
-        args: MultiTurnGRPOConfig,
-        model: ModelConfig,
-        train_dataset: Dataset | list[dict[str, Any]],
-        eval_dataset: Dataset | None,
-    ) -> dict[str, Any]:
-        """The arguments of every trainer but the environment and the reward."""
-        # Parts that options name; for `None` the trainer has its own.
-        tokenizer = None
-        if self.tokenizer:
-            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
+    def agent_form(self) -> dict[str, Any]:
+        """The agent's prompt and grammar by argument; for `None` the trainer has its own."""
         grammar = None
         if self.grammar:
             grammar = load_object(self.grammar, "grammar", GRAMMARS)
+        return {
+            "prompt_template": text_or_file(self.prompt_template),
+            "system_prompt": text_or_file(self.system_prompt),
+            "grammar": grammar,
+        }
+
+    def trainer_arguments(
+        self, args: MultiTurnGRPOConfig, model: ModelConfig, task: str
+    ) -> dict[str, Any]:
+        """The arguments of every trainer but the environment and the reward, with the rows loaded."""
+        rows = self.load(task, args.seed)
+        held_out = self.load_held_out(task, args.seed)
+        tokenizer = None
+        if self.tokenizer:
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
         callbacks = [load_object(name, "callback") for name in self.callbacks or ()]
         return {
             "model": model.model_name_or_path,
             "args": args,
-            "train_dataset": train_dataset,
-            "eval_dataset": eval_dataset,
+            "train_dataset": rows,
+            "eval_dataset": held_out,
             "processing_class": tokenizer,
-            "prompt_template": text_or_file(self.prompt_template),
-            "system_prompt": text_or_file(self.system_prompt),
-            "grammar": grammar,
             "callbacks": callbacks or None,
             "peft_config": get_peft_config(model),
+            **self.agent_form(),
         }
 
 

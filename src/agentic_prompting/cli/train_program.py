@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from .script import run_script
 from .train_agent import AgentArguments
 from .train_espl import ESPLArguments
 from .train_prompt_r1 import PromptR1Arguments
-from .yaml_file import read_yaml
+from .yaml_file import read_options
 
 METHODS: dict[str, tuple[type, type, type]] = {
     "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
@@ -134,9 +134,7 @@ def main(method: str, arguments: Sequence[str]) -> None:
 
 def headroom_options(arguments: Sequence[str], folder: Path) -> str:
     """The options with which `headroom` measures a training run."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    config = parser.parse_known_args(arguments)[0].config
+    config, _ = _split_config(arguments)
     return f"--config {config}" if config else f"--untrained MODEL --output-dir {folder}"
 
 
@@ -146,14 +144,9 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     Raises:
         `ValueError`: An option does not exist, or its value is wrong.
     """
-    # Separate the file from the options.
-    config_parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    config_parser.add_argument("--config", type=Path)
-    config_options, words = config_parser.parse_known_args(arguments)
+    config, words = _split_config(arguments)
     words = ["--model_name_or_path" if word == "--model" else word for word in words]
-    values = read_yaml(config_options.config) if config_options.config else {}
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{config_options.config} does not contain options by name")
+    values = read_options(config) if config else {}
 
     # A selection rule of your own has to be known before the config, which checks its name.
     register_selections(words)
@@ -165,7 +158,7 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
     hide_library_bars()
     # Options of the file come first, so that those of the command line win.
     parser = method_parser(method)
-    words = [*parser.set_config(values, str(config_options.config)), *words]
+    words = [*parser.set_config(values, str(config)), *words]
     try:
         script, args, model = parser.parse(words)
     except ValueError as error:
@@ -176,6 +169,14 @@ def parse_method_options(method: str, arguments: Sequence[str]) -> tuple[Any, An
             ) from None
         raise
     return script, args, model
+
+
+def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file of `--config`, and the other words of a command line."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    options, words = parser.parse_known_args(arguments)
+    return options.config, words
 
 
 def method_parser(method: str) -> OptionParser:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import Trainer
@@ -14,7 +15,12 @@ from trl import ModelConfig, get_peft_config
 from ..local import SmallModelMissing
 from ..report import plot_reward
 from ..sandbox.library import brief_answer_reward
-from ..sandbox.library_run import WARM_START_STEPS, prepare_library, report_library_run
+from ..sandbox.library_run import (
+    WARM_START_STEPS,
+    LibraryRun,
+    prepare_library,
+    report_library_run,
+)
 from ..sandbox.results import report_sandbox_run
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
@@ -90,12 +96,10 @@ class PromptR1Arguments(DataAndEnvironment):
             rewards = load_rewards(self.reward)
         # Endpoints and model are checked before the rows are loaded.
         check_before_loading(args, model, environment.get("environment"))
-        rows = self.load(self.task, args.seed)
-        held_out = self.load_held_out(self.task, args.seed)
         trainer = PromptR1Trainer(
             reward_funcs=rewards,
             **environment,
-            **self.trainer_arguments(args, model, rows, held_out),
+            **self.trainer_arguments(args, model, self.task),
         )
         return trainer, None
 
@@ -128,17 +132,7 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of a real small model that learns to look facts up."""
         if model.model_name_or_path:
             check_model(model.model_name_or_path)
-        # The small model comes out of a package, unless another one is named.
-        try:
-            run = prepare_library(
-                args.output_dir,
-                model.model_name_or_path,
-                args.seed,
-                self.n_test,
-                self.supervised_steps,
-            )
-        except (ImportError, SmallModelMissing) as error:
-            raise ValueError(str(error)) from None
+        run = self.prepare_library(args.output_dir, model.model_name_or_path, args.seed)
 
         def report(trainer: Trainer, seconds: float) -> None:
             torch.set_num_threads(os.cpu_count() or 1)  # the other processes have ended
@@ -154,6 +148,13 @@ class PromptR1Arguments(DataAndEnvironment):
             peft_config=get_peft_config(model),
         )
         return trainer, report
+
+    def prepare_library(self, folder: str | Path, model: str | None, seed: int) -> LibraryRun:
+        """The run with `--real`. The small model comes out of a package, unless another one is named."""
+        try:
+            return prepare_library(folder, model, seed, self.n_test, self.supervised_steps)
+        except (ImportError, SmallModelMissing) as error:
+            raise ValueError(str(error)) from None
 
 
 def _plot_reward(trainer: Trainer, folder: str, title: str) -> None:

@@ -1,20 +1,24 @@
-"""Reads a YAML file with errors of one line."""
+"""Reads a YAML file of options with errors of one line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. Raises `ValueError`, in one line, if it is not YAML."""
+def read_options(path: Path) -> Mapping[str, Any]:
+    """The options of a YAML file by name. Raises `ValueError`, in one line, if it contains none."""
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{path} does not contain options by name")
+    return values

@@ -31,7 +31,6 @@ from agentic_prompting import (
     PromptR1Trainer,
     evolve,
 )
-from agentic_prompting.cli.merge import save_merged
 from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.llm.loop import gather, run
@@ -42,6 +41,7 @@ from agentic_prompting.local import (
     local_policy,
     small_model,
 )
+from agentic_prompting.local.merging import save_merged
 from agentic_prompting.local.small_model import why_missing
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rollout import AgentSpec, FreeText, Limits, QuestionGrammar, SampleRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,19 +17,9 @@ from .script import print_error
 from .terminal import REQUEST_LABEL, print_observation, print_styled, print_text, print_turn
 
 if TYPE_CHECKING:
-    from ..rollout import AgentSpec, Observation, Rollout, Sample, SampleRequest, Turn
+    from ..rollout import AgentSpec, Observation, Rollout
 
 EPISODES = 3
-
-_EXAMPLE_ARGUMENTS = {
-    "integer": 1,
-    "number": 1.0,
-    "boolean": True,
-    "array": [],
-    "object": {},
-    "null": None,
-}
-"""By the type in a tool's schema: an argument for a call that is made up. A text is the question."""
 
 
 @dataclass
@@ -67,6 +57,7 @@ def check_env(arguments: Sequence[str]) -> int:
     if options.harness is not None:
         return _check_harness(options)
 
+    from ..environments.scripted_agent import play_script
     from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
 
     # Load the environment, and make sure that a script or a model can play in it.
@@ -100,7 +91,11 @@ def check_env(arguments: Sequence[str]) -> int:
         agent = PromptAgent.from_pretrained(options.model, environment, spec)
         rollouts = agent.answer_all(rows, progress=False)
     else:
-        rollouts = _play_script(environment, spec, rows, options.request, tools)
+        # A request may be copied from what this command has printed.
+        requests = [
+            request.strip().removeprefix(REQUEST_LABEL) for request in options.request or ()
+        ]
+        rollouts = play_script(environment, spec, rows, requests, tools)
 
     # Show the episodes, then what went wrong.
     if options.json:
@@ -135,29 +130,6 @@ def _check_harness(options: CheckEnvOptions) -> int:
         for label, value in report.items():
             print_styled(f"{label:22}{value}")
     return int(not report["wrote_the_file"])
-
-
-def _play_script(
-    environment: Any,
-    spec: AgentSpec,
-    rows: Sequence[Any],
-    requests: Sequence[str] | None,
-    tools: Sequence[Any],
-) -> list[Rollout]:
-    """An episode for each row, in which a script plays the agent."""
-    from ..llm import run
-    from ..rollout import Limits, Rollout, play_all, reset_rows
-
-    # Let the environment prepare each row.
-    prompted_rows = [{**row, "prompt": spec.messages(row)} for row in rows]
-    reset = run(reset_rows(environment, prompted_rows))
-    # Each prompt is the number of its rollout, by which the script knows which one it plays.
-    rollouts = [Rollout([number], row=row, seed=number) for number, row in enumerate(reset)]
-    agent: Any = _ScriptedAgent(spec.grammar, rollouts, requests, tools)
-    # A turn for each request, and one for the answer.
-    max_turns = len(requests or ["the question"]) + 1
-    play_all(rollouts, agent, environment, agent, Limits(max_turns=max_turns))
-    return rollouts
 
 
 def _print_episodes(rollouts: Sequence[Rollout], spec: AgentSpec, tools: Sequence[Any]) -> None:
@@ -250,76 +222,3 @@ def _report_failures(rollouts: Sequence[Rollout], has_tools: bool) -> int:
         return 0
     print_error(message)
     return 1
-
-
-def _unwrap_request(request: str, tag: str | None) -> str:
-    """A request without what commands, records and models write around it: a label, and the grammar's tags."""
-    text = request.strip().removeprefix(REQUEST_LABEL).strip()
-    if tag and text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>"):
-        text = text.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>").strip()
-    return text
-
-
-class _ScriptedAgent:
-    """A policy that sends its requests and then answers, with its own chat format: its tokens are characters."""
-
-    def __init__(
-        self,
-        grammar: Any,
-        rollouts: Sequence[Rollout],
-        requests: Sequence[str] | None,
-        tools: Sequence[Mapping[str, Any]],
-    ):
-        self.grammar = grammar
-        self.rollouts = rollouts
-        self.requests = requests
-        self.tools = tools
-
-    async def __call__(self, request: SampleRequest) -> Sample:
-        from ..rollout import Sample
-
-        rollout = self.rollouts[request.context[0]]  # the prompt is the rollout's number
-        # The next request or, after the last one, the first accepted answer.
-        requests = self.requests or [self._make_request(rollout)]
-        if len(rollout.turns) < len(requests):
-            # Grammars call the tag of a request `act` or `call`.
-            tag = getattr(self.grammar, "act", getattr(self.grammar, "call", None))
-            text = _unwrap_request(requests[len(rollout.turns)], tag)
-        else:
-            tag = getattr(self.grammar, "answer", None)
-            text = rollout.row["answers"][0]
-        # A grammar without such a tag takes the text as it is.
-        if tag:
-            think = getattr(self.grammar, "think", "think")
-            text = f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>"
-        return Sample([ord(character) for character in text])
-
-    def _make_request(self, rollout: Rollout) -> str:
-        """The question; or a call of a tool with all required arguments, of another tool in each episode."""
-        question = str(rollout.row["question"])
-        if not self.tools:
-            return question
-        # The seed is the number of the episode.
-        tool = self.tools[rollout.seed % len(self.tools)]
-        parameters = tool.get("parameters") or {}
-        properties = parameters.get("properties") or {}
-        arguments = {}
-        # A value that fits the schema of each required argument.
-        for name in parameters.get("required") or ():
-            schema = properties[name]
-            if schema.get("enum"):
-                arguments[name] = schema["enum"][0]
-            else:
-                arguments[name] = _EXAMPLE_ARGUMENTS.get(schema.get("type"), question)
-        return json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
-
-    def of(self, row: Mapping[str, Any]) -> Any:
-        return self
-
-    def parse(self, ids: Sequence[int]) -> Turn:
-        return self.grammar.parse("".join(map(chr, ids)))
-
-    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
-        prefix, suffix = self.grammar.frame
-        framed = prefix + self.grammar.escape(text) + suffix
-        return [ord(character) for character in framed]

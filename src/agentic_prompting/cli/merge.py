@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,6 +41,8 @@ def merge_agent(
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: take another folder with --output-dir")
 
+    from ..local.merging import save_merged
+
     had_adapter = save_merged(run, folder, dtype)
     if as_json:
         print(json.dumps({"folder": str(folder), "merged_adapter": had_adapter}))
@@ -51,37 +52,3 @@ def merge_agent(
     print(f"next:  vllm serve {folder}")
     print(f"       python convert_hf_to_gguf.py {folder} --outfile agent.gguf   # of llama.cpp")
     return 0
-
-
-def save_merged(run: Path, folder: Path, dtype: str = "auto") -> bool:
-    """Write a trained agent's whole weights, tokenizer and form into a folder.
-
-    Args:
-        run (`Path`): A folder that a trainer has saved.
-        folder (`Path`): The folder to write to.
-        dtype (`str`, *optional*, defaults to `"auto"`): Data type of the saved weights.
-
-    Returns:
-        `bool`: Whether there was an adapter.
-    """
-    import torch
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..rollout.spec import SPEC_FILE
-
-    has_adapter = (run / "adapter_config.json").exists()
-    if has_adapter:
-        model = AutoPeftModelForCausalLM.from_pretrained(run).merge_and_unload()
-    else:
-        model = AutoModelForCausalLM.from_pretrained(run)
-    if dtype != "auto":
-        model = model.to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(run).save_pretrained(folder)
-
-    # The prompt, the form of the turns and the limits: without them the agent is not asked as in
-    # training.
-    if (run / SPEC_FILE).exists():
-        shutil.copy2(run / SPEC_FILE, folder / SPEC_FILE)
-    return has_adapter

@@ -18,10 +18,9 @@ from .terminal import show_progress
 from .yaml_file import read_options
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
-
     from ..environments import Worker
     from ..planning import CostEstimate, Plan
+    from ..planning.planned_run import PlannedRun
 
 
 @dataclass
@@ -161,28 +160,11 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     return memory, costs
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """The run to plan, from a configuration or from a pilot.
-
-    Args:
-        values (`dict[str, Any]`): The training arguments by name.
-        model (`str`): The name or folder of the model.
-        peft_config (`PeftConfig`, *optional*): The adapter.
-        rows (`int`, *optional*): Rows of the dataset, if known.
-        gpus (`int`, *optional*): GPUs that train, if known.
-    """
-
-    values: Mapping[str, Any]
-    model: str
-    peft_config: PeftConfig | None
-    rows: int | None
-    gpus: int | None
-
-
 def _read_configuration(options: PlanOptions) -> PlannedRun:
     """The run of the configuration."""
     from trl import get_peft_config
+
+    from ..planning.planned_run import PlannedRun
 
     # The model may be a local folder or on the hub.
     _, args, model = options.parse()
@@ -210,35 +192,20 @@ def _read_configuration(options: PlanOptions) -> PlannedRun:
 
 
 def _read_pilot(options: PlanOptions) -> PlannedRun:
-    """A run like the pilot: its settings, with the options of the command line."""
-    from ..trainers.settings_file import RunSettings
+    """A run like the pilot, with the options of the command line."""
+    from ..planning.planned_run import PlannedRun
 
     assert options.pilot is not None
-    settings = RunSettings.read(options.pilot)
-    values = dict(settings.args)
-    # A pilot on a CPU stands for a run on GPUs.
-    if values.get("use_cpu"):
-        values |= {"use_cpu": False, "bf16": not values.get("fp16")}
+    changes = {}
     for name in ("max_steps", "budget_usd", "budget_tokens"):
         if getattr(options, name) is not None:
-            values[name] = getattr(options, name)
-    # With rows of the full run the steps follow from them, unlike those of the pilot.
-    if options.rows is not None and options.max_steps is None:
-        values["max_steps"] = -1
+            changes[name] = getattr(options, name)
     # Processes: as an option or the launch says, else those of the pilot.
     is_launch_known = options.gpus is not None or options.accelerate_config is not None
-    gpus = options.processes if is_launch_known else settings.processes
-    # The rollouts that are played at once grow with the processes.
-    rows_per_process = values.get("per_device_train_batch_size", 8)
-    micro_batches = values.get("steps_per_generation") or 1
-    values["generation_batch_size"] = rows_per_process * micro_batches * gpus
-    return PlannedRun(
-        values=values,
-        model=options.model_name or settings.model,
-        peft_config=settings.peft_config,
-        rows=settings.rows,
-        gpus=gpus,
+    run = PlannedRun.like_pilot(
+        options.pilot, changes, options.rows, options.processes if is_launch_known else None
     )
+    return replace(run, model=options.model_name or run.model)
 
 
 def load_pool(environment_name: str | None) -> Mapping[str, Worker] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +78,7 @@ class RefineModels(Recording, Spending):
         # The task model is local or at an endpoint; the other roles share the feedback model.
         roles: dict[str, ChatModel] = {}
         if self.local_model is not None:
-            roles["task"] = stack.enter_context(
-                load_local_chat(Path(find_model(str(self.local_model))))
-            )
+            roles["task"] = stack.enter_context(self._load_local_model(self.local_model))
         else:
             roles["task"] = self.connect(stack, self.task_model, self.task_base_url, "task")
         # A role without a model of its own takes the feedback model.
@@ -96,6 +94,17 @@ class RefineModels(Recording, Spending):
                     client_role = "feedback"
             roles[role] = self.connect(stack, model, base_url, client_role)
         return roles
+
+    def _load_local_model(self, name: Path) -> TransformersChat:
+        folder = Path(find_model(str(name)))
+        if not (folder / "config.json").exists():
+            raise ValueError(
+                f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
+            )
+        # Large packages are imported only once the folder is known to hold a model.
+        from ..local import TransformersChat
+
+        return TransformersChat.from_pretrained(folder)
 
 
 @dataclass
@@ -189,11 +198,16 @@ def refine(arguments: Sequence[str]) -> int:
             return INTERRUPTED
 
     # Print the results, then the questions that failed.
+    from ..evaluation.refined_accuracy import measure_accuracy
+
     summary = summarize(results)
-    accuracy = _measure_accuracy(results, rows, score)
+    accuracy = measure_accuracy(results, rows, score)
     if options.json:
         # With `--output` the results are in the file already.
-        record: dict[str, Any] = {"summary": summary | _accuracy_record(accuracy)}
+        record: dict[str, Any] = {"summary": {**summary}}
+        for name, estimate in accuracy.items():
+            record["summary"][name] = estimate.mean
+            record["summary"][f"{name}_interval"] = [estimate.low, estimate.high]
         if options.output is not None:
             record["output"] = str(options.output)
         else:
@@ -261,50 +275,6 @@ def _sandbox_rows(options: RefineOptions) -> list[Any]:
     return [puzzles[0]]
 
 
-def _measure_accuracy(
-    results: Sequence[RefinementResult], rows: Sequence[Any], score: Callable[..., float]
-) -> dict[str, Estimate]:
-    """The accuracy before and after refining, and their difference, each with its 95 % interval.
-
-    Only rows with accepted answers count, and no failed questions. An answer before there is only with a verifier.
-    """
-    from ..evaluation.scoring import bootstrap_interval, paired_difference, wilson_interval
-
-    before: dict[int, float] = {}
-    after: dict[int, float] = {}
-    for number, (result, row) in enumerate(zip(results, rows, strict=True)):
-        if not isinstance(row, Mapping) or not row.get("answers") or result.error is not None:
-            continue
-        after[number] = float(score(result.answer, row["answers"]))
-        if result.initial_answer is not None:
-            before[number] = float(score(result.initial_answer, row["answers"]))
-
-    # Shares have Wilson's interval, other scores the bootstrap's.
-    accuracy = {}
-    for name, scores in (("accuracy before", before), ("accuracy", after)):
-        values = list(scores.values())
-        if not values:
-            continue
-        is_share = set(values) <= {0.0, 1.0}
-        if is_share:
-            accuracy[name] = wilson_interval(int(sum(values)), len(values))
-        else:
-            accuracy[name] = bootstrap_interval(values)
-    if before:
-        accuracy["accuracy gained"] = paired_difference(after, before).difference
-    return accuracy
-
-
-def _accuracy_record(accuracy: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The means by name, and their intervals."""
-    record: dict[str, Any] = {}
-    for name, estimate in accuracy.items():
-        key = name.replace(" ", "_")
-        record[key] = estimate.mean
-        record[f"{key}_interval"] = [estimate.low, estimate.high]
-    return record
-
-
 def _print_results(
     results: Sequence[RefinementResult],
     summary: Mapping[str, float],
@@ -322,25 +292,4 @@ def _print_results(
             print(f"{name:28} {value:.4g}")
     for name, estimate in accuracy.items():
         interval = f"[{estimate.low:.3f}, {estimate.high:.3f}] of {estimate.n}"
-        print(f"{name:28} {estimate.mean:.4g} {interval}")
-
-
-def load_local_chat(folder: Path) -> TransformersChat:
-    """A local model in float32, on the GPU if there is one, with lossless drafting.
-
-    Raises:
-        `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
-    """
-    if not (folder / "config.json").exists():
-        raise ValueError(
-            f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one"
-        )
-    # Large packages are imported only once the folder is known to hold a model.
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..local import TransformersChat
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
-    return TransformersChat(model, AutoTokenizer.from_pretrained(folder))
+        print(f"{name.replace('_', ' '):28} {estimate.mean:.4g} {interval}")

@@ -194,7 +194,7 @@ def summarise(
     repeated: dict[str, dict[str, Estimate]] = {}
     for name, metric_scores in scores.items():
         values[name] = _mean_per_question(records, metric_scores)
-        estimates[name] = _estimate_mean(list(values[name].values()), is_share=name in BINARY)
+        estimates[name] = estimate_mean(list(values[name].values()), is_share=name in BINARY)
         # Failed answers have no score in any metric; the others without one could not be graded.
         ungraded[name] = metric_scores.count(None) - failed
         statistics = _estimate_repeats(records, metric_scores, name in BINARY)
@@ -242,7 +242,11 @@ def _mean_per_question(
     return means
 
 
-def _estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
+def estimate_mean(values: Sequence[float], is_share: bool) -> Estimate | None:
+    """Return the mean of scores with its 95 % interval; `None` without scores.
+
+    Shares whose values are all 0 or 1 have Wilson's interval, other scores the bootstrap's.
+    """
     if not values:
         return None
     # Wilson's interval also where several runs agree on every question: the bootstrap of such
@@ -259,7 +263,7 @@ def _estimate_repeats(
     estimates = {}
     for name, value_of_question in repeat_values(records, scores, is_binary).items():
         # pass@k and majority@k are shares, the spread is none.
-        estimate = _estimate_mean(list(value_of_question.values()), is_share="@" in name)
+        estimate = estimate_mean(list(value_of_question.values()), is_share="@" in name)
         if estimate is not None:
             estimates[name] = estimate
     return estimates

@@ -13,10 +13,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
 from ..llm.spans import traced_chat
@@ -162,6 +168,18 @@ class TransformersChat:
         self._session_numbers = itertools.count()
         self._calls_in_flight = 0
         self._closed = False
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path, **options: Any) -> TransformersChat:
+        """Load a model in float32, in which drafting is lossless, onto the GPU if there is one.
+
+        Args:
+            model (`str` or `Path`): A folder or a name on the Hub.
+            options (`Any`): Arguments of [`TransformersChat`] after the tokenizer.
+        """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
+        return cls(loaded, AutoTokenizer.from_pretrained(model), **options)
 
     @property
     def passes(self) -> int:

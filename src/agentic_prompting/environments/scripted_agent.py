@@ -53,14 +53,14 @@ def play_script(
     reset = run(reset_rows(environment, prompted_rows))
     # Each prompt is the number of its rollout, by which the script knows which one it plays.
     rollouts = [Rollout([number], row=row, seed=number) for number, row in enumerate(reset)]
-    agent: Any = _ScriptedAgent(spec.grammar, rollouts, requests, tools)
+    agent: Any = _ScriptedPolicy(spec.grammar, rollouts, requests, tools)
     # A turn for each request, and one for the answer.
     max_turns = max(1, len(requests)) + 1
     play_all(rollouts, agent, environment, agent, Limits(max_turns=max_turns))
     return rollouts
 
 
-class _ScriptedAgent:
+class _ScriptedPolicy:
     """A policy that sends its requests and then answers, with its own chat format.
 
     Its tokens are characters.

@@ -45,7 +45,7 @@ def cut_turn(text: str, form: dict[str, Any]) -> str:
 
 
 def read_turn(turn: str, form: dict[str, Any]) -> tuple[str, str]:
-    """What a turn does, `ask`, `answer` or `malformed`, and its request or answer."""
+    """The kind of a turn (`ask`, `answer` or `malformed`), and its request or answer."""
     grammar = form["grammar"]
     if grammar["kind"] == "TagGrammar":
         for role, tag in (("ask", grammar["act"]), ("answer", grammar["answer"])):

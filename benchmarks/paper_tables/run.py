@@ -46,8 +46,8 @@ class TableRun:
         left_out (`dict[str, str]`): The reason for each other part of the paper's table that is missing.
         not_asked (`dict[tuple[str, str], str]`): The reason for each system and task that it cannot answer: a row
             without figures.
-        notes (`dict[tuple[str, str], str]`): What a reader of a system's row has to know, such as that an optimiser
-            has found nothing.
+        notes (`dict[tuple[str, str], str]`): Remarks on a system's row, such as that an optimiser has found
+            nothing.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
     """
 

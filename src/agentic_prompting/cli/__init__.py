@@ -1,4 +1,4 @@
-"""`agentic-prompting`: its sub-commands, and what all of them do with errors.
+"""`agentic-prompting`: its sub-commands, and their common treatment of errors.
 
 A sub-command is the function of its name in the file of its name (`_` for `-`): it takes the words behind the name and
 returns the exit status. Its options are the fields of the dataclasses in the file's `SETTINGS`, which transformers'
@@ -121,7 +121,7 @@ def _with_dashes(word: str) -> str:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Within it SIGTERM, which schedulers and containers send, ends a command as Ctrl-C does, with the same words."""
+    """A context in which SIGTERM, sent by schedulers and containers, ends a command like Ctrl-C."""
     previous = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
     # Another handler stays as it is, and only the main thread may set one.
@@ -144,7 +144,7 @@ class _WarningLines(logging.Handler):
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Within it the library's warnings are lines on standard error."""
+    """A context in which the library's warnings are printed as lines on standard error."""
     logger = logging.getLogger(__package__.partition(".")[0])
     handler = _WarningLines(logging.WARNING)
     logger.addHandler(handler)

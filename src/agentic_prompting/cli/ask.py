@@ -153,7 +153,7 @@ def _print_end(rollout: Rollout) -> None:
         cause = f": {rollout.error}" if rollout.error else ""
         print_styled(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
 
-    # What the conversation took.
+    # The turns, calls and cost of the conversation.
     turns = len(rollout.turns)
     calls = len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)

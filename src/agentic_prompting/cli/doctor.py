@@ -541,7 +541,7 @@ def memory(run: RunConfiguration) -> Iterator[Finding]:
 
 @check
 def run(run: RunConfiguration) -> Iterator[Finding]:
-    """Whether its folder holds a trained agent, or at least a model."""
+    """Whether the folder of `--run` contains a trained agent, or at least a model."""
     from ..rollout import SPEC_FILE, AgentSpec
 
     folder = run.run
@@ -577,7 +577,7 @@ def run(run: RunConfiguration) -> Iterator[Finding]:
 
 @check
 def chat_template(run: RunConfiguration) -> Iterator[Finding]:
-    """Whether it can render several turns, and whether it leaves earlier ones as they were."""
+    """Whether the chat template can render several turns, and leaves earlier turns unchanged."""
     from ..rollout import ChatFormat
 
     # Local folders only: no tokenizer is downloaded from the hub.
@@ -605,7 +605,7 @@ def chat_template(run: RunConfiguration) -> Iterator[Finding]:
             {"role": "assistant", "content": "<think> QTHOUGHTQ </think> QAGENTQ"},
             {"role": "user", "content": "QREPLYQ"},
         ]
-        # What was rendered of two messages has to be the beginning of what is rendered of three.
+        # The text of the first two messages has to be the beginning of the text of all three.
         earlier = tokenizer.apply_chat_template(messages[:2], tokenize=False)
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
         if whole.startswith(earlier.rstrip()):

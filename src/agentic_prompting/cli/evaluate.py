@@ -212,8 +212,8 @@ def _evaluate_run(options: EvaluateOptions, judges: Sequence[str], folder: Path)
         if options.baselines:
             pool = _pool_of(environment)
             systems |= baselines_of_pool(pool)
-            # What the agent and its best worker cost decides the other baselines. Answers that
-            # are there are not asked for again.
+            # The other baselines depend on the cost of the agent and of its best worker. Saved
+            # answers are not asked for again.
             systems |= baselines_at_cost(pool, ask(), run.name)
         evaluation = ask()
     # All are compared with the trained conductor, or the untrained agent under the first prompt.
@@ -234,13 +234,13 @@ def _check_run(options: EvaluateOptions, run: Path) -> bool:
 
     check_agent(run)
     # A free-text agent answers by itself. The spec of an agent on the hub is known only after loading.
-    asks_nobody = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
+    answers_alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
     names_environment = options.sandbox or options.environment or options.environment_model
-    if not asks_nobody or names_environment:
+    if not answers_alone or names_environment:
         options.check_environment()
     if options.base is not None:
         check_model(options.base)
-    return not asks_nobody
+    return not answers_alone
 
 
 def _systems_of_run(
@@ -284,7 +284,7 @@ def _pool_of(environment: Any) -> Mapping[str, Worker]:
 
 
 def _identity(options: LargeLLM, *folders: str | Path) -> str:
-    """What tells an agent's answers from another's: its folders, when they were written, and whom it asks."""
+    """An identifier of an agent's answers: its folders, when they were written, and whom it asks."""
     from ..rollout import SPEC_FILE
 
     # Compare weights by size and time, because reading them would take long.

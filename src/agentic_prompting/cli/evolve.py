@@ -205,7 +205,7 @@ def _sandbox_parts(options: EvolveOptions, config: EvolveConfig) -> dict[str, An
 
 
 def _record(result: EvolveResult, folder: Path) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The record that `--json` prints."""
     # Held-out scores by step, where there was an evaluation.
     held_out = {log.step: log.held_out for log in result.steps if log.held_out is not None}
     # Members of the population have their own held-out scores.

@@ -81,7 +81,7 @@ def _show(measured: Headroom, options: HeadroomOptions) -> None:
         return
     print_text(measured.report())
     print(f"written to {', '.join(files)}")
-    # What was measured before the stop is kept.
+    # The parts that were measured before the stop are saved.
     if measured.stopped:
         print_error(f"stopped early: {measured.stopped}")
 

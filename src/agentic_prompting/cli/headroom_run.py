@@ -89,7 +89,7 @@ def _own_parts(
     script: RunArguments, args: MultiTurnGRPOConfig, model: str | None, stack: ExitStack
 ) -> dict[str, Any]:
     """A run on rows of one's own, or of a task."""
-    # What can be wrong is found before the model is loaded.
+    # Check everything before the model is loaded.
     if isinstance(script, ESPLArguments) and script.is_in_sandbox:
         raise ValueError(
             "headroom --config does not measure E-SPL's sandbox: try `agentic-prompting headroom "

@@ -16,7 +16,7 @@ SMALL_MODEL = "smollm2"
 
 
 def find_model(name: str) -> str:
-    """What `from_pretrained` takes for the name of an option: `smollm2` is the model of the small model's package.
+    """The argument of `from_pretrained` for a model that an option names. `smollm2` is that of the small model's package.
 
     Raises:
         `ValueError`: The small model is named, and its package is not installed.
@@ -49,7 +49,7 @@ def check_agent(run: str | Path) -> None:
 
 def check_model(name: str | Path) -> None:
     """Raise `ValueError` for a model that is neither a local folder nor on the hub, or an adapter without its base."""
-    # What is not a local path may be a name on the hub.
+    # A name that is not a local path may be one on the hub.
     if not Path(name).exists():
         _check_on_hub(str(name))
     adapter = Path(name) / "adapter_config.json"

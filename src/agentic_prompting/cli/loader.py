@@ -47,7 +47,7 @@ def load_part(name: str, part_type: str, shipped: Mapping[str, str] = {}) -> Any
 
     Args:
         name (`str`): One of `shipped`, or `module:name`, or `path/to/file.py:name`.
-        part_type (`str`): What it is, such as `reward`, for the error message.
+        part_type (`str`): The type of part, such as `reward`, for the error message.
         shipped (`Mapping[str, str]`, *optional*): Where the parts of this library are, by name.
 
     Raises:

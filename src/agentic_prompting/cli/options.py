@@ -30,7 +30,7 @@ class MissingOption(ValueError):
     """An option that a run cannot do without is not set.
 
     Args:
-        message (`str`): What is missing.
+        message (`str`): A description of the missing option.
         fix (`str`): The option to set, with a placeholder.
     """
 

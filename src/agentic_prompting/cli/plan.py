@@ -45,7 +45,7 @@ class PlanOptions(RunConfiguration):
 
     @property
     def processes(self) -> int:
-        """As `--gpus` says; else accelerate's, one without a file: GPUs of this machine are not looked at."""
+        """`--gpus`, else the number in accelerate's file, else 1. The GPUs of this machine are not counted."""
         if self.gpus is not None:
             return max(1, self.gpus)
         return super().processes if self.accelerate_config is not None else 1
@@ -83,7 +83,7 @@ def plan(arguments: Sequence[str]) -> int:
     # Measure, then print memory and costs.
     with show_progress("measuring a step on fake tensors"):
         memory, costs = plan_run(options)
-    # What can be gained, if it was measured, is shown beside what it costs.
+    # The possible gain, if it was measured, is shown beside the costs.
     headroom_source = options.headroom or options.value("output_dir")
     headroom = HeadroomFigures.read(headroom_source) if headroom_source else None
     if options.headroom is not None and headroom is None:

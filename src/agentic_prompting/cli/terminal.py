@@ -1,4 +1,4 @@
-"""What the commands print: texts of models without control characters, episodes, tables, and a progress display."""
+"""Prints the output of the commands: texts of models without control characters, episodes, tables, and a progress display."""
 
 from __future__ import annotations
 

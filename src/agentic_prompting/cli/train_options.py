@@ -26,7 +26,7 @@ from .loader import (
 )
 from .options import EnvironmentModel, HeldOutRows, MissingOption, option
 
-# The shipped environments; with `none` the agent asks nobody.
+# The shipped environments. With `none` the agent has no environment.
 ENVIRONMENTS = ("llm", "search", "none")
 
 

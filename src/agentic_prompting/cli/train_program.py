@@ -189,7 +189,7 @@ def method_help(method: str, everything: bool = False) -> str:
     parser = method_parser(method)
     if everything:
         return parser.format_help()
-    # Of the many options of TRL and transformers only the usual ones are shown.
+    # TRL and transformers have many options: show only the usual ones.
     trl_options = {*GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
     parser.hide_options(trl_options - set(COMMON_OPTIONS))
     return (

@@ -51,7 +51,7 @@ def describe_task(name: str) -> str:
     lines.extend(f"    {source}" for source in task.sources)
     lines.append("  columns needed")
     lines.extend(f"    {', '.join(reader.required_columns)}" for reader in task.readers)
-    # What it is measured by, and under which terms it may be used.
+    # Its metrics, and the terms of its use.
     lines.append(f"  metrics: {', '.join(task.metrics)}")
     lines.append(f"  licence: {task.licence}")
     if task.unanswerable:
@@ -166,7 +166,7 @@ def _check_record(name: str, task: Task, split: str, source: Source) -> SourceCh
     problems = []
     if not set(source.splits) <= set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
-    # A subset must pick as many rows as the split is said to have.
+    # A subset must pick as many rows as the record expects in the split.
     subset = task.subsets.get(split)
     if subset is not None:
         row_count = len(subset.pick_numbers(subset.total_rows or 0))

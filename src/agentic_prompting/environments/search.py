@@ -2,7 +2,7 @@
 
 A call is JSON in `<tool_call>` or `<function_call>` tags, with its arguments under `arguments` or
 `args`: the released prompts and parsers differ, so all of these are accepted. After an invalid call
-the agent is told what to write instead. Documents come from a [`Retriever`].
+the agent reads what to write instead. Documents come from a [`Retriever`].
 """
 
 from __future__ import annotations

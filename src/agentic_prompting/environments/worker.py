@@ -34,8 +34,8 @@ class WorkerReply:
     """The outcome of one call.
 
     Args:
-        text (`str`, *optional*, defaults to `""`): What the agent reads.
-        part (`str`, *optional*, defaults to `""`): What a reference hands on; empty if there is nothing.
+        text (`str`, *optional*, defaults to `""`): The text that the agent reads.
+        part (`str`, *optional*, defaults to `""`): The text that a reference hands on; empty if there is none.
         replies (`tuple[Reply, ...]`, *optional*): The model calls behind it.
         error ([`LLMError`], *optional*): Why there is no reply, if the worker failed.
     """
@@ -53,7 +53,7 @@ class Worker:
     Args:
         model: Answers requests: a [`ChatModel`] or function of the messages, an [`Environment`] such as
             [`SearchEnvironment`], a [`PromptAgent`], or with `takes="text"` a function of the request's text (a tool).
-        description (`str`, *optional*): What it is good at, in one line that the agent reads.
+        description (`str`, *optional*): Its strengths, in one line that the agent reads.
         usd (`float`, *optional*, defaults to `0.0`): Price of a call in US dollars, for models that state none.
         takes (`str`, *optional*, defaults to `"messages"`): `messages` or `text`: the argument of a function.
 

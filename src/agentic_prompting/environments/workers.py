@@ -90,7 +90,8 @@ class Workers(Environment):
         unavailable (`str`, *optional*, defaults to `"failed"`): `failed`: a call that fails ends its rollout, which
             gets no reward. `visible`: the agent reads "unavailable" and may go on. A spent budget and a rejected key
             end the rollout in any case.
-        max_calls (`int`, *optional*, defaults to `4`): Calls in one turn; the agent is told of further ones.
+        max_calls (`int`, *optional*, defaults to `4`): Calls in one turn. Further ones are reported to
+            the agent.
         max_reply_chars (`int`, *optional*, defaults to `2048`): The agent reads the first characters of a longer reply,
             with a mark at the end. A reference hands on all of it.
         share_replies (`bool`, *optional*, defaults to `False`): Whether identical requests to a worker in one training

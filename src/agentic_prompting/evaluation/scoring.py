@@ -187,7 +187,7 @@ def summarise(
     answered = [record for record in records if _is_answered(record)]
     failed = len(records) - len(answered)
 
-    # Of each metric: means per question, their estimate, and statistics of several runs.
+    # For each metric: means per question, their estimate, and statistics of several runs.
     values: dict[str, dict[int, float]] = {}
     estimates: dict[str, Estimate | None] = {}
     ungraded: dict[str, int] = {}
@@ -201,7 +201,7 @@ def summarise(
         if statistics:
             repeated[name] = statistics
 
-    # What an answered question took on average.
+    # The mean cost of an answered question.
     def mean_of(field_name: str) -> float:
         if not answered:
             return 0.0

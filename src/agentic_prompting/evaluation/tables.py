@@ -73,7 +73,7 @@ def load_run(
         `FileNotFoundError`: If the folder contains no finished evaluation.
         `ValueError`: If one of its files is broken.
     """
-    # What `save_run` wrote, and the answers.
+    # Read the summary that `save_run` wrote, and the answers.
     path = Path(folder) / _SUMMARY
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {_SUMMARY}")

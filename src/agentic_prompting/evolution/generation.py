@@ -186,7 +186,7 @@ class Generation:
 
         # With probability p_crossover the prompts of the match also cross.
         has_crossover = self.population.rng.random() < self.p_crossover
-        # The children inherit the ratings of now, also if they join many batches later.
+        # The children inherit today's ratings, even if they join many batches later.
         ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in match}
         task = ReflectionTask(
             batch=batch,

@@ -239,7 +239,7 @@ def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | 
     best: PromptResult | None = None
     best_value = 0.0
     for value, result in zip(values, results, strict=True):
-        # Of equal values the first one stays.
+        # Among equal values the first one is kept.
         if value is not None and (best is None or value > best_value):
             best = result
             best_value = value

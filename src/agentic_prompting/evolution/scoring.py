@@ -21,7 +21,7 @@ the reference LLM reads with the attempt."""
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the reward function says about one reply.
+    """The reward function's judgement of one reply.
 
     Args:
         reward (`float`, *optional*): `None` if there is nothing to judge.

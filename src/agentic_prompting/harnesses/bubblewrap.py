@@ -26,7 +26,7 @@ from pathlib import Path
 
 from . import seccomp
 
-UNPRIVILEGED_USER = 65534  # "nobody": runs the commands of a trainer that runs as root
+UNPRIVILEGED_USER = 65534  # runs the commands of a trainer that runs as root
 SYSTEM_PATHS = (
     "/usr",
     "/bin",
@@ -58,7 +58,10 @@ _PARTS_OF_DATA = (
     "etc",
     "ssl",
 )  # not of a home folder, where these hold a person's files
-_KERNEL_SETTINGS = ("/proc/sys", "/proc/pressure")  # not for the command, whoever may write them
+_KERNEL_SETTINGS = (
+    "/proc/sys",
+    "/proc/pressure",
+)  # the command must not write them, even if the user may
 _SHARED_MEMORY_BYTES = 2**26  # /dev/shm, as in Docker
 _MOST_STEPS = 5  # links and `#!` lines that are followed from a program to its interpreter
 
@@ -123,7 +126,7 @@ class Sandbox:
                 "/dev",
                 "/dev",
             ),  # for the inner one, which replaces both
-            # What `setpriv` needs to change the user, and loses by it.
+            # `setpriv` needs these rights to change the user, and loses them by it.
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--chdir", "/", "--"),
             *("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"),
         ]

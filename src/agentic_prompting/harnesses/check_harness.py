@@ -20,12 +20,12 @@ from .workspace import Workspace
 TASK = "Create a file hello.txt that contains the word hi, then read it back and say done"
 ROW = {"question": TASK, "answer": "a word that no prompt may hold: SECRET42"}
 
-# What the script does, with a tool that runs commands or one for files.
+# The steps of the script, with a tool that runs commands or one for files.
 _STEPS = ("echo hi > hello.txt", "cat hello.txt")
 _SHELL_TOOLS = ("bash", "Bash", "exec_command", "run_shell_command", "shell", "shell_command")
 _FILE_TOOLS = (("write_file", "write"), ("read_file", "read"))
 
-# How mini-swe-agent is told that its task is done. Its prompt contains the first part.
+# This command ends a task of mini-swe-agent. Its prompt contains the first part.
 _SUBMIT_MARK = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _SUBMIT_COMMAND = f"echo {_SUBMIT_MARK} && echo done"
 
@@ -179,7 +179,7 @@ def _argument_value(
 ) -> Any:
     """A value for a parameter of a tool; `None` leaves it out."""
     parameter_type = parameter.get("type", "")
-    # What the step is about: a command, a path or a content.
+    # The subject of the step: a command, a path or a content.
     if name in ("command", "cmd", "input"):
         return ["bash", "-lc", command] if parameter_type == "array" else command
     if name.lower().replace("_", "") in ("path", "filepath", "absolutepath"):

@@ -36,7 +36,7 @@ class CommandFailed(ProgramFailed):
     """A command ended with an exit code other than 0.
 
     Args:
-        message (`str`): What it wrote last.
+        message (`str`): The last lines of its output.
         code (`int`): The exit code.
     """
 

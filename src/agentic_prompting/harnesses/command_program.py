@@ -205,7 +205,7 @@ class CommandRun(AgentRun):
         return {**output, "reward": None}
 
     def _describe_address(self, request: RunRequest) -> dict[str, Any]:
-        """What the arguments and settings of a command can name: `{base_url}`, `{api_key}`, ..."""
+        """Return the placeholders of a command's arguments and settings: `{base_url}`, `{api_key}`, ..."""
         # In a network of its own, the command reaches the gateway at another address.
         base_url = self.folders.base_url(request.api_key) or request.base_url
         window = request.limits.max_context or _DEFAULT_WINDOW

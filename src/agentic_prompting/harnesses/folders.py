@@ -135,8 +135,8 @@ def tidy(folder: Path) -> bool:
     """Make everything below a folder readable, with no way out of it.
 
     Removed are links that lead elsewhere, what is neither file nor folder (a pipe would block a
-    reader), and folders that are too deep. No file keeps the rights of its owner for whoever runs
-    it (setuid).
+    reader), and folders that are too deep. Files lose the setuid bit, with
+    which they would run with the rights of their owner.
 
     Returns:
         `bool`: Whether all folders could be looked into; if not, those that are too deep are
@@ -145,7 +145,7 @@ def tidy(folder: Path) -> bool:
     # Open folders that the agent closed, and take away setuid, setgid and sticky bits.
     _run("chmod", "-R", "u+rwX,u-s,g-s,-t", folder)
 
-    # Remove what could trap or mislead whoever reads the folder afterwards.
+    # Remove everything that could trap or mislead a later reader of the folder.
     top = folder.resolve()
     is_complete = True
     for entry in walk(folder):

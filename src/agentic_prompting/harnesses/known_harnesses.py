@@ -116,7 +116,7 @@ _KNOWN = (
             "codex",
             "exec",
             "--skip-git-repo-check",
-            # The workspace confines the command, and nobody is there to approve anything.
+            # The workspace confines the command, and there is no user to approve its actions.
             "--dangerously-bypass-approvals-and-sandbox",
             "{task}",
         ),

@@ -60,8 +60,8 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What the filter has to know about a processor: its id (`AUDIT_ARCH_...`) and the numbers of
-    system calls.
+    """The facts about a processor that the filter needs: its id (`AUDIT_ARCH_...`) and the numbers
+    of system calls.
     """
 
     id: int
@@ -166,7 +166,7 @@ def open_filter() -> int:
     """Return a descriptor from which the filter can be read once."""
     reader, writer = os.pipe()
     try:
-        # The filter fits into a pipe's buffer, so that nobody has to read meanwhile.
+        # The filter fits into a pipe's buffer, so the write does not wait for a reader.
         os.write(writer, system_call_filter())
     finally:
         os.close(writer)

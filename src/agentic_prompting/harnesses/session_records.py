@@ -25,7 +25,7 @@ from .harness import MAX_RECORD_BYTES
 
 _TurnKey = tuple[str, ...]  # the name and the arguments of a tool call; or the text alone
 
-# What reading a record raises if an agent has written something else there.
+# The errors of reading a record in whose place an agent has written something else.
 _MALFORMED_RECORD = (
     sqlite3.Error,
     OSError,

@@ -200,7 +200,7 @@ class RolloutWorkspace:
     """The folders of one rollout, and the processes of its command.
 
     Args:
-        workspace ([`Workspace`]): What it may use.
+        workspace ([`Workspace`]): The settings: files, network and limits.
         root (`Path`): The folder for its folders.
         private_paths (`Sequence[str]`, *optional*): Files and folders that the command must not
             see.
@@ -245,7 +245,7 @@ class RolloutWorkspace:
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the command's environment: none of this process's secrets."""
-        # What it inherits. Proxies only without a password.
+        # Inherited variables; a proxy only if its address contains no password.
         environment: dict[str, str] = {}
         for name in (*_INHERITED, *_CERTIFICATES):
             if name in os.environ:
@@ -288,7 +288,7 @@ class RolloutWorkspace:
         """
         await asyncio.to_thread(self._prepare)
 
-        # The launcher, which is told over a socket what to do; in a sandbox if there is one.
+        # Start the launcher, in a sandbox if there is one. It gets its orders over a socket.
         channel, launcher_channel = socket.socketpair()
         inherited = [launcher_channel.fileno()]
         launcher = [*_launcher_command(), str(launcher_channel.fileno())]
@@ -543,7 +543,7 @@ class RolloutWorkspace:
                 # On another disk: it is full, or a folder still to be removed is left.
                 logger.warning("not all of a failed rollout is kept in %s: %s", target, error)
 
-        # What was not moved is removed.
+        # Remove everything that was not moved.
         if self.root.exists():
             remove(self.root)
 
@@ -581,7 +581,7 @@ def _warn_of_network() -> None:
 
 @dataclass(frozen=True)
 class ResourceUse:
-    """What a command uses."""
+    """The resources that a command uses."""
 
     processes: int
     memory: int  # bytes

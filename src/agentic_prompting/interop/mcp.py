@@ -240,7 +240,7 @@ def _find_secrets(server: ServerAddress) -> list[str]:
     """Return the keys in a server's address, or in the environment of its command."""
     if isinstance(server, str):
         pieces = find_url_secrets(server)
-        # Of `key=value` the value alone is a secret as well.
+        # In `key=value` the value alone is a secret as well.
         return [*pieces, *(piece.partition("=")[2] for piece in pieces)]
     # Commands get their keys in environment variables.
     variables = getattr(server, "env", None) or {}

@@ -68,7 +68,7 @@ class Tool:
 
         Args:
             name (`str`): The name of the tool.
-            description (`str`): What it does.
+            description (`str`): The description that the agent reads.
             parameters (`dict`): The JSON schema of its arguments.
             call (`Callable`): As for [`Tool`].
             chat ([`ChatModel`], *optional*): As for [`Tool`].
@@ -84,7 +84,7 @@ class Tool:
         `get_json_schema` raises if an argument lacks one of them.
 
         Args:
-            function (`Callable`): The function. What it returns is given to the agent as text.
+            function (`Callable`): The function. The agent reads its return value as text.
         """
 
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
@@ -140,7 +140,7 @@ class ToolEnvironment(Environment):
             rollout fails and is left out of the loss. An [`LLMError`] always is one. Any other
             exception of a tool is given to the agent as text, with secrets masked.
         max_calls (`int`, *optional*, defaults to `16`): Calls in one turn. Further ones are not
-            made, and the agent is told so: a turn has room for hundreds.
+            made, and the agent reads so: a turn has room for hundreds.
 
     Raises:
         `ValueError`: There is no tool, two have the same name, or `max_calls` is below 1.
@@ -247,7 +247,7 @@ def to_text(value: object) -> str:
     """Convert what a tool returned to text for the agent: text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
-    # What JSON cannot represent becomes text in Python's own form.
+    # Values that JSON cannot represent become text, as by `repr`.
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

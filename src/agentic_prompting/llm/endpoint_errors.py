@@ -18,9 +18,9 @@ from .types import (
 )
 
 MAX_READ_LENGTH = 5000
-"""How much of an answer an error quotes.
+"""The characters of a response that are read for an error message.
 
-Far more than is shown: keys are masked before a text is cut, otherwise half a key could stay."""
+Far more than are shown: keys are masked before a text is cut, otherwise half a key could stay."""
 
 # Error codes that are words, with the HTTP status of the same meaning. Endpoints put them into the
 # field `code`, `type` or `status` of an error.

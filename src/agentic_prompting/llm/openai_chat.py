@@ -453,7 +453,7 @@ class OpenAIChat:
             )
         self._http = Http(self, key or "none", self._account)
         background_loop(self)  # which closes the connections before it ends
-        # A client that nobody closes is closed when it is collected; at exit, by the loop.
+        # An open client is closed when it is garbage-collected or, at exit, by the loop.
         weakref.finalize(self, _close_collected, self._http, os.getpid()).atexit = False
         return self._http
 

@@ -255,7 +255,7 @@ class _RemoteParent:
 
 
 def under(headers: Mapping[str, str], request_span: str = "") -> _RemoteParent | _NoSpan:
-    """Within its `with` block spans are below the one that a request's headers name.
+    """A context in which new spans become children of the span that a request's headers name.
 
     Args:
         headers (`Mapping`): With `traceparent` and `tracestate`, if the client traces.
@@ -371,7 +371,7 @@ def _reply_attributes(
     if _traces is not None and _traces.content and "base_url" in vars(model):  # an `OpenAIChat`
         key = cast(Any, model).find_key()
 
-    # What the call used; the conversation only with `trace_content`.
+    # The usage of the call; the conversation only with `trace_content`.
     attributes: dict[str, object] = {
         "gen_ai.usage.input_tokens": reply.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": reply.usage.completion_tokens,

@@ -150,7 +150,7 @@ class CostEstimate:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a run samples and updates, derived from its training arguments.
+    """The number of rollouts and updates of a run, derived from its training arguments.
 
     Args:
         steps (`int`): Training steps of the run.
@@ -256,7 +256,7 @@ def estimate_cost(
     args = {name: value for name, value in args.items() if value is not None}
     schedule = Schedule.from_args(args, gpus, rows)
 
-    # What a pilot run measured replaces assumptions.
+    # Measurements of a pilot run replace assumptions.
     figures = None
     if pilot is not None:
         figures = PilotFigures.read(Path(pilot))

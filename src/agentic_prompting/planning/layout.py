@@ -48,7 +48,7 @@ class Layout:
         sharding (`str`, *optional*, defaults to `"ddp"`): `ddp` (each GPU has a copy of the model),
             `fsdp2`, `zero1`, `zero2` or `zero3`.
         zero (`Mapping[str, Any]`, *optional*): DeepSpeed's `zero_optimization`, as far as it
-            differs from the defaults. What it offloads is not on the GPU, except for gradients.
+            differs from the defaults. Offloaded parts are not on the GPU, except for gradients.
 
     Raises:
         `ValueError`: If there is no GPU or no memory, or `sharding` is unknown.
@@ -216,7 +216,7 @@ class Layout:
             context (`int`): Tokens of each, at most.
             args (`Mapping[str, Any]`): The training arguments.
         """
-        # What stays on the GPU while rollouts are played. vLLM's own memory is added by the plan.
+        # The parts that stay on the GPU while rollouts are played. The plan adds vLLM's own memory.
         parts: dict[str, float] = {}
         for part in ("weights", "adapters", "optimizer", "reference"):
             if part in moments[PASSES]:

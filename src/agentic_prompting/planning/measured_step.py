@@ -159,7 +159,7 @@ class SamplingMemory:
 
     Args:
         kv_bytes_per_token (`int`): Keys and values of one token of one conversation.
-        reading (`int`): What a pass over one whole context takes beside its keys and values.
+        reading (`int`): Bytes of a pass over one whole context, without its keys and values.
         weights (`int`): The whole weights.
     """
 
@@ -225,7 +225,7 @@ class FullLengthRollouts:
 
 
 class MeasuredTrainer(MultiTurnGRPOTrainer):
-    """The trainer, with a counter that is told which moment of the step runs."""
+    """The trainer, which reports each stage of the step to a memory counter."""
 
     memory: MemoryCounter
 
@@ -302,7 +302,7 @@ class MomentCallback(TrainerCallback):
             tensors = [state for state in states.values() if isinstance(state, torch.Tensor)]
             self.memory.count(tensors, "optimizer")
         self.optimizer_states = self.memory.parts.get("optimizer", 0)
-        # What follows the update, such as logging, belongs to no moment of the step.
+        # Work after the update, such as logging, belongs to no moment of the step.
         self.memory.moment = ""
 
 

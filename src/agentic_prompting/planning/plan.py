@@ -19,7 +19,7 @@ from .measurement_processes import MeasurementProcesses
 from .model_shape import Unplannable, load_shape, rough_estimate
 
 DEFAULT_SECONDS = 40.0
-"""How long `plan` looks for what fits, at most."""
+"""The time limit of the search for settings that fit."""
 CONTEXT_STEP = 256
 """The largest context is rounded down to a multiple of this."""
 FSDP2_CONFIG = "examples/accelerate/fsdp2.yaml"
@@ -44,7 +44,8 @@ class Plan:
             for a model that the engine cannot run.
         options (`dict[str, Any]`, *optional*): Options for the run's configuration: those that it
             needs to fit, or the largest batch.
-        notes (`list[str]`, *optional*): What is estimated, assumed, or was not examined.
+        notes (`list[str]`, *optional*): Remarks on estimates, assumptions, and parts that were not
+            examined.
     """
 
     model: str
@@ -106,7 +107,7 @@ class Plan:
             lines.append(f"  {moment + ':':29}{total:6.1f}  ({', '.join(sizes)})")
         lines.append(self.verdict)
 
-        # What fits, and the options to set.
+        # The largest sizes that fit, and the options to set.
         if self.largest_batch is not None:
             lines.append(f"largest per_device_train_batch_size that fits: {self.largest_batch}")
         if self.largest_context is not None:

@@ -36,7 +36,7 @@ from ..trainers.rollouts import BatchPosition, RowPrompts, RowStream
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the parts of a step take, in seconds. Lengths and latencies are log-normal.
+    """The durations of the parts of a step, in seconds. Lengths and latencies are log-normal.
 
     Args:
         groups (`int`, *optional*, defaults to `16`): Groups in a step.

@@ -49,7 +49,7 @@ _GRACE_SECONDS = 10.0  # for a process to end, after it has heard that its rollo
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What an agent needs to play an episode.
+    """The data that an agent needs to play an episode.
 
     Args:
         row (`dict`): The row of the rollout.
@@ -270,7 +270,7 @@ class AgentProgram(Environment, ABC):
                 await self._play(rollout, policy, chat_format, limits, run)
             return rollout
         except (ServerFailed, Misconfigured) as error:
-            # Of what surrounds the run: the gateway, the files of the row, the reward function.
+            # The cause is outside of the agent: the gateway, the row's files, the reward function.
             return rollout.fail(Observation(error=error))
 
     async def _play(
@@ -357,7 +357,7 @@ class AgentProgram(Environment, ABC):
     async def _wait_for(
         self, task: asyncio.Future[dict[str, Any] | None], session: Session
     ) -> dict[str, Any] | None:
-        """What the program returns; `None` if its session ends before it does.
+        """Return the result of the program; `None` if its session ends before it does.
 
         Raises:
             [`LLMError`]: The program, or one of its large LLMs, has failed.

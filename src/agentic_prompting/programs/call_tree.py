@@ -113,7 +113,7 @@ class Call:
 
     @property
     def is_continuation(self) -> bool:
-        """Whether it continues an earlier reply."""
+        """Whether the call continues an earlier reply."""
         return self.parent is not None
 
     @property

@@ -41,7 +41,7 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages(), Goo
 _LARGE_BODY = 2**17  # bytes: requests of this size are parsed in a thread
 _EXPIRED_KEYS = 2**14  # that are remembered, with the reason
 _OPEN_FILES = 2**16
-# What a body raises that has another shape than any client sends, while it is read or rendered.
+# The errors of reading or rendering a body whose shape no client sends.
 SHAPE_ERRORS = (RecursionError, TypeError, AttributeError, KeyError, ValueError)
 
 _Answer = Callable[[web.Request, Dialect, Session], Awaitable[web.StreamResponse]]

@@ -148,7 +148,7 @@ class FunctionRun(AgentRun):
 
 
 def is_agent(value: object) -> bool:
-    """Whether it is a function of `(row, base_url, api_key)`."""
+    """Return whether a value is a function of `(row, base_url, api_key)`."""
     return (
         inspect.isfunction(value)
         and {"base_url", "api_key"} <= inspect.signature(value).parameters.keys()

@@ -32,7 +32,7 @@ class Refusal(Exception):
 
     Args:
         status (`int`): The HTTP status.
-        message (`str`): What is wrong, and how to fix it.
+        message (`str`): The problem, and how to fix it.
         code (`str`, *optional*): OpenAI's short name of the error.
         param (`str`, *optional*): The field of the request that is wrong.
     """

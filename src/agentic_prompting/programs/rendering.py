@@ -88,7 +88,7 @@ class Renderer:
         end_ids = sorted(chat_format.end_of_turn_ids)
         self._turn_ends = [self._tokenizer.decode([token]) for token in end_ids]
 
-        # What is known of the template. Problems are by whether there are tools and a system
+        # Facts about the template. Problems are keyed by whether there are tools and a system
         # message.
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
         self._warned: set[str] = set()
@@ -225,7 +225,7 @@ class Renderer:
             after = after.partition(_AGENT)[2]
         if not after.startswith(before):
             return None
-        # What stands in front of the end of the turn are the reply's calls, which were sampled.
+        # The text before the end of the turn is the reply's calls, which were sampled.
         end = max((before.rfind(turn_end) for turn_end in self._turn_ends), default=-1)
         closing = before[end:] if end >= 0 else ""
         return Seam(closing, after[len(before) :])
@@ -273,7 +273,7 @@ class Renderer:
             parts |= {_WORD: "tool calls", _RESULT: "results of tools"}
         probe += [ChatMessage("assistant", _AGENT), ChatMessage("user", _MORE)]
 
-        # What the template drops.
+        # Find the parts that the template drops.
         try:
             rendered = self._render(probe, [_PROBE_TOOL] if with_tools else ())
         except Refusal as error:

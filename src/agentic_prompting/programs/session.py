@@ -223,7 +223,7 @@ class Session:
         Raises:
             [`Refusal`]: The session has ended.
         """
-        self._refuse_if_ended()  # it may have ended while the client was told that a stream begins
+        self._refuse_if_ended()  # it may have ended while the stream was opened
 
         # The seed depends on the context, and on how many calls have had it before.
         sample_request = SampleRequest(
@@ -418,14 +418,14 @@ class Session:
 
         If it drops a part of every conversation of this run, the rollout fails.
         """
-        # What every conversation has: user messages, replies, and any system prompt of the run.
+        # The parts of every conversation: user messages, replies, and any system prompt of the run.
         has_system_prompt = bool(self.system_prompt)
         problem = self.renderer.find_problem(with_tools=False, with_system=has_system_prompt)
         if problem is not None:
             self.fail(problem)
             self._refuse_if_ended()
 
-        # What this request has as well: system messages, tools, their results.
+        # Further parts of this request: system messages, tools, their results.
         has_system = has_system_prompt or any(
             message.role == "system" for message in request.messages
         )

@@ -34,7 +34,7 @@ THREADS = 1024  # plain functions at once
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """What an agent raised in a worker, or why the worker cannot run it.
+    """The error that an agent raised in a worker, or the reason why the worker cannot run it.
 
     Args:
         message (`str`): What happened.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from .types import RefinementResult, RefinementStep
 
-# What a line is: plain, gone from a prompt, new in it, or a heading.
+# The marks of lines: plain, gone from a prompt, new in it, or a heading.
 Mark = Literal["", "-", "+", "#"]
 
 _PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")

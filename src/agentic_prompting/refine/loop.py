@@ -476,7 +476,7 @@ class _Refinement:
 
     def keep_answer(self, rank: int, text: str, finish_reason: str) -> None:
         """Make an answer the result's, unless it has a better one."""
-        # Of equal rank, the later answer counts.
+        # Among answers of equal rank, the later one counts.
         if rank >= self.answer_rank:
             self.answer_rank = rank
             self.result.answer = text

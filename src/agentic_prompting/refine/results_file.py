@@ -41,7 +41,7 @@ class ResultsFile:
                     f"{path} holds results of other settings or models: give another file as "
                     "output, or go on with the settings it was begun with"
                 )
-            # Of several results with the same key the first counts.
+            # If several results have the same key, the first one counts.
             result = RefinementResult.from_dict(record)
             if result.error is None:
                 self.results.setdefault(record["key"], result)

@@ -14,7 +14,7 @@ from ..llm.threads import DaemonThreads
 from .types import Query
 
 VERIFIER_SECONDS = 600.0
-"""How long a verifier that is no model may take for one answer."""
+"""The time limit, for one answer, of a verifier that is not a model."""
 
 Judge = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
 """A verifier that is no model. Gets the query and the answer; returns `True` (right), `False`

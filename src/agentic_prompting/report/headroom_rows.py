@@ -1,4 +1,4 @@
-"""What `headroom` said before a run, beside what the run brought."""
+"""The figures of `headroom` from before a run, beside the results of the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def headroom_rows(run: RunSummary) -> list[HeadroomRow]:
     headroom = run.headroom
     if headroom is None:
         return []
-    # What the run brought, by the key of the figure that it belongs to.
+    # The results of the run, by the key of the figure that they belong to.
     results = {
         "floor": _first_score(run),
         "ceiling": _last_score(run),

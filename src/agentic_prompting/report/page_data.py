@@ -159,7 +159,7 @@ def _compared_curves(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """What tells these folders apart: the paths without the folders that all of them are in."""
+    """The shortest names that tell folders apart: their paths without common parents."""
     paths = [Path(folder).parts for folder in folders]
     # Drop the first folder as long as all paths share it.
     while min(len(path) for path in paths) > 1 and len({path[0] for path in paths}) == 1:
@@ -313,7 +313,7 @@ def _trajectory_blocks(all_records: Sequence[Record], max_records: int) -> Itera
     groups, advantages = groups_of(all_records)
     positions = sample_evenly(range(len(all_records)), max_records)
     records = [all_records[position] for position in positions]
-    # What the list shows and filters by.
+    # The columns of the list, by which it is filtered.
     columns: dict[str, Any] = {
         "number": positions,
         "group": [groups[position] for position in positions],
@@ -330,13 +330,13 @@ def _trajectory_blocks(all_records: Sequence[Record], max_records: int) -> Itera
     }
     index = {"total": len(all_records), "chunk": TRAJECTORIES_PER_CHUNK, "columns": columns}
     yield "trajectories", index
-    # What a trajectory shows once it is opened.
+    # The content of each trajectory, which the page shows once it is opened.
     trajectories = [_trajectory(record) for record in records]
     yield from _chunks("trajectories", trajectories, TRAJECTORIES_PER_CHUNK)
 
 
 def _trajectory(record: Record) -> dict[str, Any]:
-    """What one opened trajectory shows, the reward in its parts included."""
+    """The content of one opened trajectory, with the parts of its reward."""
     names = (
         "question",
         "answers",
@@ -427,7 +427,7 @@ def _refinement_blocks(results: Sequence[RefinementResult]) -> Iterator[Block]:
 
 
 def _refinement(result: RefinementResult) -> dict[str, Any]:
-    """What one opened refinement shows."""
+    """The content of one opened refinement."""
     steps = []
     for step in result.steps:
         # A step that left the prompt as it was has no diff.

@@ -39,7 +39,7 @@ ROLLOUT_PANELS = (
     ),
     Panel("cost", "cost (US dollars)", {"environment/cost_usd": "spent on the large LLM"}),
 )
-"""What is drawn of the rollouts."""
+"""The curves of the rollouts."""
 
 OPTIMISATION_PANELS = (
     Panel("loss", "loss", {"loss": "loss"}),
@@ -53,7 +53,7 @@ OPTIMISATION_PANELS = (
         {"async/token_age": "mean", "async/token_age_max": "of the oldest"},
     ),
 )
-"""What is drawn of the trainer's log."""
+"""The curves of the trainer's log."""
 
 EVOLUTION_PANELS = (
     Panel(
@@ -62,13 +62,13 @@ EVOLUTION_PANELS = (
         {"evolution/reward": "on the rows of the step", "evolution/held_out": "held out, the best"},
     ),
 )
-"""What is drawn of the state of `evolve`."""
+"""The curves of the state of `evolve`."""
 
 PANELS = (*ROLLOUT_PANELS, *OPTIMISATION_PANELS, *EVOLUTION_PANELS)
 """All panels, top to bottom. The page draws the same ones."""
 
 OPTIMISATION = tuple(key for panel in OPTIMISATION_PANELS for key in panel.keys)
-"""What the trainer's log is read for."""
+"""The curves that are read from the trainer's log."""
 
 
 def panels_in(log: Log) -> list[Panel]:

@@ -1,6 +1,4 @@
-"""What ProRefine's paper shows of its results: accuracy as in its Table 1, iterations as in its
-Figure 4.
-"""
+"""The results of ProRefine as in its paper: accuracy (Table 1) and iterations (Figure 4)."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def gradient_counts(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _reason_without_gradient(group: Sequence[Record]) -> str:
-    """What all rollouts of a group have in common, beside their reward."""
+    """The property that all rollouts of a group share, besides their reward."""
     statuses = {record["status"] for record in group}
     # All rollouts answered: all of them right, all wrong, or neither.
     if statuses == {"answered"}:
@@ -282,7 +282,7 @@ def _mean_scores(records: Sequence[Record], suffix: str) -> dict[str, float]:
 
 
 def _mean_diversity(records: Sequence[Record]) -> float | None:
-    """How much the rollouts of a group differ in their turns; failed ones do not count."""
+    """The diversity of the turns of a group's rollouts, without the failed ones."""
     finished = [record for record in records if record["status"] != "failed"]
     groups = []
     for group in group_records(finished):

@@ -199,7 +199,7 @@ def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
     """
     if not path.is_file():
         return iter(())
-    # What follows the last end of a line is still being written.
+    # The text after the last newline is still being written.
     lines = path.read_bytes().split(b"\n")[:-1]
     numbered = (
         (path, number, line.decode("utf-8", "replace"))

@@ -183,7 +183,7 @@ class RubricJudge(Judge):
         rubric (`dict[str, str | tuple[str, float]]`): Criteria by name: a description, or a
             description and a weight.
         max_characters (`int`, *optional*, defaults to `20000`): The middle of a longer rollout is
-            left out, and the judge is told so. A larger value shows more and costs more.
+            left out, with a note for the judge. A larger value shows more and costs more.
         **sampling: As in [`AccuracyJudge`]. `response_format` is the JSON schema by default;
             `response_format=None` is for endpoints that have no such parameter.
 
@@ -256,7 +256,7 @@ class GroupJudge(Judge):
             position, at twice the price.
         seed (`int`, *optional*, defaults to `0`): Shuffles the order in which rollouts are shown.
         max_characters (`int`, *optional*, defaults to `20000`): The middle of a longer rollout is
-            left out, and the judge is told so.
+            left out, with a note for the judge.
         **sampling: As in [`RubricJudge`].
 
     Raises:

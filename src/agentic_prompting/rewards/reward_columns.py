@@ -69,7 +69,7 @@ def _describe_meta(name: str, meta: object) -> str:
             return ""
     if not isinstance(meta, Mapping):
         return ""
-    # `load_task` writes where a row comes from, and leaves out columns that nobody named.
+    # `load_task` writes the source of a row, and leaves out columns that were not named.
     if name not in meta:
         if "source" not in meta:
             return ""

@@ -29,9 +29,9 @@ from .reflector import (
 )
 
 READ_ATTEMPTS = 2
-"""How many failed attempts of a request it reads: the first ones."""
+"""The number of failed attempts of a request that it reads: the first ones."""
 READ_CHARS = 400
-"""How much of an attempt it reads; the end of a longer one is mostly the refusal of the
+"""The characters of an attempt that it reads. The end of a longer one is mostly the refusal of the
 third fact.
 """
 

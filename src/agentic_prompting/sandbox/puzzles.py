@@ -254,7 +254,7 @@ FAULTS = {
         "Leave out whatever is not of the kind asked for.",
     ),
 }
-"""What can go wrong, by name."""
+"""The possible mistakes, by name."""
 
 TOO_LONG = "This is longer than it has to be."
 KEEP_SHORT = "Keep the answer short."

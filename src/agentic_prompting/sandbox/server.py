@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _HTTPError as error:
             self._send_json(error.status, error.body)
         except ConnectionError:
-            # The client hung up: nobody would read an error.
+            # The client hung up, so there is no reader for an error.
             raise
         except Exception as error:
             # A bug in this server gets an error response: the connection stays usable.

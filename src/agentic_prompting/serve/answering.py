@@ -221,7 +221,7 @@ class ChatAnswers:
         greedy: bool = False,
         on_progress: OnProgress | None = None,
     ) -> ServedAnswer:
-        # What the request sets. Everything else is up to the model.
+        # The settings of the request. All others are left to the model.
         sampling: dict[str, Any] = {}
         if max_tokens is not None:
             sampling["max_tokens"] = max_tokens
@@ -285,7 +285,7 @@ class _MeteredEnvironment(Environment):
 
 @dataclass
 class _RequestAccount:
-    """What one request has cost. Its calls come one after another."""
+    """The cost of one request so far. Its calls come one after another."""
 
     limit: float | None
     usd: float = 0.0

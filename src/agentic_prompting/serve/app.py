@@ -40,7 +40,7 @@ _BODY_SECONDS = 30.0
 _QUIET_PATHS = ("/health", "/metrics")  # not in the log while they succeed
 _CHAT = ChatCompletions()
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-# What the log says of the request that the current task answers.
+# The log line of the request that the current task answers.
 _summary: ContextVar[str] = ContextVar("summary", default="")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -83,7 +83,7 @@ class _App:
             route = app.router.add_post(path, partial(self._complete, dialect))
             self._dialects[route.resource] = dialect
 
-        # The models, for the clients of all vendors, and the pages for whoever runs the service.
+        # The models, for the clients of all vendors, and the pages for the operator of the service.
         app.router.add_get("/{version:v1(?:beta)?}/models", self._list_models, allow_head=False)
         app.router.add_get(
             "/{version:v1(?:beta)?}/models/{model}", self._show_model, allow_head=False

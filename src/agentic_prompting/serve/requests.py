@@ -147,7 +147,7 @@ def read_answer_request(body: bytes, dialect: Dialect, path: str) -> AnswerReque
         message = f"The request cannot be read ({type(error).__name__})."
         raise Refusal(400, message, "invalid_value") from None
 
-    # What no answer here has.
+    # These features are not in any answer of this service.
     check_supported(not request.tools and "tools" not in request.other_settings, "tools")
     check_supported(not request.logprobs, "logprobs")
 

@@ -142,7 +142,7 @@ async def _measure_parts(
             result.replayed[name] = caller.replayed - replayed_before
             result.costs[name] = caller.cost_usd - cost_before
 
-    # What all parts took.
+    # The totals of all parts.
     result.cost_usd = caller.cost_usd
     result.failed = caller.failed
     result.seconds = time.perf_counter() - started

@@ -370,7 +370,7 @@ def judge_prompts(
         topped_up = True
     start, best = measured_table.mean(axis=0)
 
-    # What the choosing rows say, for comparison: too few of them may be complete.
+    # The gain on the choosing rows, for comparison. Too few of them may be complete.
     choosing_table = complete_rows(choosing)
     n_choosing = len(choosing_table)
     naive = None

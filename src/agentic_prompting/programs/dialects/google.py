@@ -234,7 +234,7 @@ def _read_content(content: Mapping[str, Any]) -> Iterator[ChatMessage]:
             texts.append(_read_text_parts([part]))
             builder.handle = signature or builder.handle
 
-    # What follows the last result. A content that consists of results has nothing more.
+    # The text after the last result. A content may consist of results alone.
     if builder.has_text or not has_results:
         yield builder.build()
 

@@ -203,7 +203,7 @@ def _read_message(message: Mapping[str, Any]) -> Iterator[ChatMessage]:
         else:
             builder.texts.append(read_text([block]))
 
-    # What follows the last result. A message that consists of results has nothing more.
+    # The text after the last result. A message may consist of results alone.
     if builder.has_text or not has_results:
         yield builder.build()
 

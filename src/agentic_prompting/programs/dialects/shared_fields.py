@@ -146,7 +146,7 @@ def _read_stops(body: Mapping[str, Any]) -> tuple[str, ...]:
 def _read_sampling_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling settings: numbers as they are, anything else as a short text."""
     settings: dict[str, Any] = {}
-    # What is no number is only reported, so a short text of it is enough.
+    # Values that are not numbers are only reported, so a short text is enough.
     for name in _SAMPLING_SETTINGS:
         value = body.get(name)
         if value is not None:

@@ -117,7 +117,7 @@ def plan_run(options: PlanOptions, max_wait: float = 600.0) -> tuple[Plan, CostE
     if not Path(run.model).exists():
         is_hub_reachable()
     # How the run is launched, if a file says so.
-    accelerate = {}
+    accelerate: Mapping[str, Any] = {}
     if options.accelerate_config is not None:
         accelerate = read_options(options.accelerate_config)
 

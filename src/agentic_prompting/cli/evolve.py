@@ -162,8 +162,8 @@ def _connect_parts(
             "name both models: --policy-model NAME --reference-model NAME, or try --sandbox"
         )
     return {
-        "policy": options.connect(stack, options.policy_model, options.policy_base_url, "policy"),
-        "reference": options.connect_reference(stack),
+        "policy": options.connect_role(stack, "policy"),
+        "reference": options.connect_role(stack, "reference"),
         "rows": list(options.load(options.task, config.seed)),
         "reward": load_reward(options.reward),
         "prompt": options.initial_prompt,

@@ -117,18 +117,14 @@ def _connect_parts(options: HeadroomOptions, stack: ExitStack) -> dict[str, Any]
         parts["group_size"] = options.group_size
     # Each part is measured only if its model is named.
     if options.policy_model:
-        parts["policy"] = options.connect(
-            stack, options.policy_model, options.policy_base_url, "policy"
-        )
+        parts["policy"] = options.connect_role(stack, "policy")
         charge(budget, policy=parts["policy"])
     # The reference writes the prompts that are compared.
     if options.policy_model and options.reference_model:
-        parts["reference"] = options.connect_reference(stack)
+        parts["reference"] = options.connect_role(stack, "reference")
         charge(budget, reference=parts["reference"])
     if options.environment_model:
-        parts["llm"] = options.connect(
-            stack, options.environment_model, options.environment_base_url, "environment"
-        )
+        parts["llm"] = options.connect_role(stack, "environment")
         charge(budget, requests=parts["llm"])
     # ProRefine, with the models of its roles.
     if options.feedback_model:

@@ -134,7 +134,7 @@ def _prompt_parts(
     script: ESPLArguments, agent: PromptAgent, stack: ExitStack, budget: Budget
 ) -> dict[str, Any]:
     """E-SPL also searches for a system prompt: the gain of a better one for the untrained agent."""
-    reference = script.connect_reference(stack)
+    reference = script.connect_role(stack, "reference")
     charge(budget, reference=reference)
     start = text_or_file(script.initial_prompt) or ""
     return {"policy": agent, "prompts": [start], "reference": reference}

@@ -155,6 +155,11 @@ class Recording:
         client = OpenAIChat(str(model), base_url=base_url, cache=self.cache, **settings)
         return stack.enter_context(client)
 
+    def connect_role(self, stack: ExitStack, role: str) -> OpenAIChat:
+        """The client of a role, whose model and address are the options `ROLE_model` and `ROLE_base_url`."""
+        model = getattr(self, f"{role}_model")
+        return self.connect(stack, model, getattr(self, f"{role}_base_url"), role)
+
 
 @dataclass
 class Spending:
@@ -226,10 +231,6 @@ class ReferenceModel(Recording):
     )
     reference_base_url: str | None = option("Its OpenAI-compatible endpoint.")
     reference_client: str | None = option(CLIENT_HELP)
-
-    def connect_reference(self, stack: ExitStack) -> OpenAIChat:
-        """The reference LLM's client, closed with the stack."""
-        return self.connect(stack, self.reference_model, self.reference_base_url, "reference")
 
 
 @dataclass

@@ -80,7 +80,7 @@ class RefineModels(Recording, Spending):
         if self.local_model is not None:
             roles["task"] = stack.enter_context(self._load_local_model(self.local_model))
         else:
-            roles["task"] = self.connect(stack, self.task_model, self.task_base_url, "task")
+            roles["task"] = self.connect_role(stack, "task")
         # A role without a model of its own takes the feedback model.
         for role in ("feedback", "optimizer", "verifier"):
             model = getattr(self, f"{role}_model")

@@ -71,7 +71,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             if self.is_in_sandbox and not self.reference_model:
                 reference = GuardedReflector(seed=args.seed)
             else:
-                reference = self.connect_reference(stack)
+                reference = self.connect_role(stack, "reference")
         if self.is_in_sandbox:
             return self._build_sandbox_trainer(args, model, reference)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,31 +321,26 @@ def _collect_answers(
     records: dict[AnswerKey, Record] = {}
     total = runs * sum(len(task.rows) for task in tasks)
     with show_progress(total, name, shown=progress) as bar:
-        for task in tasks:
-            for run in range(runs):
-                # Take what is on disk, and ask the remaining questions.
-                remaining_keys: list[AnswerKey] = []
-                for row_index in range(len(task.rows)):
-                    key = AnswerKey(task.name, run, row_index)
-                    if key in saved_records:
-                        records[key] = saved_records[key]
-                        continue
-                    remaining_keys.append(key)
-                bar.update(len(task.rows) - len(remaining_keys))
-                remaining_rows = [task.rows[key.row_index] for key in remaining_keys]
+        for task, run in product(tasks, range(runs)):
+            # Take the answers that are on disk, and ask the remaining questions.
+            keys = [AnswerKey(task.name, run, row_index) for row_index in range(len(task.rows))]
+            records |= {key: saved_records[key] for key in keys if key in saved_records}
+            remaining_keys = [key for key in keys if key not in saved_records]
+            remaining_rows = [task.rows[key.row_index] for key in remaining_keys]
+            bar.update(len(keys) - len(remaining_keys))
 
-                # Answers come in any order. Each is saved before the next one is awaited.
-                for position, answer in system.answer_each(remaining_rows, seed + run):
-                    key = remaining_keys[position]
-                    record = _make_record(name, task, key, answer)
-                    records[key] = record
-                    if record_file is not None:
-                        record_file.append([{**record, "settings": settings_digest}])
-                    bar.update()
-                    if answer.fatal and answer.error is not None:
-                        raise EvaluationStopped(
-                            f"{name}: {answer.error}; {len(records)} of {total} answers are there"
-                        )
+            # Answers come in any order. Each is saved before the next one is awaited.
+            for position, answer in system.answer_each(remaining_rows, seed + run):
+                key = remaining_keys[position]
+                record = _make_record(name, task, key, answer)
+                records[key] = record
+                if record_file is not None:
+                    record_file.append([{**record, "settings": settings_digest}])
+                bar.update()
+                if answer.fatal and answer.error is not None:
+                    raise EvaluationStopped(
+                        f"{name}: {answer.error}; {len(records)} of {total} answers are there"
+                    )
     # Sorted by task, run and question, whatever the order in which the answers came.
     return [records[key] for key in sorted(records)]
 

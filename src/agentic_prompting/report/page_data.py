@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,24 +138,33 @@ def _compared_curves(
     prefixes = {"train": "", "optimisation": "", "evolution": "", "eval": "evaluation: "}
     panels = []
     entries: dict[float, dict[str, float]] = defaultdict(dict)
-    for mode, prefix in prefixes.items():
-        for panel in PANELS:
-            for key, label in panel.keys.items():
-                # A column for each run.
-                columns = {f"{prefix}{key} {number}": name for number, name in enumerate(names)}
-                has_values = False
-                for column, run in zip(columns, runs, strict=True):
-                    # A row for each step, with the values of all runs in it.
-                    for entry in run.history.get(mode, ()):
-                        if key in entry:
-                            entries[entry["step"]][column] = entry[key]
-                            has_values = has_values or bool(entry[key])
-                # A curve that is zero in all runs is left out.
-                if has_values:
-                    # A panel of several curves becomes several panels, each named after its curve.
-                    title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
-                    panels.append({"name": panel.name, "title": prefix + title, "keys": columns})
+    for (mode, prefix), panel in product(prefixes.items(), PANELS):
+        for key, label in panel.keys.items():
+            # A column for each run.
+            columns = {f"{prefix}{key} {number}": name for number, name in enumerate(names)}
+            histories = [run.history.get(mode, ()) for run in runs]
+            has_values = _add_columns(entries, key, dict(zip(columns, histories, strict=True)))
+            # A curve that is zero in all runs is left out.
+            if has_values:
+                # A panel of several curves becomes several panels, each named after its curve.
+                title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
+                panels.append({"name": panel.name, "title": prefix + title, "keys": columns})
     return panels, [{"step": step, **entries[step]} for step in sorted(entries)]
+
+
+def _add_columns(
+    entries: Mapping[float, dict[str, float]],
+    key: str,
+    histories: Mapping[str, Sequence[Mapping[str, float]]],
+) -> bool:
+    """Add a curve's values by column to the row of each step, and return whether one of them is not 0."""
+    has_values = False
+    for column, history in histories.items():
+        for entry in history:
+            if key in entry:
+                entries[entry["step"]][column] = entry[key]
+                has_values = has_values or bool(entry[key])
+    return has_values
 
 
 def short_names(folders: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ class Result:
         calls (`float`), tokens (`float`), seconds (`float`): Means per answered question.
         worth_usd (`float`): Mean US dollars of an answered question at the price of all its calls,
             those that were replayed included.
-        cost_usd (`float`): What was paid of it here.
+        cost_usd (`float`): The part of it that was paid in this run.
         fit_calls (`int`): Calls that were needed to make the system.
         repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by
             metric and name: `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].

@@ -54,7 +54,7 @@ from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
 from agentic_prompting.trainers import loss as loss_of_trainer
-from agentic_prompting.trainers.loss import ScoredTokens, prepare_loss_inputs
+from agentic_prompting.trainers.loss_inputs import ScoredTokensModel, prepare_loss_inputs
 from benchmarks.lab import model_folder
 from benchmarks.speed.model_tables import updates_table
 
@@ -314,7 +314,7 @@ def update_seconds(
     model.zero_grad(set_to_none=True)
     started = time.process_time()
     score = GRPOTrainer._get_per_token_logps_and_entropies
-    logps, _, _ = score(trainer, ScoredTokens(model, own), ids, mask, own.shape[1])
+    logps, _, _ = score(trainer, ScoredTokensModel(model, own), ids, mask, own.shape[1])
     loss = -(logps * own * torch.linspace(-1, 1, len(ids)).unsqueeze(1)).sum() / own.sum()
     loss.backward()
     return time.process_time() - started, loss.item()

@@ -40,8 +40,9 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_seed,
 )
+from agentic_prompting.trainers.batch_monitor import FailureWatch
 from agentic_prompting.trainers.checkpointing.stop_training import TrainingStopped
-from agentic_prompting.trainers.scoring import FailureWatch, render_completion
+from agentic_prompting.trainers.reward_functions import render_completion
 
 ASYNC_GRPO_MODULES = (
     "trl.trainer.async_grpo_trainer",  # TRL 1.18 and later

@@ -22,7 +22,7 @@ from agentic_prompting.local import Sampling, TransformersEngine, local_policy
 from agentic_prompting.rollout import BatchEngine, SampleRequest
 from agentic_prompting.sandbox.policy import world_tokenizer
 from agentic_prompting.trainers.loading import check_quantization
-from agentic_prompting.trainers.loss import ScoredTokens
+from agentic_prompting.trainers.loss_inputs import ScoredTokensModel
 from support.distributed_backends import TYPES, launch, read
 from support.families import END, FAMILIES, TEMPLATES, VOCABULARY, model_of
 from support.family_runs import train
@@ -52,7 +52,7 @@ CHECKED = {
     "sampled": "engine",
     "greedy as `generate`": "yes",
     "log-probabilities within 1e-4": "yes",
-    "`ScoredTokens`": "yes",
+    "`ScoredTokensModel`": "yes",
     "gradient checkpointing": "yes",
     "all weights": "yes",
     "LoRA": "yes",
@@ -163,7 +163,7 @@ def loss_and_gradients(model, scored):
     model.zero_grad()
     logps, _, auxiliary = GRPOTrainer._get_per_token_logps_and_entropies(
         trainer,
-        ScoredTokens(model, own) if scored else model,
+        ScoredTokensModel(model, own) if scored else model,
         ids,
         mask,
         12,

@@ -30,7 +30,7 @@ from agentic_prompting.rollout import (
     read_rollouts,
 )
 from agentic_prompting.trainers import TrainingStopped
-from agentic_prompting.trainers.setup import check_group_sizes
+from agentic_prompting.trainers.reward_functions import check_group_sizes
 from support.doc_blocks import ROOT
 from support.training import Acts, one_batch, trainer_for
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from agentic_prompting.rollout import BatchEngine, RolloutFacts
-from agentic_prompting.trainers.scoring import describe_flat_reward
+from agentic_prompting.trainers.batch_monitor import describe_flat_reward
 from support.training import Acts, trainer_for
 
 

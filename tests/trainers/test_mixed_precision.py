@@ -264,7 +264,7 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
 def test_training_learns_finite_things(
     weights, precision, checkpointing, asking_policy, rows, tmp_path
 ):
-    """Steps with [`ScoredTokens`], a reference model and old log-probabilities."""
+    """Steps with [`ScoredTokensModel`], a reference model and old log-probabilities."""
     trainer = trainer_for(
         asking_policy, tmp_path, rows, ScriptedChat(["the answer is Swahili ."]), bf16=precision == "bf16",
         fp16=precision == "fp16", model_init_kwargs={"dtype": str(weights).removeprefix("torch.")}, beta=0.01,

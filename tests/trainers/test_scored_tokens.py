@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox.policy import sandbox_spec, save_policy, world_tokenizer
-from agentic_prompting.trainers.loss import IGNORED, ScoredTokens
+from agentic_prompting.trainers.loss_inputs import IGNORED_LABEL, ScoredTokensModel
 from support.training import Acts, one_batch, trainer_for
 
 
@@ -77,7 +77,7 @@ def test_the_head_is_asked_for_the_agents_tokens_only(trainer):
     batch = one_batch(trainer)
     watched = Watched(trainer.model)
     trainer._compute_loss(watched, batch)
-    scored = (watched.labels[0] != IGNORED).sum()
+    scored = (watched.labels[0] != IGNORED_LABEL).sum()
     token_count = (batch["completion_mask"] * batch["tool_mask"]).sum()
     assert scored == token_count < batch["completion_mask"].sum()
 
@@ -128,7 +128,7 @@ def test_entropies_stay_at_their_positions(trainer, monkeypatch):
     with torch.no_grad():
         score = GRPOTrainer._get_per_token_logps_and_entropies
         expected = score(trainer, trainer.model, ids, mask, width, compute_entropy=True)
-        scored = ScoredTokens(trainer.model, is_scored)
+        scored = ScoredTokensModel(trainer.model, is_scored)
         got = score(trainer, scored, ids, mask, width, batch_size=3, compute_entropy=True)
     for ours, theirs in zip(got[:2], expected[:2], strict=True):
         torch.testing.assert_close(ours, theirs * is_scored, atol=1e-6, rtol=1e-6)
@@ -153,16 +153,16 @@ def test_no_ratio_overflows_where_nothing_is_scored(trainer):
 
 def test_slices_get_their_own_rows_and_the_callers_labels_stay():
     labels_of_calls = []
-    model = ScoredTokens(
+    model = ScoredTokensModel(
         lambda labels: labels_of_calls.append(labels), torch.tensor([[1, 0], [0, 1], [1, 0]])
     )
     labels = torch.arange(12).reshape(3, 4)
     model(labels=labels[:2])
     model(labels=labels[2:])
     assert torch.cat(labels_of_calls).tolist() == [
-        [0, 1, 2, IGNORED],
-        [4, 5, IGNORED, 7],
-        [8, 9, 10, IGNORED],
+        [0, 1, 2, IGNORED_LABEL],
+        [4, 5, IGNORED_LABEL, 7],
+        [8, 9, 10, IGNORED_LABEL],
     ]
     assert (labels >= 0).all()
 

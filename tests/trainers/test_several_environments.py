@@ -23,7 +23,7 @@ from agentic_prompting.rollout import (
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.serve.answering import AgentAnswers
-from agentic_prompting.trainers.setup import draw_by_ratio
+from agentic_prompting.trainers.prepare_rows import draw_by_ratio
 from support.espl_training import Reference, arguments as espl_arguments
 from support.training import Acts, arguments, one_batch, trainer_for
 

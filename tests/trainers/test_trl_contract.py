@@ -49,9 +49,8 @@ DOCUMENTED = {
 
 # Names that stand for something of our own there.
 OWN = {
-    "ahead.py": {"_metrics"},
     "callbacks.py": {"reward_funcs"},
-    "loss.py": {"loss_type", "max_completion_length"},
+    "loss_inputs.py": {"loss_type", "max_completion_length"},
 }
 
 
@@ -349,7 +348,7 @@ def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(t
 
 
 def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
-    """`ScoredTokens` changes the labels on their way into the model, which is called with them by name, in slices."""
+    """`ScoredTokensModel` changes the labels on their way into the model, which is called with them by name, in slices."""
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
     assert (
         "model(**model_inputs, labels=labels, fused_lm_head=True)" in source
@@ -580,7 +579,7 @@ def test_vllm_generation_reads_its_limit_at_every_call():
 
 
 def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):
-    """What a token counts is then in the mask, see `loss.py`."""
+    """What a token counts is then in the mask, see `loss_inputs.py`."""
     assert trained.loss_type == trained.args.loss_type
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert "self.loss_type in" in source and "args.loss_type" not in source

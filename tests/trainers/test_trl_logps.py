@@ -9,7 +9,7 @@ import torch
 
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine
-from agentic_prompting.trainers.loss import LOGP_BOUND, logp_difference
+from agentic_prompting.trainers.batch_monitor import LOGP_BOUND, logp_difference
 from support.asking import Asks, Counts
 from support.training import Acts, one_batch, trainer_for
 

@@ -27,7 +27,7 @@ from agentic_prompting.rollout import (
     turn_seed,
 )
 from agentic_prompting.trainers import MultiTurnGRPOConfig
-from agentic_prompting.trainers.scoring import render_completion
+from agentic_prompting.trainers.reward_functions import render_completion
 from support.programs import byte_format, play_program
 from support.tokenizers_for_tests import tokenizer_for
 

@@ -15,7 +15,7 @@ from ..rollout import Environment, as_environment
 from ..sandbox.library import brief_answer_reward
 from ..sandbox.setup import prepare_sandbox
 from ..trainers import ESPLTrainer, MultiTurnGRPOConfig, PromptR1Trainer
-from ..trainers.setup import SpecOptions
+from ..trainers.resolve_spec import SpecOptions
 from .headroom_options import HeadroomOptions
 from .hub import check_model, find_model
 from .loader import load_reward, text_or_file

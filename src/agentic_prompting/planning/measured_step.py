@@ -38,7 +38,7 @@ from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
 from ..sandbox.policy import world_tokenizer
 from ..trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from ..trainers.loss import ScoredTokens
+from ..trainers.loss_inputs import ScoredTokensModel
 from ..trainers.rollouts import Batch, BatchPosition
 from .fake_gpu import (
     as_on_a_gpu,
@@ -235,7 +235,7 @@ class MeasuredTrainer(MultiTurnGRPOTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: torch.nn.Module | ScoredTokens,
+        model: torch.nn.Module | ScoredTokensModel,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,

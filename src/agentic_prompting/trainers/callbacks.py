@@ -40,7 +40,7 @@ from ..rewards import PromptR1Reward
 from ..rewards.qa import is_scorable
 from ..rollout import Rollout, transcript
 from ..rollout.progress import Lines, Seldom, watched
-from .scoring import RewardFunction
+from .reward_functions import RewardFunction
 
 if TYPE_CHECKING:  # an optional package
     from torch.utils.tensorboard import SummaryWriter

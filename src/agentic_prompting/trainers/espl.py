@@ -72,8 +72,8 @@ from ..rollout import (
 )
 from .config import ESPLConfig
 from .grpo import MultiTurnGRPOTrainer
+from .reward_functions import RewardFunction, RewardFunctions
 from .rollouts import Batch
-from .scoring import RewardFunction, RewardFunctions
 from .warm_start import distill_prompt
 
 logger = logging.getLogger(__name__)

@@ -48,6 +48,13 @@ from ..rollout import (
     template_for,
 )
 from .async_rollouts import make_async_source
+from .batch_monitor import (
+    BatchMonitor,
+    FailureWatch,
+    clipped_share,
+    logp_difference,
+    pass_at_k_metrics,
+)
 from .callbacks import LiveView, LogFile, use_one_line_progress
 from .checkpointing.stop_training import check_budget, gather_first_reason, stop_training
 from .config import MultiTurnGRPOConfig
@@ -60,17 +67,24 @@ from .loading import (
     has_aux_loss,
     load_policy,
 )
-from .loss import (
+from .loss_inputs import (
     MultiSequenceRows,
-    ScoredTokens,
+    ScoredTokensModel,
     SingleSequenceRows,
-    clipped_share,
-    logp_difference,
     prepare_loss_inputs,
 )
 from .model_card import TAGS, TrainedAgent, write_card
 from .patches import mute_missing_reward_warning
 from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
+from .prepare_rows import has_prompt_column, list_datasets, prepare_rows, prompt_format_of
+from .resolve_spec import SpecOptions, describe_prompt, resolve_spec
+from .reward_functions import (
+    RewardFunction,
+    RewardFunctions,
+    guard_reward_function,
+    list_reward_functions,
+    render_completions,
+)
 from .rollouts import (
     Batch,
     BatchPosition,
@@ -80,31 +94,14 @@ from .rollouts import (
     RolloutPlayer,
     RowPrompts,
 )
-from .scoring import (
-    BatchMonitor,
-    FailureWatch,
-    RewardFunction,
-    RewardFunctions,
-    guard_reward_function,
-    pass_at_k,
-    render_completions,
-)
 from .settings_file import SettingsFile
 from .setup import (
-    SpecOptions,
     adapt_args,
     add_stop_texts,
     check_program_settings,
     create_budget,
-    describe_prompt,
-    has_prompt_column,
     is_program,
     limits_for,
-    list_datasets,
-    list_reward_functions,
-    prepare_rows,
-    prompt_format_of,
-    resolve_spec,
     warn_of_slow_precision,
 )
 from .tracing import StepSpans, job_span
@@ -523,7 +520,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.log_batch(batch.position.mode, summary.metrics)
         if not batch.position.is_training:
             self._eval_batches += 1
-            self.log_batch("eval", pass_at_k(rewards[:, 0], batch.position.group_size))
+            self.log_batch("eval", pass_at_k_metrics(rewards[:, 0], batch.position.group_size))
 
         # Stop if too many rollouts failed, or if judges gave no reward because the budget is spent.
         if summary.stop_reason:
@@ -565,7 +562,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     ) -> torch.Tensor:
         """Return TRL's loss of some rows, for which only the agent's tokens are scored."""
         has_ratio = "importance_sampling_ratio" in inputs
-        scored_model = ScoredTokens(model, inputs["tool_mask"])
+        scored_model = ScoredTokensModel(model, inputs["tool_mask"])
         with self._correct_importance() if has_ratio else nullcontext():
             loss = super()._compute_loss(scored_model, prepare_loss_inputs(inputs))
 
@@ -578,7 +575,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: torch.nn.Module | ScoredTokens,
+        model: torch.nn.Module | ScoredTokensModel,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
@@ -586,12 +583,12 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         **kwargs: Any,
     ) -> Any:
         """As TRL's; while a batch is scored, only the agent's tokens have a log-probability."""
-        if self._batch is not None and not isinstance(model, ScoredTokens):
+        if self._batch is not None and not isinstance(model, ScoredTokensModel):
             loss_mask = self._batch.loss_mask
             assert loss_mask is not None  # `_batch_for_trl` has set it
             # TRL may have padded the completions further, to a multiple.
             padding = logits_to_keep - loss_mask.shape[1]
-            model = ScoredTokens(model, torch.nn.functional.pad(loss_mask, (0, padding)))
+            model = ScoredTokensModel(model, torch.nn.functional.pad(loss_mask, (0, padding)))
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )

@@ -27,7 +27,7 @@ from ..records import atomic_write
 from ..rewards import PromptR1Reward
 from ..rollout import AgentSpec, Environment, Environments
 from .config import MultiTurnGRPOConfig
-from .scoring import RewardFunction
+from .reward_functions import RewardFunction
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from ..rewards import PromptR1Reward
 from ..rollout import Environment, Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
 from .grpo import MultiTurnGRPOTrainer
-from .scoring import RewardFunctions
+from .reward_functions import RewardFunctions
 from .setup import is_program
 
 

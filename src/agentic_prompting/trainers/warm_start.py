@@ -19,7 +19,7 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 from ..evolution import SystemPrompt
 from ..rollout import ChatFormat, Rollout
 from .callbacks import use_one_line_progress
-from .loss import IGNORED
+from .loss_inputs import IGNORED_LABEL
 
 # Training arguments that distillation takes over.
 SHARED_ARGUMENTS = (
@@ -71,9 +71,9 @@ def warm_start(
     # Label the agent's tokens, and only these.
     examples = []
     for rollout in rollouts:
-        labels = [IGNORED] * len(rollout.prompt_ids)
+        labels = [IGNORED_LABEL] * len(rollout.prompt_ids)
         for token, is_sampled in zip(rollout.ids, rollout.mask, strict=True):
-            labels.append(token if is_sampled else IGNORED)
+            labels.append(token if is_sampled else IGNORED_LABEL)
         examples.append({"input_ids": rollout.context, "labels": labels})
 
     # The caller's options replace the defaults, but not those on which imitation depends.

@@ -1,4 +1,4 @@
-"""Reward functions that exit or return something wrong, and failed rollouts that end a run."""
+"""Reward functions that exit or return something wrong."""
 
 import asyncio
 
@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentic_prompting.llm import Misconfigured, ServerFailed
-from agentic_prompting.rollout import Observation, Rollout, RolloutFacts
-from agentic_prompting.trainers.scoring import FailureWatch, guard_reward_function
+from agentic_prompting.trainers.reward_functions import guard_reward_function
 from support.training import trainer_for
 
 KINDS = [SystemExit, GeneratorExit, asyncio.CancelledError, StopIteration]
@@ -96,7 +94,8 @@ def test_a_wrong_return_of_a_reward_is_one_line_with_its_name(kind, asynchronous
 
     reward = guard_reward_function(wrong_reward_async if asynchronous else wrong_reward)
     with pytest.raises(
-        ValueError, match=r"the reward function .*wrong_reward.* \(.*test_scoring.py:\d+\) must"
+        ValueError,
+        match=r"the reward function .*wrong_reward.* \(.*test_reward_functions.py:\d+\) must",
     ) as error:
         returned = reward(prompts=["a"] * 4, completions=["b"] * 4)
         if asynchronous:
@@ -127,52 +126,3 @@ def test_whatever_holds_a_number_for_each_completion_is_taken(value):
     assert len(rewards) == 4 and all(
         reward is None or 0 <= float(reward) <= 1 for reward in rewards
     )
-
-
-# --- when failed rollouts end a run --------------------------------------------------------------
-
-ANSWERED = RolloutFacts.of(Rollout([1]).finish("answered"))
-FAILED = RolloutFacts.of(Rollout([1]).fail(Observation(error=ServerFailed("down"))))
-FATAL = RolloutFacts.of(Rollout([1]).fail(Observation(error=Misconfigured("no key"))))
-
-
-def test_only_a_full_window_of_failures_stops():
-    watch = FailureWatch(window=2, max_share=0.5)
-    assert not watch.check_batch([FAILED, FAILED])
-    reason = watch.check_batch([FAILED, ANSWERED])
-    assert "75%" in reason and "ServerFailed" in reason
-
-
-def test_a_recovered_environment_does_not_stop():
-    watch = FailureWatch(window=2, max_share=0.1)
-    watch.check_batch([FAILED, FAILED])
-    assert not watch.check_batch([ANSWERED, ANSWERED])
-
-
-def test_a_fatal_error_stops_at_once():
-    reason = FailureWatch(window=5, max_share=1.0).check_batch([ANSWERED, FATAL, FAILED])
-    assert "Misconfigured" in reason and "no key" in reason
-
-
-@pytest.mark.parametrize(
-    ("batches", "has_reason"),
-    [
-        ([[FAILED, FAILED]], True),
-        ([[FAILED, ANSWERED], [FAILED, FAILED]], False),
-        ([[FAILED, FAILED], [ANSWERED, ANSWERED]], False),
-        ([], False),
-    ],
-)
-def test_a_run_without_a_success_has_failed(batches, has_reason):
-    watch = FailureWatch(window=9, max_share=1.0)
-    for batch in batches:
-        assert not watch.check_batch(batch)
-    assert bool(watch.failure_reason()) == has_reason
-
-
-def test_the_first_failure_is_logged_once(caplog):
-    watch = FailureWatch(window=9, max_share=0.5)
-    watch.check_batch([FAILED], hint="; see FILE")
-    watch.check_batch([FAILED], hint="; see FILE")
-    (line,) = caplog.messages
-    assert "1 of 1 rollouts" in line and "50%" in line and line.endswith("; see FILE")

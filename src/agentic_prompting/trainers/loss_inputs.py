@@ -1,18 +1,21 @@
-"""The inputs of TRL's loss: which tokens it scores, and how it weighs them.
+"""The inputs of TRL's loss: the model that it calls, a micro-batch, and the weights of its rows.
 
-TRL's GRPO scores every token of a completion and multiplies those of the environment by zero
-afterwards. Its fused head skips positions labelled -100 where Triton is available (on a GPU). Most
-of a multi-turn conversation is observation, so those tokens are labelled -100, too. On a CPU the
-head would score every position, the prompt and the padding included, so there it gets the hidden
-states of the scored positions alone. Loss and gradients stay the same;
+**The model.** Most of a multi-turn conversation is observation, and only the tokens that the agent
+wrote are in the loss. TRL scores every token of a completion and multiplies the others by zero
+afterwards. It labels the tokens and calls the model inside one method, which takes no argument for
+the tokens to score. So the trainer passes it an adapter in the model's place:
+[`ScoredTokensModel`] is called like the model, and labels all other tokens -100 on the way. TRL's
+fused head skips positions with that label where Triton is available (on a GPU). On a CPU the head
+would compute every position, prompt and padding included, so there the adapter shows it only the
+hidden states of the scored positions. Loss and gradients are the same as without the adapter;
 benchmarks/speed/training_step.py measures the saving.
 
-Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the
-same weight. TRL's loss types differ in one thing, the weight of a token in a sum. So this weight is
-a column `loss_weights` of the batch, by which the mask is multiplied for TRL's sum (its `dapo`), in
-which all tokens weigh the same otherwise. Nothing else reads the weighted mask. Weights in the
-advantages would not reach the KL term. With N_i tokens of rollout i in the loss, over all of its
-sequences:
+**The rows.** A rollout of several token sequences has a row of the batch for each, and each
+*rollout* has the same weight. TRL's loss types differ only in the weight of a token in a sum. This
+weight is a column `loss_weights` of the batch. The mask is multiplied by it for TRL's sum (its
+`dapo`), in which all tokens weigh the same otherwise; nothing else reads the weighted mask. Weights
+in the advantages would not reach the KL term. With N_i tokens of rollout i in the loss, over all of
+its sequences:
 
 | `loss_type` | weight of a token |
 |---|---|
@@ -23,7 +26,6 @@ sequences:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,29 +39,25 @@ from accelerate.utils import (
 )
 from peft import PeftModel
 from transformers.modeling_outputs import BaseModelOutput
-from trl import GRPOConfig
 
-IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
+IGNORED_LABEL = -100  # the label of positions that are not scored; torch's and TRL's
 # The fields of TRL's `FusedCausalLMOutput` that have a value for each token.
-PER_TOKEN = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1", "label_mask")
-LOGP_BOUND = 0.05
-"""The mean `sampling/logp_difference` above which a warning is logged.
-
-It is ten times the largest mean that rounding causes.
-
-Measured with nine families of tiny random models (tests/local/test_families.py), 480 tokens each,
-the engine against a forward pass over the whole text: means up to 3e-6 in float32, and 4.5e-3 in
-bfloat16 (of the weights or of autocast). The largest difference of a token is no measure: 3e-5 in
-float32, but up to 1.3 in bfloat16, where rounding may send a token of a mixture of experts to
-another expert.
-"""
-PER_ROLLOUT = ("grpo", "dr_grpo")
+PER_TOKEN_FIELDS = (
+    "log_probs",
+    "entropy",
+    "log_sum_sq_probs",
+    "mean_logits",
+    "is_top1",
+    "label_mask",
+)
+# The loss types that weigh each rollout alike, whatever its length.
+PER_ROLLOUT_LOSS_TYPES = ("grpo", "dr_grpo")
 
 
-class ScoredTokens:
-    """Stands in for the model in TRL's `_get_per_token_logps_and_entropies`.
+class ScoredTokensModel:
+    """A model of which TRL's `_get_per_token_logps_and_entropies` scores only some tokens.
 
-    TRL may call it several times, each with a slice of the rows.
+    It is called as the model is. TRL may call it several times, each with a slice of the rows.
 
     Args:
         model (`Callable`): The policy or the reference, wrapped or not.
@@ -79,7 +77,7 @@ class ScoredTokens:
         self._row += len(labels)
         # Ignore the tokens of completions that the agent did not write.
         labels = labels.clone()
-        labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED)
+        labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED_LABEL)
         # On a CPU the head would score ignored positions, too: show it only the others, if
         # possible.
         backbone = selectable_backbone(self.model) if labels.device.type == "cpu" else None
@@ -99,7 +97,7 @@ class ScoredTokens:
         """Call the model with a head that sees only positions whose next token is scored."""
         # The hidden state at a position predicts the next token.
         next_tokens = labels[:, 1:]
-        is_scored = next_tokens != IGNORED
+        is_scored = next_tokens != IGNORED_LABEL
 
         def select_scored(
             module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: BaseModelOutput
@@ -115,7 +113,7 @@ class ScoredTokens:
             handle.remove()
 
         # The values per token go back to their positions; 0 elsewhere, as on a GPU.
-        for name in PER_TOKEN:
+        for name in PER_TOKEN_FIELDS:
             values = getattr(output, name)
             if values is not None:
                 setattr(
@@ -167,75 +165,6 @@ def prepare_loss_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return loss_inputs
 
 
-def logp_difference(
-    logps: torch.Tensor, batch: Mapping[str, torch.Tensor], accelerator: Accelerator
-) -> dict[str, float]:
-    """Return the difference between the log-probabilities of sampler and trainer.
-
-    Args:
-        logps (`torch.Tensor`): The trainer's, of shape `(batch, completion)`.
-        batch (`dict`): A micro-batch with the columns of [`Batch.sampler_columns`].
-        accelerator (`Accelerator`): The processes of the job, each of which calls this.
-
-    Returns:
-        `dict`: The metrics `sampling/logp_difference/mean` and `/max` of the agent's tokens;
-            empty if the sampler returned no log-probabilities.
-    """
-    # Compare tokens in the loss for which the sampler has reported a log-probability.
-    in_loss = (batch["completion_mask"] * batch["tool_mask"]).bool()
-    is_compared = in_loss & ~batch["sampler_logps"].isnan()
-    differences = (logps - batch["sampler_logps"])[is_compared].abs().float()
-
-    # Sum, number and maximum of each process. The zero is the maximum where there is no token.
-    local_stats = [
-        differences.sum(),
-        is_compared.sum().float(),
-        torch.cat([differences, differences.new_zeros(1)]).max(),
-    ]
-    gathered = accelerator.gather(torch.stack(local_stats).unsqueeze(0))
-    totals, token_counts, maxima = gathered.unbind(1)
-    if not token_counts.any():
-        return {}
-    return {
-        "sampling/logp_difference/mean": (totals.sum() / token_counts.sum()).item(),
-        "sampling/logp_difference/max": maxima.max().item(),
-    }
-
-
-def clipped_share(
-    batch: Mapping[str, torch.Tensor], args: GRPOConfig, accelerator: Accelerator
-) -> float:
-    """Return the share of tokens whose importance ratio is out of bounds, over all processes.
-
-    In the sequence modes of the ratio it is the share of sequences.
-
-    Args:
-        batch (`dict`): The return value of TRL's `_generate_and_score_completions`.
-        args (`GRPOConfig`): Contains the settings `vllm_importance_sampling_*`.
-        accelerator (`Accelerator`): The processes of the job.
-    """
-    # The log-ratio of the trainer's to the sampler's probability; 0 where the sampler's is not
-    # known.
-    mask = batch["completion_mask"] * batch["tool_mask"]
-    log_ratio = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
-    log_ratio = log_ratio.nan_to_num(0.0)
-    # In the sequence modes, the ratio of a sequence is the product over its tokens.
-    if args.vllm_importance_sampling_mode.startswith("sequence"):
-        log_ratio = log_ratio.sum(1)
-        mask = (mask.sum(1) > 0).long()
-    ratio = log_ratio.exp()
-
-    # Count what is out of bounds.
-    lower_bound = args.vllm_importance_sampling_clip_min or 0.0
-    upper_bound = args.vllm_importance_sampling_clip_max
-    if upper_bound is None:
-        upper_bound = math.inf
-    is_clipped = (ratio > upper_bound) | (ratio < lower_bound)
-    local_counts = torch.stack([(is_clipped * mask).sum(), mask.sum()]).double()
-    clipped_count, total_count = accelerator.reduce(local_counts).tolist()
-    return clipped_count / max(total_count, 1.0)
-
-
 # --- the rows of rollouts ----------------------------------------------------------------------
 
 
@@ -285,7 +214,7 @@ class MultiSequenceRows:
         self.loss_type = loss_type
         self.max_completion_length = max_completion_length
         self.num_processes = num_processes
-        self.trl_loss_type = "dapo" if loss_type in PER_ROLLOUT else loss_type
+        self.trl_loss_type = "dapo" if loss_type in PER_ROLLOUT_LOSS_TYPES else loss_type
 
     def row_multiple(self, micro_batches: int) -> int | None:
         """Return the number by which the number of rows has to be divisible."""
@@ -309,7 +238,7 @@ class MultiSequenceRows:
         indices = indices.clamp(min=0)
         weighted = dict(scored)
         weighted["advantages"] = advantages[indices].masked_fill(is_padding, 0.0)
-        if self.loss_type not in PER_ROLLOUT:
+        if self.loss_type not in PER_ROLLOUT_LOSS_TYPES:
             return weighted
 
         # Count the tokens of each rollout over all of its rows. Padding rows have none.

@@ -19,12 +19,9 @@ from agentic_prompting.evolution import (
 )
 from agentic_prompting.llm import Reply, ScriptedChat
 from agentic_prompting.rollout import AgentSpec
-from agentic_prompting.trainers.espl import (
-    PolicyReflector,
-    PopulationPrompts,
-    ReferenceReflector,
-)
 from agentic_prompting.trainers.policies import CollectivePolicy
+from agentic_prompting.trainers.population_prompts import PopulationPrompts
+from agentic_prompting.trainers.reflectors import PolicyReflector, ReferenceReflector
 from support.espl_training import arguments as espl_arguments
 
 ROW = {"question": "which city ?", "answers": ["Nairobi"]}
@@ -194,7 +191,7 @@ def test_other_processes_take_part_in_collective_sampling(monkeypatch):
         shared[:] = [["outcome"], None]
 
     monkeypatch.setattr("agentic_prompting.trainers.policies.batch_samplers.gather_object", gather)
-    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", broadcast)
+    monkeypatch.setattr("agentic_prompting.trainers.reflectors.broadcast_object_list", broadcast)
     policy = CollectivePolicy(lambda requests: calls.append("sample"), filler=[0])
     reflector = PolicyReflector(
         lambda: policy, policy.session, None, None, settings(), sends_requests=False
@@ -205,7 +202,9 @@ def test_other_processes_take_part_in_collective_sampling(monkeypatch):
 
 def test_a_failed_reflection_fails_on_every_process(monkeypatch):
     broadcasts = []
-    monkeypatch.setattr("agentic_prompting.trainers.espl.broadcast_object_list", broadcasts.append)
+    monkeypatch.setattr(
+        "agentic_prompting.trainers.reflectors.broadcast_object_list", broadcasts.append
+    )
 
     def fails():
         raise RuntimeError("out of memory")

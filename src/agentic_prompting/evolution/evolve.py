@@ -45,7 +45,7 @@ from .generation import (
 )
 from .least_budget import LeastBudget, estimate_least_budget
 from .operators import Outcome
-from .population import Population, load_state
+from .population import Population, load_state, member_id
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
 from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
@@ -436,7 +436,7 @@ class Evolution:
                 }
             )
         # Ratings after the step, of the prompts that were played and of the children.
-        prompt_ids = [prompt.id or 0 for prompt in prompts]
+        prompt_ids = [member_id(prompt) for prompt in prompts]
         ratings = {}
         for prompt_id in [*prompt_ids, *child_ids]:
             if prompt_id is not None:
@@ -500,13 +500,13 @@ class Evolution:
 
         Each member is evaluated only once, because the policy does not change.
         """
-        members = self.population.members
-        unevaluated = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
+        members = [self.population.member(prompt) for prompt in prompts]
+        unevaluated = [member.prompt for member in members if member.held_out is None]
         if unevaluated:
             for result in await self._play(unevaluated, self.eval_rows, epoch=0):
                 rewards = [value for value in result.row if value is not None]
                 self.population.note_held_out(result.prompt, rewards)
-        return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
+        return [(member.held_out or {}).get("mean") for member in members]
 
     def _draw_rows(self) -> tuple[int, list[Mapping[str, Any]]]:
         """Return the epoch and the rows of this step, a function of the step alone.

@@ -24,7 +24,7 @@ from ..llm import ChatModel, gather, spans
 from ..records import RecordFile
 from .one_call import revise
 from .operators import Outcome, crossover, mutate, refuse_copy
-from .population import Population, Rating
+from .population import Population, Rating, member_id
 from .results import PromptResult, Row, best_result, scores_of
 from .settings import ESPLSettings
 from .system_prompt import SystemPrompt
@@ -187,7 +187,9 @@ class Generation:
         # With probability p_crossover the prompts of the match also cross.
         has_crossover = self.population.rng.random() < self.p_crossover
         # The children inherit today's ratings, even if they join many batches later.
-        ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in match}
+        ratings = {
+            member_id(result.prompt): self.population.rating(result.prompt) for result in match
+        }
         task = ReflectionTask(
             batch=batch,
             best=best,

@@ -334,7 +334,7 @@ class Population:
             `list[float | None]`: V_i per row.
         """
         # Put the rows of a prompt that was drawn twice together.
-        ids = [_id_of(prompt) for prompt in prompts]
+        ids = [member_id(prompt) for prompt in prompts]
         rows_by_id: dict[int, list[Row]] = {}
         for prompt_id, row in zip(ids, scores, strict=True):
             rows_by_id.setdefault(prompt_id, []).append(row)
@@ -360,7 +360,7 @@ class Population:
         Changes no rating.
         """
         if rewards:
-            self.members[_id_of(prompt)].held_out = {
+            self.member(prompt).held_out = {
                 "mean": statistics.fmean(rewards),
                 "deviation": statistics.pstdev(rewards),
                 "n": len(rewards),
@@ -426,9 +426,17 @@ class Population:
         """Return the members of the window, oldest first."""
         return self.members[-self.window :]
 
+    def member(self, prompt: SystemPrompt | int) -> Member:
+        """Return the member with a prompt, or with an id.
+
+        Raises:
+            `ValueError`: The prompt does not belong to a population.
+        """
+        return self.members[member_id(prompt)]
+
     def rating(self, prompt: SystemPrompt | int) -> Rating:
         """Return the current rating of a member."""
-        return self.members[_id_of(prompt)].rating
+        return self.member(prompt).rating
 
     def diversity(self) -> float:
         """Return how much the candidates differ.
@@ -551,7 +559,15 @@ def _describe_error(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _id_of(prompt: SystemPrompt | int) -> int:
+def member_id(prompt: SystemPrompt | int) -> int:
+    """Return the id of a member, which is its position in [`Population`]'s `members`.
+
+    Args:
+        prompt ([`SystemPrompt`] or `int`): The member's prompt, or the id itself.
+
+    Raises:
+        `ValueError`: The prompt does not belong to a population.
+    """
     prompt_id = prompt if isinstance(prompt, int) else prompt.id
     if prompt_id is None:
         raise ValueError("this prompt does not belong to a population: it has no id")

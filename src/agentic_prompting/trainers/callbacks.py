@@ -484,11 +484,11 @@ class LiveView(TrainerCallback):
 def list_members(population: Population) -> list[Sequence[Any]]:
     """Return rows for the best member and the latest ones, newest first."""
     # The best member comes first, even if it is not among the latest.
-    best_id = population.best().id
-    latest = [member for member in population.members[-MEMBERS:] if member.prompt.id != best_id]
+    best = population.member(population.best())
+    latest = [member for member in population.members[-MEMBERS:] if member is not best]
     # One row for each, in the order of `MEMBER_COLUMNS`.
     rows: list[Sequence[Any]] = []
-    for member in [population.members[best_id or 0], *reversed(latest)][:MEMBERS]:
+    for member in [best, *reversed(latest)][:MEMBERS]:
         prompt = member.prompt
         rows.append(
             [
@@ -499,7 +499,7 @@ def list_members(population: Population) -> list[Sequence[Any]]:
                 round(member.rating.mu, 4),
                 round(member.rating.sigma, 4),
                 member.matches,
-                "best" if prompt.id == best_id else "",
+                "best" if member is best else "",
                 _clean_cell(prompt.text),
             ]
         )

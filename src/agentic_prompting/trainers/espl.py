@@ -5,26 +5,23 @@ twice: TRL's group baseline over the N rollouts of one problem and prompt is the
 policy gradient, and the mean rewards rate the prompts and decide which of them have children.
 
 [`ESPLTrainer`] connects three parts to training: [`Generation`] is Algorithm 1 for the prompts,
-[`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector writes
-the children. Every process holds the same population and makes the same decisions.
+[`PopulationPrompts`] chooses the system prompt of each rollout of a batch, and a reflector
+(`reflectors.py`) writes the children. Every process holds the same population and makes the same
+decisions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -33,50 +30,26 @@ from ..evolution import (
     AttemptText,
     EvolutionJournal,
     Generation,
-    Outcome,
     Population,
-    ReflectionTask,
     SystemPrompt,
     attempt_records,
     collect_matches,
     journal_beside,
     load_state,
-    propose_children,
     question_of,
     truth_of,
 )
-from ..llm import (
-    BadRequest,
-    ChatModel,
-    LLMError,
-    Message,
-    Reply,
-    TimedOut,
-    Usage,
-    as_chat,
-    start,
-)
-from ..llm.guard import describe
+from ..evolution.population import member_id
+from ..llm import ChatModel, LLMError
 from ..records import atomic_write
-from ..rollout import (
-    AgentSpec,
-    ChatFormat,
-    Environment,
-    Limits,
-    Policy,
-    Rollout,
-    SampleRequest,
-    rollout_seed,
-    run_with_engine,
-    transcript,
-)
+from ..rollout import AgentSpec, ChatFormat, Environment, Rollout, transcript
 from .config import ESPLConfig
 from .grpo import MultiTurnGRPOTrainer
+from .population_prompts import PopulationPrompts
+from .reflectors import PolicyReflector, ReferenceReflector, check_reflector
 from .reward_functions import RewardFunction, RewardFunctions
 from .rollouts import Batch
 from .warm_start import distill_prompt
-
-logger = logging.getLogger(__name__)
 
 POPULATION_FILE = "population.json"
 PROMPT_FILE = "system_prompt.txt"
@@ -395,13 +368,11 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # An evaluation of each, in which it takes the place of the final prompt.
         scores = {}
         for prompt in prompts:
-            self.prompts.evaluated_prompt = prompt
-            try:
+            with self.prompts.evaluate_under(prompt):
                 self.evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            finally:
-                self.prompts.evaluated_prompt = None
             if self._eval_rewards:
-                scores[prompt.id or 0] = sum(self._eval_rewards) / len(self._eval_rewards)
+                mean_reward = sum(self._eval_rewards) / len(self._eval_rewards)
+                scores[member_id(prompt)] = mean_reward
         return scores
 
     def distill(self, rows: Dataset | None = None, **sft_arguments: Any) -> None:
@@ -425,18 +396,27 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         # Play the rows under the best prompt.
         prompt = self.population.best()
         self.prompts.is_distilled = False
-        self._teacher_rollouts = []
-        try:
-            dataset = self.train_dataset if rows is None else rows
+        dataset = self.train_dataset if rows is None else rows
+        with self._collect_teacher_rollouts() as rollouts:
             super().evaluate(dataset, metric_key_prefix="distill")
-            rollouts = self._teacher_rollouts
-        finally:
-            self._teacher_rollouts = None
 
         # Imitate the rollouts without the prompt.
         chat_format = cast(ChatFormat, self.chat_format)
         distill_prompt(prompt, rollouts, self.model, chat_format, self.args, **sft_arguments)
         self.prompts.is_distilled = True
+
+    @contextmanager
+    def _collect_teacher_rollouts(self) -> Iterator[list[Rollout]]:
+        """Within this context, `_after_rewards` adds this process's rollouts to the yielded list.
+
+        Why: `evaluate` returns metrics only.
+        """
+        rollouts: list[Rollout] = []
+        self._teacher_rollouts = rollouts
+        try:
+            yield rollouts
+        finally:
+            self._teacher_rollouts = None
 
     def _check_not_sharded(self) -> None:
         if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
@@ -492,284 +472,3 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if self.generation.pending:
                 next_batch = self.generation.pending[0].batch
             self._journal.keep_before(next_batch)
-
-
-# --- the prompts of a batch --------------------------------------------------------------------
-
-
-class PopulationPrompts:
-    """Chooses the system prompt of each rollout of a batch, and renders rows under it.
-
-    A batch has M x N slots for each row, in the order of the prompts. The metadata of a slot name
-    its system prompt, so that records, and groups that finish in a later step, name it, too.
-
-    Args:
-        generation ([`Generation`]): Draws the prompts of a batch.
-        args ([`ESPLConfig`]): M, N, the place of the prompt, and the mode.
-        render (`Callable`): Returns the conversation of a row without an evolved prompt, as
-            [`AgentSpec.messages`] does.
-        trust (`Callable[[str], None]`, *optional*): Called with the text of each prompt before it
-            is rendered; see [`ChatFormat.trust`].
-
-    Attributes:
-        batch_prompts (`list[SystemPrompt]`): The M prompts of the current batch.
-        evaluated_prompt ([`SystemPrompt`], *optional*): The prompt that is being evaluated, if it
-            is not the final one.
-        is_distilled (`bool`): Whether the agent is used without an evolved prompt.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        args: ESPLConfig,
-        render: Callable[[Mapping[str, Any]], Sequence[Message]],
-        trust: Callable[[str], None] = lambda text: None,
-    ):
-        self.generation = generation
-        self.args = args
-        self.render = render
-        self.trust = trust
-        self.batch_prompts = [generation.population.best()]  # until the first batch draws its own
-        self.evaluated_prompt: SystemPrompt | None = None
-        self.is_distilled = False
-
-    @property
-    def rollouts_per_row(self) -> int:
-        """M·N."""
-        return self.args.prompts_per_step * self.args.num_generations
-
-    def final_prompt(self) -> SystemPrompt:
-        """Return the prompt that the agent is evaluated and used under."""
-        return SystemPrompt("") if self.is_distilled else self.generation.population.best()
-
-    def start_batch(self, step: int) -> None:
-        """Draw the prompts of the next training batch.
-
-        In an `rl` phase of mode `alternating` all of them are the best one.
-        """
-        prompt_count = self.args.prompts_per_step
-        is_rl_phase = self.args.mode == "alternating" and self.args.mode_at(step) == "rl"
-        if is_rl_phase:
-            self.batch_prompts = [self.generation.population.best()] * prompt_count
-        else:
-            self.batch_prompts = self.generation.draw(prompt_count)
-
-    def choose_metadata(self, index: int, training: bool) -> dict[str, Any]:
-        """Return the id of the system prompt of a slot; `None` without one.
-
-        Args:
-            index (`int`): The slot's position in the global batch.
-            training (`bool`): In evaluation, every slot has the evaluated or the final prompt.
-        """
-        if training:
-            # Slots are ordered by row, then by prompt, then by attempt.
-            slot = (index // self.args.num_generations) % self.args.prompts_per_step
-            prompt = self.batch_prompts[slot]
-        else:
-            prompt = self.evaluated_prompt or self.final_prompt()
-        return {"system_prompt": prompt.id}
-
-    def render_messages(
-        self, row: Mapping[str, Any], metadata: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the prompt messages of a row under the system prompt of its metadata.
-
-        Raises:
-            `LookupError`: If the population has no such prompt.
-        """
-        messages = self.render(row)
-        prompt_id = metadata["system_prompt"]
-        # Without an evolved prompt, as after the distillation, the row's own messages are used.
-        if prompt_id is not None:
-            prompt = self.generation.population.members[prompt_id].prompt
-            self.trust(prompt.text)
-            messages = prompt.messages(messages, self.args.prompt_place)  # type: ignore[arg-type]
-        return [dict(message) for message in messages]
-
-    def saved_spec(self, spec: AgentSpec) -> AgentSpec:
-        """Return the form of an agent that is used under the final prompt, as in evaluations."""
-        text = self.final_prompt().text
-        if not text:
-            return spec
-        # A prompt that is part of the user's message becomes part of the template.
-        if self.args.prompt_place == "user":
-            return replace(spec, prompt_template=f"{text}\n\n{spec.prompt_template}")
-        if self.args.prompt_place == "after":
-            return replace(spec, prompt_template=f"{spec.prompt_template}\n\n{text}")
-        # As a system message, it comes before the agent's own.
-        if spec.system_prompt:
-            text = f"{text}\n\n{spec.system_prompt}"
-        return replace(spec, system_prompt=text, join_system_prompt=True)
-
-
-# --- reflectors --------------------------------------------------------------------------------
-# A reflector turns the task of a batch into the outcomes that `Generation.join` takes. Only the
-# first process sends requests; it broadcasts the outcomes.
-
-
-class ReferenceReflector:
-    """A reference LLM that reflects on the background event loop while the weights are updated.
-
-    Args:
-        reference ([`ChatModel`], *optional*): π_ref. `None` if there will be no task.
-        args ([`ESPLConfig`]): Time limit, sampling options, seed and the settings of the operators.
-        sends_requests (`bool`): Whether this process sends the requests.
-    """
-
-    def __init__(self, reference: ChatModel | None, args: ESPLConfig, sends_requests: bool):
-        self.reference = reference
-        self.args = args
-        self.sends_requests = sends_requests
-        self._running: dict[int, Future[list[Outcome]]] = {}  # by batch
-
-    def begin(self, task: ReflectionTask) -> None:
-        """Send the first requests of a task, without waiting for replies."""
-        if self.sends_requests:
-            self._running[task.batch] = start(self._reflect(task))
-
-    def finish(self, task: ReflectionTask) -> list[Outcome]:
-        """Wait for the outcomes of a task. Called on every process; all return the same."""
-        if self.sends_requests and task.batch not in self._running:
-            self.begin(task)
-        running = self._running.pop(task.batch, None)
-        return _share_outcomes(None if running is None else running.result)
-
-    async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
-        """Return the outcomes, at the latest when the time for the task is over.
-
-        So no model delays training any further.
-        """
-        timeout = self.args.reflection_timeout
-        deadline = asyncio.get_running_loop().time() + timeout
-        late_replies = 0
-
-        # A model call that returns a failure instead of raising an error when the time is over, so
-        # that the other calls of the task still count.
-        async def reply_in_time(messages: Sequence[Message], **options: Any) -> Reply:
-            nonlocal late_replies
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await as_chat(self.reference)(messages, **options)
-            except TimeoutError:
-                late_replies += 1
-                return Reply(error=TimedOut(f"no reply within reflection_timeout={timeout:g} s"))
-
-        # The number of the task's requests is a function of seed and batch, so a resumed run has the
-        # same.
-        repeat = rollout_seed(self.args.seed, "reflection", task.batch)
-        sampling: Any = self.args.reference_sampling or {}
-        outcomes = await propose_children(reply_in_time, task, self.args, repeat=repeat, **sampling)
-        if late_replies:
-            logger.warning(
-                "the reference LLM did not reply to %d calls within %g s: batch %d has no children "
-                "from them",
-                late_replies,
-                timeout,
-                task.batch,
-            )
-        return outcomes
-
-
-class PolicyReflector:
-    """The policy being trained, which revises its own instructions (the paper's Figure 15).
-
-    It reflects when the children are due, with its weights at that time, which are those of a
-    checkpoint. A reply is one of its turns, as long as `max_turn_tokens` allows. All processes
-    enter a session of the policy's back end; the first one samples.
-
-    Args:
-        get_policy (`Callable[[], Policy]`): Returns the policy.
-        open_session (`Callable`): Opens a session of its back end, as a context manager.
-        chat_format ([`ChatFormat`]): Its chat template.
-        limits ([`Limits`]): Its limits, as in rollouts.
-        args ([`ESPLConfig`]): Seed and the settings of the operators.
-        sends_requests (`bool`): Whether this process samples.
-    """
-
-    def __init__(
-        self,
-        get_policy: Callable[[], Policy],
-        open_session: Callable[[], AbstractContextManager[None]],
-        chat_format: ChatFormat,
-        limits: Limits,
-        args: ESPLConfig,
-        sends_requests: bool,
-    ):
-        self.get_policy = get_policy
-        self.open_session = open_session
-        self.chat_format = chat_format
-        self.limits = limits
-        self.args = args
-        self.sends_requests = sends_requests
-
-    def begin(self, task: ReflectionTask) -> None:
-        """Does nothing, because the weights are being updated."""
-
-    def finish(self, task: ReflectionTask) -> list[Outcome]:
-        """Return the outcomes of a task. Called on every process; all return the same."""
-        outcomes: Future[list[Outcome]] = Future()
-        # The other processes leave the session at once or, if sampling is a collective operation,
-        # take part in it until this one leaves.
-        with self.open_session():
-            if self.sends_requests:
-                try:
-                    work = propose_children(self.write, task, self.args, repeat=task.batch)
-                    outcomes.set_result(run_with_engine(self.get_policy(), work))
-                except Exception as error:
-                    outcomes.set_exception(error)
-        return _share_outcomes(outcomes.result if self.sends_requests else None)
-
-    async def write(
-        self,
-        messages: Sequence[Message],
-        *,
-        repeat: int | None = None,
-        session: str | None = None,
-        **sampling: object,
-    ) -> Reply:
-        """Sample one turn, as a [`ChatModel`]; an error if the context has no room for one."""
-        context = self.chat_format.prompt_ids(messages)
-        max_tokens = self.limits.remaining_tokens(Rollout(context))
-        if max_tokens < 1:
-            return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
-        # Requests of the same task differ in their last message, and so in their seed.
-        seed = rollout_seed(self.args.seed, "reflect", repeat, messages[-1]["content"])
-        sample = await self.get_policy()(SampleRequest(context, max_tokens, seed))
-        text = self.chat_format.parse(sample.ids).text
-        return Reply(text, usage=Usage(len(context), len(sample.ids)))
-
-
-def _share_outcomes(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:
-    """Call `reflect` on the process that has one, and return its outcomes on every process.
-
-    If it fails, every process raises an error.
-    """
-    shared: list[Any] = [[], None]  # outcomes and the description of an error
-    if reflect is not None:
-        try:
-            shared[0] = reflect()
-        except Exception as error:
-            # The other processes wait for a broadcast, so this one must take part before it raises.
-            broadcast_object_list([None, describe(error)])
-            raise
-    broadcast_object_list(shared)
-    outcomes, error_description = shared
-    if error_description is not None:
-        raise RuntimeError(f"the reflection failed on another process: {error_description}")
-    return outcomes
-
-
-def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:
-    """Raise `ValueError` if the reference LLM is missing, or would never be called."""
-    # Without an evolution there are no children to write.
-    if not args.evolves:
-        return
-    if args.reflector == "reference" and reference is None:
-        raise ValueError(
-            f"mode={args.mode!r} needs a reference LLM that reflects: pass reference=, or set "
-            "mode='rl', or set reflector='policy' to let the policy reflect"
-        )
-    if args.reflector == "policy" and reference is not None:
-        raise ValueError(
-            "the reference LLM would never be called with reflector='policy': pass reference=None"
-        )

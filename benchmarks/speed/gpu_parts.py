@@ -240,7 +240,7 @@ class Watch:
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, float] = {}
         self.last = self._now()
-        made = trainer.source.next_batch
+        made = trainer.batch_source.next_batch
 
         def sampled(*args: Any, **kwargs: Any) -> Any:
             self.mark("training")  # of the step before
@@ -248,7 +248,7 @@ class Watch:
             self.mark("sampling")
             return batch
 
-        trainer.source.next_batch = sampled
+        trainer.batch_source.next_batch = sampled
         pushed = getattr(getattr(trainer, "vllm_generation", None), "sync_weights", None)
         if pushed is not None:
 

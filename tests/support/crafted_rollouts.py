@@ -122,7 +122,7 @@ def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **
                     p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype
                 )
                 p.add_(0.02 * noise)
-    trainer.on_policy = trainer.source = Crafted(crafted(pieces, failed))
+    trainer.on_policy_source = trainer.batch_source = Crafted(crafted(pieces, failed))
     trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = options.get("gradient_accumulation_steps", 1)
@@ -183,7 +183,7 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     rank = trainer.accelerator.process_index
     own = B // trainer.accelerator.num_processes
     source = Crafted(rollouts[rank * own : (rank + 1) * own])
-    trainer.on_policy = trainer.source = source
+    trainer.on_policy_source = trainer.batch_source = source
     seen = []
     loss_of = trainer._compute_loss_of_rows
 

@@ -53,7 +53,7 @@ def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_t
 
 def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, Program(agent))
-    trainer.on_policy = trainer.source = Crafted(crafted(lambda i: 1 + i % 3, (2,)))
+    trainer.on_policy_source = trainer.batch_source = Crafted(crafted(lambda i: 1 + i % 3, (2,)))
     trainer.model.train()
     scored = trainer._generate_and_score_completions([ROW] * B)
     assert len(scored["advantages"]) == len(scored["prompt_ids"]) > B
@@ -66,7 +66,7 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
     assert trainer.reward_func_names == ["reward"]
     firsts = [
         trainer.processing_class.decode(completion.ids, skip_special_tokens=True)
-        for completion in trainer.source.rollouts
+        for completion in trainer.batch_source.rollouts
     ]
     assert [completion[-1]["content"] for completion in trainer._logs["completion"]] == firsts
     owners = []

@@ -10,6 +10,7 @@ import torch
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.trainers.batch_monitor import LOGP_BOUND, logp_difference
+from agentic_prompting.trainers.patches import compute_importance_ratio
 from support.asking import Asks, Counts
 from support.training import Acts, one_batch, trainer_for
 
@@ -122,7 +123,7 @@ def test_where_trl_logs_it_ours_only_warns(tiny_policy, rows, tmp_path, caplog):
     """As with vLLM: TRL computes the trainer's log-probabilities before the update, for its ratio."""
     trainer = build(tiny_policy, tmp_path, rows)
     trainer._last_loaded_step = 0
-    with trainer._correct_importance():
+    with compute_importance_ratio(trainer):
         one_batch(trainer, Asks)
     assert trainer._metrics["train"][TRLS][0] > LOGP_BOUND and "log-probabilities" in caplog.text
     assert not trainer._metrics["train"][MEAN]

@@ -90,6 +90,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     _config = ESPLConfig
     _default_output = "espl_output"
     prompts: PopulationPrompts
+    population: Population
 
     def __init__(
         self,

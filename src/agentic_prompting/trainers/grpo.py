@@ -32,8 +32,9 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOConfig
 
 from ..data import as_dataset
+from ..evolution import Population
 from ..interop import resolve_environment
-from ..llm import spans, start_traces
+from ..llm import ChatModel, spans, start_traces
 from ..local import context_length
 from ..rollout import (
     AgentSpec,
@@ -63,7 +64,6 @@ from .loading import (
     check_experts,
     check_policy,
     check_quantization,
-    copy_processor,
     has_aux_loss,
     load_policy,
 )
@@ -73,8 +73,8 @@ from .loss_inputs import (
     SingleSequenceRows,
     prepare_loss_inputs,
 )
-from .model_card import TAGS, TrainedAgent, write_card
-from .patches import mute_missing_reward_warning
+from .model_card import TAGS, TrainedAgent
+from .patches import compute_importance_ratio, mute_missing_reward_warning
 from .policies import PolicyUnreachable, tokenizer_of, trainer_backend, use_weight_sync
 from .prepare_rows import has_prompt_column, list_datasets, prepare_rows, prompt_format_of
 from .resolve_spec import SpecOptions, describe_prompt, resolve_spec
@@ -160,6 +160,9 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     method = "multi-turn GRPO"  # for model cards
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
+    # E-SPL's; the trackers' tables and the model card show them.
+    population: Population | None = None
+    reference: ChatModel | None = None
     # Attributes of TRL's trainer.
     use_vllm: bool
     loss_type: str
@@ -260,27 +263,6 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self._create_parts(environment, describe_prompt(self.spec, origin, train_dataset))
 
     @classmethod
-    def untrained_spec(
-        cls,
-        model: str,
-        environment: Environment | None,
-        args: MultiTurnGRPOConfig,
-        options: SpecOptions,
-    ) -> AgentSpec:
-        """Return the form in which a model plays the first episodes of a run, without a trainer.
-
-        Args:
-            model (`str`): The policy's folder or name on the Hub.
-            environment ([`Environment`], *optional*): Answers the agent's requests.
-            args ([`MultiTurnGRPOConfig`]): The settings.
-            options ([`SpecOptions`]): The trainer's arguments about the agent's form.
-        """
-        spec, _ = resolve_spec(
-            model, environment, args, options, cls._default_grammar, cls._default_template
-        )
-        return replace(spec, limits=limits_for(args, environment))
-
-    @classmethod
     def _check_args(cls, args: GRPOConfig | None) -> Any:
         """Return the training arguments, by default those of this class. TRL's own are refused."""
         if args is None:
@@ -296,7 +278,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     def _create_parts(self, environment: Environment | None, prompt_description: str) -> None:
         """Create the parts that the hooks below use, now that the model is loaded."""
         args = self.args
-        # The same on all processes: the report takes the records of a later run for its continuation.
+        # Identifies this start of the run in the records of all processes. Starts are ordered by
+        # time: the report reads a later one in the same folder as a continuation.
         (run_id,) = broadcast_object_list([int(time.time())])
 
         # A program's rollouts may have several token sequences, each of which is a row for TRL.
@@ -310,14 +293,15 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             )
         else:
             self.row_layout = SingleSequenceRows(args.loss_type)
+        # TRL computes the loss by these two attributes of its own.
         self.loss_type = self.row_layout.trl_loss_type
+        self.num_generations = self.rollouts_per_group()
 
         # Check the model.
         check_experts(self.model, args.router_aux_loss_coef)
         with self.accelerator.autocast():
             check_quantization(self.model)
         self.model.add_model_tags(list(TAGS))
-        self.num_generations = self.rollouts_per_group()
 
         # Rows -> rollouts.
         backend = trainer_backend(self, self.spec.stop_texts)
@@ -335,8 +319,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             sync_weights=self.vllm_generation.sync_weights if self.use_vllm else None,
         )
         self.prompts = self._create_prompts()
-        self.on_policy = OnPolicySource(self.prompts, self.player)
-        self.source: BatchSource = self.on_policy  # of training batches
+        self.on_policy_source = OnPolicySource(self.prompts, self.player)
+        self.batch_source: BatchSource = self.on_policy_source  # of training batches
 
         # Rollouts -> scores.
         self.live_view = LiveView(
@@ -344,7 +328,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             lambda: self.callback_handler.callbacks,
             self.reward_func_names,
             self._reward_functions,
-            getattr(self, "population", None),
+            self.population,
         )
         rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb
@@ -361,12 +345,12 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
             has_environment=environment is not None,
         )
 
-        # State in checkpoints, by the names that it has in their files.
-        self.keepers["observer"] = self.monitor
+        # The parts whose state checkpoints keep, by the names that their files have for them.
+        self.stateful_parts["observer"] = self.monitor
         if environment is not None:
-            self.keepers["environment"] = environment
+            self.stateful_parts["environment"] = environment
         if backend.sync is not None:
-            self.keepers["pushed"] = backend.sync
+            self.stateful_parts["pushed"] = backend.sync
 
         # The current batch, while TRL calls the hooks below.
         self._batch: Batch | None = None
@@ -420,7 +404,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         # TRL gets tokens from `_batch_for_trl` and rewards from `_calculate_rewards` below, and
         # computes the advantages.
         self._batch = batch
-        with self._correct_importance() if batch.off_policy else nullcontext():
+        with compute_importance_ratio(self) if batch.off_policy else nullcontext():
             scored = super()._generate_and_score_completions(batch.rows)
         self._batch = None
 
@@ -467,7 +451,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     def _generate_batch(self, rows: list[dict[str, Any]], position: BatchPosition) -> Batch:
         """Give the policy the current weights, and return a batch of finished rollouts."""
         # Evaluations always play the current weights, even if training batches are played ahead.
-        source = self.source if position.is_training else self.on_policy
+        source = self.batch_source if position.is_training else self.on_policy_source
         try:
             self.player.wait_for_server()
             # As in TRL's own loop, vLLM gets the weights once per step.
@@ -563,7 +547,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         """Return TRL's loss of some rows, for which only the agent's tokens are scored."""
         has_ratio = "importance_sampling_ratio" in inputs
         scored_model = ScoredTokensModel(model, inputs["tool_mask"])
-        with self._correct_importance() if has_ratio else nullcontext():
+        with compute_importance_ratio(self) if has_ratio else nullcontext():
             loss = super()._compute_loss(scored_model, prepare_loss_inputs(inputs))
 
         # Before the next update, the log-probabilities of sampler and trainer should be equal.
@@ -592,20 +576,6 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
-
-    @contextmanager
-    def _correct_importance(self) -> Iterator[None]:
-        """Let TRL correct for an older policy by the importance ratio, as it does for vLLM.
-
-        TRL computes the ratio only with `use_vllm`, and has no other switch for it. It would also
-        push the weights, but `_last_loaded_step` says that this has been done.
-        """
-        previous = self.use_vllm
-        self.use_vllm = True
-        try:
-            yield
-        finally:
-            self.use_vllm = previous
 
     # --- hooks for subclasses ------------------------------------------------------------------
 
@@ -641,6 +611,27 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     def _default_template(environment: Environment | None, grammar: Grammar) -> str:
         """Return the agent's user message if none is passed."""
         return template_for(environment, grammar)
+
+    @classmethod
+    def untrained_spec(
+        cls,
+        model: str,
+        environment: Environment | None,
+        args: MultiTurnGRPOConfig,
+        options: SpecOptions,
+    ) -> AgentSpec:
+        """Return the form in which a model plays the first episodes of a run, without a trainer.
+
+        Args:
+            model (`str`): The policy's folder or name on the Hub.
+            environment ([`Environment`], *optional*): Answers the agent's requests.
+            args ([`MultiTurnGRPOConfig`]): The settings.
+            options ([`SpecOptions`]): The trainer's arguments about the agent's form.
+        """
+        spec, _ = resolve_spec(
+            model, environment, args, options, cls._default_grammar, cls._default_template
+        )
+        return replace(spec, limits=limits_for(args, environment))
 
     def roles(
         self, environment: Environment | None, reward_functions: Sequence[RewardFunction]
@@ -686,6 +677,25 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
     def saved_spec(self) -> AgentSpec:
         """Return the form of the agent that is saved with the weights."""
         return self.spec
+
+    def describe_agent(self) -> TrainedAgent:
+        """Return the facts about the trained agent that its model card states."""
+        row_count = None
+        if hasattr(self.train_dataset, "__len__"):  # not a streamed dataset
+            row_count = len(self.train_dataset)
+        return TrainedAgent(
+            args=self.args,
+            model=self.model,
+            spec=self.saved_spec(),
+            method=self.method,
+            environment=self.environment,
+            reference=self.reference,
+            reward_functions=self._reward_functions,
+            reward_names=self.reward_func_names,
+            row_count=row_count,
+            steps=self.state.global_step,
+            hub_id=self.hub_model_id,
+        )
 
     # --- logging and stopping ------------------------------------------------------------------
 
@@ -743,16 +753,16 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         async_source = make_async_source(
             self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes
         )
-        self.source = async_source
+        self.batch_source = async_source
         # Checkpoints keep the groups in flight.
-        self.keepers["ahead"] = async_source
+        self.stateful_parts["ahead"] = async_source
         try:
             with async_source.finish_requests_on_exit():
                 yield
         finally:
             # The rollouts ahead end with training; later batches are played on demand.
-            self.source = self.on_policy
-            del self.keepers["ahead"]
+            self.batch_source = self.on_policy_source
+            del self.stateful_parts["ahead"]
 
     def evaluate(
         self,
@@ -764,56 +774,3 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self._eval_batches = 0
         with job_span("evaluation", self.state.global_step, self.accelerator):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-
-    # --- saving --------------------------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            self._save_beside(Path(output_dir or self.args.output_dir))
-
-    def _save_beside(self, folder: Path) -> None:
-        """Write the files that belong to the weights. Called on one process."""
-        self.saved_spec().save(folder)
-        copy_processor(self.model.name_or_path, folder)
-        write_card(self.describe_agent(), folder)
-
-    def describe_agent(self) -> TrainedAgent:
-        """Return the facts for the agent's model card."""
-        row_count = None
-        if hasattr(self.train_dataset, "__len__"):  # not a streamed dataset
-            row_count = len(self.train_dataset)
-        return TrainedAgent(
-            args=self.args,
-            model=self.model,
-            spec=self.saved_spec(),
-            method=self.method,
-            environment=self.environment,
-            reference=getattr(self, "reference", None),
-            reward_functions=self._reward_functions,
-            reward_names=self.reward_func_names,
-            row_count=row_count,
-            steps=self.state.global_step,
-            hub_id=self.hub_model_id,
-        )
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
-    ) -> None:
-        """Write the model card, `output_dir/README.md`, from the files in the run's folder.
-
-        Args:
-            model_name (`str`, *optional*): Name of the model.
-            dataset_name (`str`, *optional*): Hub id of the training data.
-            tags (`str` or `list[str]`, *optional*): Further tags.
-        """
-        if not self.is_world_process_zero():
-            return
-        if isinstance(tags, str):
-            tags = [tags]
-        folder = Path(self.args.output_dir)
-        write_card(self.describe_agent(), folder, model_name, dataset_name, tags or [])

@@ -1,7 +1,8 @@
-"""The Hugging Face Hub: what a trainer publishes, and readable errors if it cannot be reached.
+"""A trained agent as a folder and on the Hub: what is saved beside the weights, and published.
 
 transformers uploads a trainer's whole output folder. Ours also holds every rollout, records of
-spending, recorded replies and reports, which do not belong to a published model.
+spending, recorded replies and reports, which do not belong to a published model. Errors of a Hub
+that cannot be reached are made readable.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..records import only_a_folder
-from ..rollout import SPEC_FILE
+from ..rollout import SPEC_FILE, AgentSpec
 from .checkpointing.resumable_trainer import ResumableGRPOTrainer
-from .model_card import CARD_FILE
+from .loading import copy_processor
+from .model_card import CARD_FILE, TrainedAgent, write_card
 from .patches import publish_only
 from .policies import tokenizer_of
 
@@ -68,7 +70,56 @@ def published_files(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 class HubGRPOTrainer(ResumableGRPOTrainer):
-    """A [`ResumableGRPOTrainer`] that publishes only the model of its output folder."""
+    """A [`ResumableGRPOTrainer`] whose models are complete agents, and that publishes only these.
+
+    An agent is the weights, its form ([`AgentSpec`]) and a model card.
+    """
+
+    # --- for subclasses ------------------------------------------------------------------------
+
+    def saved_spec(self) -> AgentSpec:
+        """Return the form of the agent that is saved with the weights."""
+        raise NotImplementedError
+
+    def describe_agent(self) -> TrainedAgent:
+        """Return the facts about the trained agent that its model card states."""
+        raise NotImplementedError
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            self._save_beside(Path(output_dir or self.args.output_dir))
+
+    def _save_beside(self, folder: Path) -> None:
+        """Write the files that belong to the weights. Called on one process."""
+        self.saved_spec().save(folder)
+        copy_processor(self.model.name_or_path, folder)
+        write_card(self.describe_agent(), folder)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write the model card, `output_dir/README.md`, from the files in the run's folder.
+
+        Args:
+            model_name (`str`, *optional*): Name of the model.
+            dataset_name (`str`, *optional*): Hub id of the training data.
+            tags (`str` or `list[str]`, *optional*): Further tags.
+        """
+        if not self.is_world_process_zero():
+            return
+        if isinstance(tags, str):
+            tags = [tags]
+        folder = Path(self.args.output_dir)
+        write_card(self.describe_agent(), folder, model_name, dataset_name, tags or [])
+
+    # --- publishing ----------------------------------------------------------------------------
 
     def push_to_hub(
         self,

@@ -61,6 +61,24 @@ def mute_missing_reward_warning(is_muted: bool) -> Iterator[None]:
         logger.removeFilter(filter_record)
 
 
+@contextmanager
+def compute_importance_ratio(trainer: GRPOTrainer) -> Iterator[None]:
+    """Within this context, TRL corrects the loss for tokens that older weights sampled.
+
+    It multiplies them by the ratio of the trainer's to the sampler's probability.
+
+    Why: TRL does this for vLLM only. `use_vllm` is its only switch, and several of its methods read
+    it. It would also push the weights, but the trainer has set `_last_loaded_step`, which says that
+    this has been done.
+    """
+    previous = trainer.use_vllm
+    trainer.use_vllm = True
+    try:
+        yield
+    finally:
+        trainer.use_vllm = previous
+
+
 # --- transformers ------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     number of processes, cannot be resumed so.
 
     Attributes:
-        keepers (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per
+        stateful_parts (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per
             process. A part is registered here before `train` begins.
         staging ([`CheckpointStaging`]): Where a checkpoint is being saved.
         locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the lock for
@@ -107,7 +107,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         check_trl()
-        self.keepers: dict[str, Stateful] = {}
+        self.stateful_parts: dict[str, Stateful] = {}
         self.staging = CheckpointStaging()
         super().__init__(*args, **kwargs)
         skip_backward_of_constants(self.accelerator)
@@ -218,10 +218,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def _check_states(self) -> None:
         """Raise if the state of a part is no plain data: no checkpoint could be read again."""
         # Write and read each state as a checkpoint would.
-        for name, keeper in self.keepers.items():
+        for name, part in self.stateful_parts.items():
             file = io.BytesIO()
             try:
-                torch.save(keeper.state_dict(), file)
+                torch.save(part.state_dict(), file)
                 file.seek(0)
                 torch.load(file, weights_only=True)
             except Exception as error:  # its type depends on what is in the state
@@ -269,7 +269,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             "metrics": loop_state.metrics,
             "loss": float(loop_state.loss),
             "last_logged": self._globalstep_last_logged,
-            "own": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
+            "own": {name: part.state_dict() for name, part in self.stateful_parts.items()},
         }
 
     # --- resuming ------------------------------------------------------------------------------
@@ -377,10 +377,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._globalstep_last_logged = state["last_logged"]
 
         # The parts of the trainer.
-        for name, keeper in self.keepers.items():
-            keeper_state = state["own"].get(name)
-            if keeper_state is not None:
-                keeper.load_state_dict(keeper_state)
+        for name, part in self.stateful_parts.items():
+            part_state = state["own"].get(name)
+            if part_state is not None:
+                part.load_state_dict(part_state)
 
     def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
         """Return the state of this process, or of the first one if there is none for this one."""

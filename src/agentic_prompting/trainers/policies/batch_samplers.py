@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 
 import torch
 from accelerate.utils import gather_object
@@ -98,7 +99,8 @@ class TRLSampler:
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         vllm = self.trainer.vllm_generation
-        # vLLM has one limit for the batch; samples are cut to their own afterwards.
+        # vLLM has one limit for the batch; samples are cut to their own afterwards. `generate` takes
+        # no argument for it, but reads this attribute.
         vllm.max_completion_length = max(request.max_new_tokens for request in requests)
         contexts = [request.context for request in requests]
         # num_generations=1, because the contexts have diverged; a larger number makes vLLM's server
@@ -133,8 +135,8 @@ class ContinuousBatchingSampler:
         self.model = model
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        generation_config = self.trainer.generation_config
         # One limit for the batch; samples are cut to their own afterwards.
+        generation_config = copy(self.trainer.generation_config)
         generation_config.max_new_tokens = max(request.max_new_tokens for request in requests)
         with self.model() as model, torch.no_grad():
             was_training = model.training

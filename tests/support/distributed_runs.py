@@ -188,7 +188,7 @@ def carried(settings, method):
 
     def watched(self, wanted, place):
         groups = take(self, wanted, place)
-        turns = sum(len(log.turns) for group in groups for log in group.episodes)
+        turns = sum(len(log.turns) for group in groups for log in group.episode_logs)
         seen[-1].append(([group.number for group in groups], self.updates, turns))
         return groups
 

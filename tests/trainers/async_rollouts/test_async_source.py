@@ -83,7 +83,7 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     numbers = [group.number for groups in steps for group in groups]
     assert sorted(numbers) == list(range(8)), "every group once, none is dropped"
     assert numbers.index(0) >= 4 and all(len(groups) == 2 for groups in steps)
-    assert max(group.used_at - group.update for groups in steps for group in groups) == 2
+    assert max(group.used_at - group.started_at for groups in steps for group in groups) == 2
     logged = log_of(trainer)
     assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], (
         "the last steps start nothing new"
@@ -110,7 +110,7 @@ def test_no_group_is_older_than_the_limit_when_it_is_used(tiny_policy, rows, tmp
     trainer = build(tiny_policy, tmp_path, rows, Slow(), async_lead=2, max_staleness=2, max_steps=5)
     trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
     trainer.train()
-    ages = [group.used_at - group.update for groups in steps for group in groups]
+    ages = [group.used_at - group.started_at for groups in steps for group in groups]
     assert len(ages) == 10 and max(ages) == 2
 
 
@@ -274,7 +274,11 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
     )
     trainer.train()
     turns = [
-        turn for groups in steps for group in groups for log in group.episodes for turn in log.turns
+        turn
+        for groups in steps
+        for group in groups
+        for log in group.episode_logs
+        for turn in log.turns
     ]
     assert all(len(turn["updates"]) == len(turn["ids"]) == len(turn["logprobs"]) for turn in turns)
     assert all(turn["updates"] == sorted(turn["updates"]) for turn in turns)

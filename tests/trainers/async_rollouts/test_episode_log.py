@@ -49,7 +49,7 @@ def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
     async def played(turns):
         """What a resumed run asks for until it is killed, after so many turns."""
         file, _ = resumed(path)
-        saved = file.groups[0].episodes.get(0, SavedEpisode())
+        saved = file.saved_groups[0].episodes.get(0, SavedEpisode())
         rollout = Rollout([1])
         log = EpisodeLog(
             policy,
@@ -98,7 +98,7 @@ def test_failed_replies_are_found_again(tmp_path):
         return observation
 
     async def played():
-        saved = resumed(path)[0].groups[0].episodes.get(0, SavedEpisode())
+        saved = resumed(path)[0].saved_groups[0].episodes.get(0, SavedEpisode())
         log = EpisodeLog(
             policy,
             environment,

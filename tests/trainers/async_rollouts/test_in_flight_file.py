@@ -15,14 +15,14 @@ def test_what_was_written_is_found_again(tmp_path):
     path = tmp_path / "0.jsonl"
     first = write(path)
     again, trusted = resumed(path)
-    assert trusted and again.run == first.run and set(again.groups) == {0, 1}
-    assert again.groups[1].episodes == {0: SavedEpisode([TURN], [REPLY])}
+    assert trusted and again.run_id == first.run_id and set(again.saved_groups) == {0, 1}
+    assert again.saved_groups[1].episodes == {0: SavedEpisode([TURN], [REPLY])}
 
 
 def test_a_run_that_does_not_resume_deletes_it(tmp_path):
     path = tmp_path / "0.jsonl"
     write(path)
-    assert InFlightFile(path, IDENTITY, 7, resumes=False).groups == {} and not path.exists()
+    assert InFlightFile(path, IDENTITY, 7, resumes=False).saved_groups == {} and not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, chan
     write(path)
     with caplog.at_level(logging.WARNING):
         file, trusted = resumed(path, **changes)
-    assert not trusted and file.groups == {} and not path.exists()
+    assert not trusted and file.saved_groups == {} and not path.exists()
     (line,) = caplog.messages
     assert "2 groups in flight are not used" in line and f"differs in {named};" in line
     assert (tmp_path / "0.unused.jsonl").exists()
@@ -57,13 +57,13 @@ def test_entries_of_another_run_are_put_aside_and_counted(tmp_path, caplog, chan
 def test_the_log_of_the_checkpoints_run_is_used_whatever_the_weights_are_now(tmp_path):
     path = tmp_path / "0.jsonl"
     first = write(path)
-    file, trusted = resumed(path, policy=8, state={"run": first.run, "identity": IDENTITY})
-    assert trusted and set(file.groups) == {0, 1}
+    file, trusted = resumed(path, policy=8, state={"run": first.run_id, "identity": IDENTITY})
+    assert trusted and set(file.saved_groups) == {0, 1}
 
 
 def test_a_checkpoint_without_its_log_is_gone_on_with(tmp_path, caplog):
     file, trusted = resumed(tmp_path / "0.jsonl", state={"run": "first", "identity": IDENTITY})
-    assert trusted and file.run == "first" and not caplog.messages
+    assert trusted and file.run_id == "first" and not caplog.messages
 
 
 def entry(kind, rollout=1, at=0, group=0, **content):
@@ -99,11 +99,15 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path, caplog, damage):
     path.write_bytes(b"\n".join([*lines[:4], damage, *lines[4:]]) + b"\n")
     with caplog.at_level(logging.WARNING):
         file, trusted = resumed(path)
-    assert trusted and set(file.groups) == {0, 1} and file.groups[1].episodes[0].replies == [REPLY]
+    assert (
+        trusted
+        and set(file.saved_groups) == {0, 1}
+        and file.saved_groups[1].episodes[0].replies == [REPLY]
+    )
     assert any(
         "1 damaged lines are not used, the first is line 5" in line for line in caplog.messages
     )
-    file.forget_before(1)  # a checkpoint reads the file once more
+    file.delete_groups_before(1)  # a checkpoint reads the file once more
     assert [json.loads(line).get("group", 1) for line in path.read_bytes().splitlines()] == [1] * 4
 
 
@@ -116,9 +120,9 @@ def test_without_its_first_line_nothing_is_known(tmp_path, key):
     kept = others if key is None else [first.replace(key, b'" "'), *others]
     path.write_bytes(b"\n".join(kept) + b"\n")
     file, trusted = resumed(path)
-    assert trusted and file.groups == {}
+    assert trusted and file.saved_groups == {}
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})
-    assert set(resumed(path)[0].groups) == {0}
+    assert set(resumed(path)[0].saved_groups) == {0}
 
 
 @settings(max_examples=200, deadline=None)
@@ -132,23 +136,25 @@ def test_no_damage_blocks_a_resume(tmp_path_factory, data):
     raw[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
     path.write_bytes(bytes(raw))
     file, _ = resumed(path)
-    for group in file.groups.values():
+    for group in file.saved_groups.values():
         for episode in group.episodes.values():
             assert all(len(turn["ids"]) == len(turn["logprobs"]) for turn in episode.turns)
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})
-    file.forget_before(0)
+    file.delete_groups_before(0)
 
 
 @pytest.mark.parametrize("rollout", [1, 7])
 def test_an_entry_of_no_rollout_does_not_block_a_resume(tmp_path, rollout):
     path = tmp_path / "0.jsonl"
-    run = write(path, groups=1).run
+    run = write(path, groups=1).run_id
     path.write_bytes(path.read_bytes() + entry("turn", rollout=rollout, **TURN) + b"\n")
     source = AsyncSource(None, None, None, resumed(path)[0], 1, 2)
     episodes = [{"turns": [], "replies": []}] * 2
     group = {"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}], "episodes": episodes}
     source.load_state_dict({"run": run, "identity": IDENTITY, "started": 1, "groups": [group]})
-    assert [len(episode.turns) for episode in source.file.groups[0].episodes.values()] == [
+    assert [
+        len(episode.turns) for episode in source.in_flight_file.saved_groups[0].episodes.values()
+    ] == [
         1,
         int(rollout == 1),
     ]
@@ -161,5 +167,5 @@ def test_a_full_disk_keeps_old_entries_and_costs_no_checkpoint(tmp_path, monkeyp
     file = write(tmp_path / "0.jsonl")
     before = (tmp_path / "0.jsonl").read_bytes()
     monkeypatch.setattr("agentic_prompting.records.atomic_write", full)
-    file.forget_before(1)
+    file.delete_groups_before(1)
     assert (tmp_path / "0.jsonl").read_bytes() == before

@@ -1,10 +1,11 @@
-"""Training that does not wait for stragglers: groups of rollouts in flight are carried over to later steps.
+"""The source of batches that are played ahead: a step does not wait for its slowest rollouts.
 
-Rows come from a [`RowStream`], in the order of TRL's sampler, so that more groups can be started
-than a step uses: `async_lead` steps ahead. Each step starts as many groups as it uses and trains on
-the oldest finished ones; it waits for groups that later steps could not use within `max_staleness`.
-An episode is a coroutine (`play`), so it may last longer than the step in which it was started.
-Nothing that was sampled or paid for is dropped: after a kill it is in the [`InFlightFile`].
+A [`RowStream`] has the rows of the whole run in the order of TRL's sampler, so groups of rollouts
+can be started `async_lead` steps ahead. Each step starts as many groups as it uses, and trains on
+the oldest finished ones. Groups that are not finished are carried over to later steps: an episode
+is a coroutine (`play`), so it may last longer than the step in which it was started. A step waits
+only for groups that no later step could use within `max_staleness`. How the groups in flight
+survive a restart is described in the docstring of this folder.
 """
 
 from __future__ import annotations
@@ -41,31 +42,32 @@ from .in_flight_file import InFlightFile, SavedEpisode, SavedGroup
 from .lead_stats import IdleClock, LeadStats, gather_lead_metrics
 from .run_identity import describe_run, fingerprint_prompts, fingerprint_weights
 
-NOT_USED = -1  # the `used_at` of a group that no step has used
+NOT_USED = -1  # the `used_at` of a group that no step has used yet
 
 
 @dataclass
 class RolloutGroup:
-    """The rollouts of one row.
+    """The rollouts of one row, from their start to the step that trains on them.
 
     Args:
-        number (`int`): Counts the groups of the run over all processes. Its row and its seeds are
-            functions of it.
-        update (`int`): Weight updates before the group was started.
+        number (`int`): Counts the groups of the run over all processes. The group's row and seeds
+            are functions of it.
+        started_at (`int`): Weight updates before the group was started.
         rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
         metadata (`list[dict]`): The metadata of each rollout when the group was started.
-        episodes (`list[EpisodeLog]`): The log of each rollout's episode.
-        prompts (`int`): The fingerprint of the rendered prompts.
+        episode_logs (`list[EpisodeLog]`): The log of each rollout's episode.
+        prompts_fingerprint (`int`): By which a resumed run sees whether the rendered prompts are
+            still the same.
         tasks (`list[asyncio.Task]`): The running episodes.
-        used_at (`int`): Weight updates before the step that used the group.
+        used_at (`int`): Weight updates before the step that used the group; `NOT_USED` before.
     """
 
     number: int
-    update: int
+    started_at: int
     rollouts: list[Rollout]
     metadata: list[dict[str, Any]]
-    episodes: list[EpisodeLog]
-    prompts: int
+    episode_logs: list[EpisodeLog]
+    prompts_fingerprint: int
     tasks: list[asyncio.Task[Rollout]] = field(default_factory=list, repr=False)
     used_at: int = NOT_USED
 
@@ -77,8 +79,8 @@ class RolloutGroup:
         """Return the facts about the start of the group, as plain JSON."""
         return {
             "group": self.number,
-            "update": self.update,
-            "prompts": self.prompts,
+            "update": self.started_at,
+            "prompts": self.prompts_fingerprint,
             "metadata": self.metadata,
         }
 
@@ -91,13 +93,13 @@ class GroupPlan:
         number (`int`): The number of the group.
         metadata (`list[dict]`): The metadata of each rollout.
         prompts (`list`): The rendered messages of each rollout.
-        saved ([`SavedGroup`], *optional*): The group as an earlier process started it.
+        saved_group ([`SavedGroup`], *optional*): The group as an earlier process started it.
     """
 
     number: int
     metadata: list[dict[str, Any]]
     prompts: list[Any]
-    saved: SavedGroup | None = None
+    saved_group: SavedGroup | None = None
 
 
 class AsyncSource:
@@ -107,16 +109,17 @@ class AsyncSource:
         rows ([`RowStream`]): The rows, one for each group.
         prompts ([`Prompts`]): Renders the rows.
         player ([`RolloutPlayer`]): Has the policy and the environment of the episodes.
-        file ([`InFlightFile`]): Stores turns and replies.
-        lead (`float`): Steps' worth of groups to play beyond the step's own.
-        max_staleness (`int`): The most updates between a group's start and its use; a step waits
-            for groups that later steps could not use within this limit.
+        in_flight_file ([`InFlightFile`]): Keeps turns and replies on disk.
+        lead (`float`): Steps' worth of groups to play beyond the step's own; `async_lead` of the
+            settings.
+        max_staleness (`int`): The most weight updates between a group's start and its use; a step
+            waits for groups that later steps could not use within this limit.
         updates_per_batch (`int`, *optional*, defaults to `1`): Weight updates that learn from a
             batch.
 
     Attributes:
         updates (`int`): Weight updates before the current batch.
-        groups (`list[RolloutGroup]`): Started and not used yet, by number.
+        groups_in_flight (`list[RolloutGroup]`): Started and not used yet, by number.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class AsyncSource:
         rows: RowStream,
         prompts: Prompts,
         player: RolloutPlayer,
-        file: InFlightFile,
+        in_flight_file: InFlightFile,
         lead: float,
         max_staleness: int,
         updates_per_batch: int = 1,
@@ -132,29 +135,29 @@ class AsyncSource:
         self.rows = rows
         self.prompts = prompts
         self.player = player
-        self.file = file
+        self.in_flight_file = in_flight_file
         self.lead = lead
         self.max_staleness = max_staleness
         self.updates_per_batch = updates_per_batch
 
         self.updates = 0
-        self.groups: list[RolloutGroup] = []
+        self.groups_in_flight: list[RolloutGroup] = []
         # Groups that the current step used. A checkpoint in the middle of a step repeats it.
-        self._used: list[RolloutGroup] = []
+        self._used_groups: list[RolloutGroup] = []
         # Groups that this process has started so far; known at the first batch.
         self._started_count: int | None = None
-        # The checkpoint's groups: their numbers, and the steps that used them.
-        self._saved_numbers: dict[int, int] = {}
-        # The oldest group that the checkpoint before the last one may need.
-        self._oldest_needed = 0
-        # Whether the file's entries belong to this run; decided at the first batch.
-        self._trusts_file: bool | None = None
+        # `used_at` of the groups of the resumed checkpoint, by number. The next batch starts them.
+        self._checkpoint_groups: dict[int, int] = {}
+        # The number of the oldest group that the checkpoint before the last one may need.
+        self._oldest_needed_group = 0
+        # Whether it is decided if the file's entries belong to this run.
+        self._has_checked_file = False
         # Rollouts of an earlier process that are played from their beginning.
-        self._restarted = 0
+        self._restarted_rollouts = 0
         # Whether training is over, so that episodes send no further requests.
         self._is_ending = False
         self._tasks_awaiting_replies: set[asyncio.Task[Any] | None] = set()
-        self._clock = IdleClock()
+        self._idle_clock = IdleClock()
 
     def next_batch(self, rows: Sequence[dict[str, Any]], position: BatchPosition) -> Batch:
         """Return a batch of finished groups of this process, whenever they were started.
@@ -174,45 +177,51 @@ class AsyncSource:
         metrics = self.metrics(groups)
         return Batch(position, played_rows, metadata, rollouts, off_policy=True, metrics=metrics)
 
-    def take_groups(self, count: int, position: BatchPosition) -> list[RolloutGroup]:
+    def take_groups(self, group_count: int, position: BatchPosition) -> list[RolloutGroup]:
         """Start a step's worth of groups, wait for as many, and return the oldest finished ones."""
         # A step that is played again after a resume uses the same groups.
         self.updates = position.step
-        self._used = [group for group in self._used if group.used_at == self.updates]
+        self._used_groups = [group for group in self._used_groups if group.used_at == self.updates]
 
         # At the first batch decide where to continue, unless a checkpoint has done so.
-        if self._trusts_file is None:
-            self._trusts_file = self.file.trust(None)
+        if not self._has_checked_file:
+            self.in_flight_file.adopt_entries(None)
+            self._has_checked_file = True
         if self._started_count is None:
-            self._started_count = position.batch_index * count
+            self._started_count = position.batch_index * group_count
 
-        # First those of the checkpoint that are not used yet, or are used by this step.
+        # First start the groups of the checkpoint that are not used yet, or are used by this step.
         numbers = sorted(
             number
-            for number, used_at in self._saved_numbers.items()
+            for number, used_at in self._checkpoint_groups.items()
             if used_at in (NOT_USED, self.updates)
         )
-        self._saved_numbers = {}
+        self._checkpoint_groups = {}
 
-        # Then new ones, up to the lead or the end of the run.
-        max_groups = count + round(self.lead * count)
-        max_started = position.batch_count * count
-        while len(self.groups) + len(numbers) < max_groups and self._started_count < max_started:
-            numbers.append(self._next_number(count))
-        self.groups += self._start_groups(numbers)
+        # Then start new ones, up to the lead or the end of the run.
+        max_groups = group_count + round(self.lead * group_count)
+        max_started = position.batch_count * group_count
+        while (
+            len(self.groups_in_flight) + len(numbers) < max_groups
+            and self._started_count < max_started
+        ):
+            numbers.append(self._next_group_number(group_count))
+        self.groups_in_flight += self._start_groups(numbers)
 
         # Play all groups in flight until the step has enough.
-        self._clock.set_trainer_waits(True)
-        self.player.run(self._wait_for_groups(count), position.description)
-        self._clock.set_trainer_waits(False)
+        self._idle_clock.set_trainer_waits(True)
+        self.player.run(self._wait_for_groups(group_count), position.description)
+        self._idle_clock.set_trainer_waits(False)
 
         # Use the oldest finished groups; the others stay in flight.
-        finished_groups = [group for group in self.groups if group.is_done]
-        used_groups = finished_groups[:count]
-        self.groups = [group for group in self.groups if group not in used_groups]
+        finished_groups = [group for group in self.groups_in_flight if group.is_done]
+        used_groups = finished_groups[:group_count]
+        self.groups_in_flight = [
+            group for group in self.groups_in_flight if group not in used_groups
+        ]
         for group in used_groups:
             group.used_at = self.updates
-        self._used += used_groups
+        self._used_groups += used_groups
         return used_groups
 
     def metrics(self, used_groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -221,15 +230,15 @@ class AsyncSource:
 
     # --- starting ------------------------------------------------------------------------------
 
-    def _next_number(self, count: int) -> int:
+    def _next_group_number(self, group_count: int) -> int:
         """Return the number of the next group of this process, in the order of TRL's sampler."""
         assert self._started_count is not None
-        # The sampler deals each batch to the processes in blocks of `count` groups.
-        batch_index, index_in_batch = divmod(self._started_count, count)
+        # The sampler deals each batch to the processes in blocks of `group_count` groups.
+        batch_index, index_in_batch = divmod(self._started_count, group_count)
         self._started_count += 1
         accelerator = self.player.accelerator
         block = batch_index * accelerator.num_processes + accelerator.process_index
-        return block * count + index_in_batch
+        return block * group_count + index_in_batch
 
     def _start_groups(self, numbers: Sequence[int]) -> list[RolloutGroup]:
         """Return started groups. The environment starts the episodes of all of them at once."""
@@ -258,27 +267,28 @@ class AsyncSource:
         """Return a group as an earlier process started it, if that can be continued, else a new one."""
         row = self.rows[number]
         rollouts_per_row = self.prompts.rollouts_per_row
-        saved = self.file.groups.pop(number, None)
+        saved_group = self.in_flight_file.saved_groups.pop(number, None)
 
-        # Some episodes begin again: those of a program, and those whose environment was changed,
-        # which the log does not hold.
+        # Some episodes begin again. A program runs from its beginning, and finds its turns in the
+        # log. What an environment's `reset` has changed is not in the log, so unless the reset can
+        # be repeated the saved group is lost.
         environment = self.player.environment
-        if saved is not None and environment is not None:
+        if saved_group is not None and environment is not None:
             is_lost = environment.has_reset and not environment.repeatable_reset
             if is_lost or environment.play_episode is not None:
-                self._restarted += rollouts_per_row
+                self._restarted_rollouts += rollouts_per_row
             if is_lost:
-                saved = None
+                saved_group = None
 
         # The saved group is continued if its prompts are still the same.
-        if saved is not None:
+        if saved_group is not None:
             with suppress(LookupError):
                 prompts = [
-                    self.prompts.render_messages(row, metadata) for metadata in saved.metadata
+                    self.prompts.render_messages(row, metadata) for metadata in saved_group.metadata
                 ]
-                is_same = saved.prompts == fingerprint_prompts(prompts)
+                is_same = saved_group.prompts_fingerprint == fingerprint_prompts(prompts)
                 if len(prompts) == rollouts_per_row and is_same:
-                    return GroupPlan(number, saved.metadata, prompts, saved)
+                    return GroupPlan(number, saved_group.metadata, prompts, saved_group)
 
         # Otherwise a new group: E-SPL chooses its system prompts now.
         new_metadata = [
@@ -291,9 +301,9 @@ class AsyncSource:
         """Return the group of a plan. `rows` are those of its episodes."""
         # Groups of one batch's worth share replies.
         sharing_key = f"{self.rows.seed}.lead.{plan.number // self.rows.groups_per_batch}"
-        saved_episodes = plan.saved.episodes if plan.saved is not None else {}
+        saved_episodes = plan.saved_group.episodes if plan.saved_group is not None else {}
         rollouts = []
-        episodes = []
+        episode_logs = []
         for index, row in enumerate(rows):
             chat_format = self.player.chat_format.of(row)
             rollout = Rollout(
@@ -305,22 +315,26 @@ class AsyncSource:
             )
             rollouts.append(rollout)
             saved_episode = saved_episodes.get(index, SavedEpisode())
-            episodes.append(self._make_episode_log(plan.number, index, saved_episode))
+            episode_logs.append(self._make_episode_log(plan.number, index, saved_episode))
 
         # A group counts as old as its first start.
-        update = self.updates
-        if plan.saved is not None:
-            update = min(plan.saved.update, self.updates)
+        started_at = self.updates
+        if plan.saved_group is not None:
+            started_at = min(plan.saved_group.started_at, self.updates)
         fingerprint = fingerprint_prompts(plan.prompts)
-        group = RolloutGroup(plan.number, update, rollouts, plan.metadata, episodes, fingerprint)
-        if plan.saved is None:
-            self.file.write(group.start_record())
+        group = RolloutGroup(
+            plan.number, started_at, rollouts, plan.metadata, episode_logs, fingerprint
+        )
+        if plan.saved_group is None:
+            self.in_flight_file.write(group.start_record())
         return group
 
-    def _make_episode_log(self, number: int, index: int, saved: SavedEpisode) -> EpisodeLog:
+    def _make_episode_log(
+        self, group_number: int, rollout_index: int, saved_episode: SavedEpisode
+    ) -> EpisodeLog:
         # An entry says where it belongs, because one file has all groups of the process.
         def write_entry(entry: dict[str, Any]) -> None:
-            self.file.write({"group": number, "rollout": index, **entry})
+            self.in_flight_file.write({"group": group_number, "rollout": rollout_index, **entry})
 
         environment = self.player.environment
         return EpisodeLog(
@@ -328,22 +342,29 @@ class AsyncSource:
             self._ask_environment,
             lambda: self.updates,
             write_entry,
-            saved.turns,
-            saved.replies,
+            saved_episode.turns,
+            saved_episode.replies,
             play_episode=None if environment is None else environment.play_episode,
         )
 
     # --- waiting -------------------------------------------------------------------------------
 
-    async def _wait_for_groups(self, count: int) -> None:
-        """Play the groups in flight until the step may take `count` of them."""
+    async def _wait_for_groups(self, group_count: int) -> None:
+        """Play the groups in flight until the step may take `group_count` of them."""
         player = self.player
-        # Start the episodes of new groups; those of earlier steps are still running.
+        # Start the episodes of new groups; those of earlier steps are still running. The log is in
+        # the place of both the policy and the environment.
         tasks = []
-        for group in self.groups:
+        for group in self.groups_in_flight:
             if not group.tasks:
-                for rollout, log in zip(group.rollouts, group.episodes, strict=True):
-                    episode = play(rollout, log, log, player.chat_format, player.limits)
+                for rollout, log in zip(group.rollouts, group.episode_logs, strict=True):
+                    episode = play(
+                        rollout,
+                        policy=log,
+                        environment=log,
+                        chat_format=player.chat_format,
+                        limits=player.limits,
+                    )
                     group.tasks.append(asyncio.create_task(contain(episode)))
             tasks += group.tasks
 
@@ -352,41 +373,43 @@ class AsyncSource:
             for task in tasks:
                 if task.done():
                     task.result()  # raises if the engine has failed, which concerns all episodes
-            if self._has_enough_groups(count):
+            if self._has_enough_groups(group_count):
                 return
             unfinished = [task for task in tasks if not task.done()]
             await asyncio.wait(unfinished, return_when=asyncio.FIRST_COMPLETED)
 
-    def _has_enough_groups(self, count: int) -> bool:
-        """Return whether `count` groups are done, and as many old ones as their staleness demands.
+    def _has_enough_groups(self, group_count: int) -> bool:
+        """Return whether `group_count` groups are done, so that the others can wait.
 
         Later steps must be able to use the others within `max_staleness`.
         """
         # Go through the groups from the oldest on, which are the first to become too stale.
         done_count = 0
-        oldest_first = sorted(self.groups, key=lambda group: group.update)
-        for group_count, group in enumerate(oldest_first, 1):
+        oldest_first = sorted(self.groups_in_flight, key=lambda group: group.started_at)
+        for position, group in enumerate(oldest_first, 1):
             if group.is_done:
                 done_count += 1
-            updates_left = max(self.max_staleness - (self.updates - group.update), 0)
+            updates_left = max(self.max_staleness - (self.updates - group.started_at), 0)
             batches_left = updates_left // self.updates_per_batch
-            # Groups up to this one that no later batch has a place for.
-            due_count = group_count - batches_left * count
-            if done_count < min(count, due_count):
+            # The number of groups, of those up to this one, that later batches have no place for.
+            due_count = position - batches_left * group_count
+            if done_count < min(group_count, due_count):
                 return False
-        return done_count >= count
+        return done_count >= group_count
 
     async def _ask_policy(self, request: SampleRequest) -> Sample:
         # Training is over: the episode ends before its next turn.
         if self._is_ending:
             raise asyncio.CancelledError
         policy = self.player.policy
-        self._clock.needs_trainer_thread = isinstance(policy, Engine) and policy.on_callers_thread
-        self._clock.add_turns(1)
+        self._idle_clock.needs_trainer_thread = (
+            isinstance(policy, Engine) and policy.on_callers_thread
+        )
+        self._idle_clock.add_turns(1)
         try:
             return await policy(request)
         finally:
-            self._clock.add_turns(-1)
+            self._idle_clock.add_turns(-1)
 
     async def _ask_environment(self, rollout: Rollout, record: RecordReply) -> Observation | None:
         # Training is over: the episode ends before it pays for another reply.
@@ -406,22 +429,22 @@ class AsyncSource:
         # The age of every token that the step trains on.
         token_ages: Counter[int] = Counter()
         for group in used_groups:
-            for log in group.episodes:
+            for log in group.episode_logs:
                 for turn in log.requested_turns():
                     token_ages.update(max(self.updates - update, 0) for update in turn["updates"])
 
         # Turns that ended since the last batch, of groups in flight too.
         turn_ages = []
-        for group in (*used_groups, *self.groups):
-            for log in group.episodes:
+        for group in (*used_groups, *self.groups_in_flight):
+            for log in group.episode_logs:
                 turn_ages += log.updates_during_turns
                 log.updates_during_turns.clear()
 
-        trainer_idle, policy_idle = self._clock.read_idle_shares()
-        restarted = self._restarted
-        self._restarted = 0
+        trainer_idle, policy_idle = self._idle_clock.read_idle_shares()
+        restarted = self._restarted_rollouts
+        self._restarted_rollouts = 0
         return LeadStats(
-            token_ages, turn_ages, len(self.groups), trainer_idle, policy_idle, restarted
+            token_ages, turn_ages, len(self.groups_in_flight), trainer_idle, policy_idle, restarted
         )
 
     # --- checkpoints, and the end of training --------------------------------------------------
@@ -432,32 +455,35 @@ class AsyncSource:
         Includes the groups that the latest step used, because a checkpoint in the middle of a step
         repeats it.
         """
-        groups = [*self._used, *self.groups]
+        groups = [*self._used_groups, *self.groups_in_flight]
         # The checkpoint before this one is whole and may be resumed from: delete only entries that
         # it does not need.
-        self.file.forget_before(self._oldest_needed)
-        self._oldest_needed = min((group.number for group in groups), default=self._oldest_needed)
+        self.in_flight_file.delete_groups_before(self._oldest_needed_group)
+        self._oldest_needed_group = min(
+            (group.number for group in groups), default=self._oldest_needed_group
+        )
 
         # The state of each group is what its log holds.
         group_states = []
         for group in groups:
             episodes = [
-                {"turns": list(log.turns), "replies": list(log.replies)} for log in group.episodes
+                {"turns": list(log.turns), "replies": list(log.replies)}
+                for log in group.episode_logs
             ]
             group_states.append(
                 {**group.start_record(), "used_at": group.used_at, "episodes": episodes}
             )
         return {
-            "run": self.file.run,
-            "identity": dict(self.file.identity),
+            "run": self.in_flight_file.run_id,
+            "identity": dict(self.in_flight_file.identity),
             "started": self._started_count,
             "groups": group_states,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`AsyncSource.state_dict`], and from entries that were written after it."""
-        self._trusts_file = self.file.trust(state)
-        if not self._trusts_file:
+        self._has_checked_file = True
+        if not self.in_flight_file.adopt_entries(state):
             return
         # Note the groups of the checkpoint; the next batch starts them.
         self._started_count = state["started"]
@@ -468,20 +494,23 @@ class AsyncSource:
                 episodes[index] = SavedEpisode(**episode_state)
 
             # The file's log of an episode is used if it is the longer one.
-            logged_group = self.file.groups.get(number)
-            if logged_group is not None and logged_group.prompts == group_state["prompts"]:
+            logged_group = self.in_flight_file.saved_groups.get(number)
+            if (
+                logged_group is not None
+                and logged_group.prompts_fingerprint == group_state["prompts"]
+            ):
                 for index, episode in logged_group.episodes.items():
                     if index in episodes and len(episode) > len(episodes[index]):
                         episodes[index] = episode
 
-            self.file.groups[number] = SavedGroup(
+            self.in_flight_file.saved_groups[number] = SavedGroup(
                 number,
                 group_state["update"],
                 group_state["prompts"],
                 group_state["metadata"],
                 episodes,
             )
-            self._saved_numbers[number] = group_state.get("used_at", NOT_USED)
+            self._checkpoint_groups[number] = group_state.get("used_at", NOT_USED)
 
     @contextmanager
     def finish_requests_on_exit(self) -> Iterator[None]:
@@ -504,7 +533,7 @@ class AsyncSource:
     async def _end_episodes(self, awaits_replies: bool) -> None:
         self._is_ending = True
         tasks = []
-        for group in self.groups:
+        for group in self.groups_in_flight:
             tasks += group.tasks
 
         # Episodes that wait for the policy are cancelled: their turns cost nothing. The others end

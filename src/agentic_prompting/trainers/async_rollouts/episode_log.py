@@ -1,8 +1,7 @@
-"""The turns and replies of one episode, logged so that a resumed run neither samples nor pays twice.
+"""The log of one episode: its turns and replies, so that a resumed run requests none of them again.
 
-An [`EpisodeLog`] stands between an episode and its policy and environment. It logs every turn and
-every reply, and requests none that is in the log already: a resumed run replays the episode and
-continues from there.
+An [`EpisodeLog`] stands between an episode and its policy and environment. It passes on a request
+only if the log has no turn or reply for it yet, and logs what comes back.
 """
 
 from __future__ import annotations
@@ -64,10 +63,12 @@ class EpisodeLog(Environment):
         self.replies = list(replies)
         self.updates_during_turns: list[int] = []
 
-        self._next_turn = 0  # the index of the next requested turn, unless a program plays
-        self._unrequested: dict[int, dict[str, Any]] = {}  # a program's logged turns, by seed
+        # Turns are requested in the order of the log: the index of the next one.
+        self._next_turn = 0
+        # A program requests turns in any order: its logged turns by seed, until they are requested.
+        self._unrequested_turns: dict[int, dict[str, Any]] = {}
         if play_episode is not None:
-            self._unrequested = {turn["seed"]: turn for turn in self.turns}
+            self._unrequested_turns = {turn["seed"]: turn for turn in self.turns}
         else:
             # Where a line was lost, later ones belong to another reply or turn.
             self.turns = self.turns[: len(self.replies) + 1]
@@ -94,13 +95,13 @@ class EpisodeLog(Environment):
 
     def requested_turns(self) -> list[dict[str, Any]]:
         """Return the episode's turns, without logged ones that its program did not request again."""
-        unrequested = self._unrequested.values()
+        unrequested = self._unrequested_turns.values()
         return [turn for turn in self.turns if turn not in unrequested]
 
     def _find_turn(self, request: SampleRequest) -> dict[str, Any] | None:
         # The requests of a program come in any order.
         if self.play_episode is not None:
-            return self._unrequested.pop(request.seed, None)
+            return self._unrequested_turns.pop(request.seed, None)
         # Otherwise turns are requested in the order of the log.
         turn_index = self._next_turn
         self._next_turn += 1

@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,14 +29,31 @@ class RunHeader:
     """The first line of an [`InFlightFile`].
 
     Args:
-        run (`str`): The id of the run.
+        run_id (`str`): The id of the run.
         identity (`dict`): The settings of [`describe_run`].
-        policy (`int`): The fingerprint of the weights that the run began with.
+        initial_weights (`int`): The fingerprint of the weights that the run began with.
     """
 
-    run: str
+    run_id: str
     identity: dict[str, Any]
-    policy: int
+    initial_weights: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as plain JSON; [`RunHeader.from_json`] gives an equal header back."""
+        return {
+            "run": self.run_id,
+            "identity": self.identity,
+            "policy": self.initial_weights,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> RunHeader:
+        """Return the header of a [`RunHeader.to_json`]."""
+        return cls(
+            run_id=str(record["run"]),
+            identity=dict(record["identity"]),
+            initial_weights=record["policy"],
+        )
 
 
 @dataclass
@@ -56,15 +73,15 @@ class SavedGroup:
 
     Args:
         number (`int`): The number of the group.
-        update (`int`): Weight updates before the group was started.
-        prompts (`int`): The fingerprint of its rendered prompts.
+        started_at (`int`): Weight updates before the group was started.
+        prompts_fingerprint (`int`): The fingerprint of its rendered prompts.
         metadata (`list[dict]`): The metadata of each rollout.
         episodes (`dict[int, SavedEpisode]`): The log of each rollout that has one.
     """
 
     number: int
-    update: int
-    prompts: int
+    started_at: int
+    prompts_fingerprint: int
     metadata: list[dict[str, Any]]
     episodes: dict[int, SavedEpisode] = field(default_factory=dict)
 
@@ -77,25 +94,28 @@ class InFlightFile:
     Args:
         path (`Path`): The file.
         identity (`dict`): Plain settings that decide what a group is; see [`describe_run`].
-        policy (`int`): Fingerprint of the weights that this process starts with; see
+        initial_weights (`int`): The fingerprint of the weights that this process starts with; see
             [`fingerprint_weights`].
         resumes (`bool`): Whether the entries of an earlier process may be used. Otherwise they are
             deleted.
 
     Attributes:
-        run (`str`): The id of the run. A checkpoint stores it, to recognise the run's log.
-        groups (`dict[int, SavedGroup]`): The entries of the file, by the number of the group.
+        run_id (`str`): The id of the run. A checkpoint stores it, to recognise the run's file.
+        saved_groups (`dict[int, SavedGroup]`): The groups that an earlier process has written, by
+            number.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], initial_weights: int, resumes: bool
+    ):
         self.record_file = RecordFile(path)
         # Convert the settings as the file will, so that they can be compared: tuples become lists.
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
-        self.policy = policy
-        self.run = uuid.uuid4().hex
-        self.groups: dict[int, SavedGroup] = {}
+        self.initial_weights = initial_weights
+        self.run_id = uuid.uuid4().hex
+        self.saved_groups: dict[int, SavedGroup] = {}
         self._lock = threading.Lock()
-        self._has_failed = False  # whether a failure to write was logged
+        self._has_warned = False  # whether a failure to write was logged
         self._header: RunHeader | None = None  # of the run that wrote the file
         # Read what the run has in flight, or begin without entries.
         if resumes:
@@ -104,8 +124,8 @@ class InFlightFile:
             path.unlink(missing_ok=True)
         self._has_header = self._header is not None
 
-    def trust(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
-        """Decide whether the entries belong to this run.
+    def adopt_entries(self, checkpoint_state: Mapping[str, Any] | None) -> bool:
+        """Adopt the entries if they belong to this run, whose id then goes on.
 
         Entries of another run are moved to another file, with one warning.
 
@@ -115,7 +135,8 @@ class InFlightFile:
                 that the run began with.
 
         Returns:
-            `bool`: Whether the groups in flight of the checkpoint itself may be used.
+            `bool`: Whether they do. If not, the groups in flight that the checkpoint itself has
+                must not be used, either.
         """
         # Compare this run's settings with the checkpoint's and the file's, and the weights if there
         # is no checkpoint that says which run it belongs to.
@@ -125,9 +146,9 @@ class InFlightFile:
         if self._header is not None:
             changes |= self._changed_settings(self._header.identity)
             if checkpoint_state is None:
-                if self._header.policy != self.policy:
+                if self._header.initial_weights != self.initial_weights:
                     changes.add("the weights that the run began with")
-            elif self._header.run != checkpoint_state["run"]:
+            elif self._header.run_id != checkpoint_state["run"]:
                 changes.add("the run")
         if changes:
             self._put_aside(sorted(changes))
@@ -135,9 +156,9 @@ class InFlightFile:
 
         # Continue the run under its old id.
         if self._header is not None:
-            self.run = self._header.run
+            self.run_id = self._header.run_id
         elif checkpoint_state is not None:
-            self.run = checkpoint_state["run"]
+            self.run_id = checkpoint_state["run"]
         return True
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -146,20 +167,21 @@ class InFlightFile:
             # The first entry of a run follows its header.
             records = [record]
             if not self._has_header:
-                records = [asdict(RunHeader(self.run, self.identity, self.policy)), record]
+                header = RunHeader(self.run_id, self.identity, self.initial_weights)
+                records = [header.to_json(), record]
             try:
                 self.record_file.append(records)
                 self._has_header = True
             except OSError as error:
-                if not self._has_failed:
+                if not self._has_warned:
                     logger.warning(
                         "%s cannot be written, training continues without it: %s",
                         self.record_file.path,
                         error,
                     )
-                self._has_failed = True
+                self._has_warned = True
 
-    def forget_before(self, number: int) -> None:
+    def delete_groups_before(self, number: int) -> None:
         """Delete the entries of groups that no checkpoint needs any more."""
         # A full disk must not fail the checkpoint: the next one tries again.
         with self._lock, suppress(OSError):
@@ -201,7 +223,7 @@ class InFlightFile:
         # Without its header nothing in the file can be attributed to a run.
         if self._header is None:
             usable_lines = []
-            self.groups = {}
+            self.saved_groups = {}
         usable_content = b"".join(line + b"\n" for line in usable_lines)
         if usable_content != content:
             atomic_write(path, usable_content)
@@ -212,21 +234,21 @@ class InFlightFile:
             record = json.loads(line)
             # The header names the run.
             if "identity" in record:
-                self._header = RunHeader(
-                    str(record["run"]), dict(record["identity"]), record["policy"]
-                )
+                self._header = RunHeader.from_json(record)
                 return True
             # All other lines belong to a group: its start, or a turn or reply of it.
             number = _check_whole_number(record["group"])
             if "prompts" in record:
-                self.groups[number] = SavedGroup(
+                self.saved_groups[number] = SavedGroup(
                     number,
-                    update=_check_whole_number(record["update"]),
-                    prompts=_check_whole_number(record["prompts"]),
+                    started_at=_check_whole_number(record["update"]),
+                    prompts_fingerprint=_check_whole_number(record["prompts"]),
                     metadata=[dict(metadata) for metadata in record["metadata"]],
                 )
                 return True
-            return number in self.groups and _add_entry(self.groups[number].episodes, record)
+            return number in self.saved_groups and _add_entry(
+                self.saved_groups[number].episodes, record
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return False
 
@@ -241,14 +263,14 @@ class InFlightFile:
             "%s: %d groups in flight are not used, because this run differs in %s; they are played again, and the "
             "file is kept as %s",
             path,
-            len(self.groups),
+            len(self.saved_groups),
             ", ".join(changes),
             unused_path.name,
         )
         # Begin without entries, under a new header.
         self._header = None
         self._has_header = False
-        self.groups = {}
+        self.saved_groups = {}
         if path.exists():
             os.replace(path, unused_path)
 

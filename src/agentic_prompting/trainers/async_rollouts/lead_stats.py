@@ -36,23 +36,29 @@ class LeadStats:
 def gather_lead_metrics(stats: LeadStats) -> dict[str, float]:
     """Return the metrics over all processes. Must be called on every process."""
     # Merge the ages of all processes.
-    processes: Sequence[LeadStats] = gather_object([stats])
+    stats_by_process: Sequence[LeadStats] = gather_object([stats])
     token_ages: Counter[int] = Counter()
     turn_ages: list[int] = []
-    for process in processes:
-        token_ages += process.token_ages
-        turn_ages += process.turn_ages
+    for process_stats in stats_by_process:
+        token_ages += process_stats.token_ages
+        turn_ages += process_stats.turn_ages
 
     # Means are over tokens and turns; idle shares are over processes.
     age_sum = sum(age * count for age, count in token_ages.items())
     return {
-        "async/played_anew": float(sum(process.restarted for process in processes)),
+        "async/played_anew": float(
+            sum(process_stats.restarted for process_stats in stats_by_process)
+        ),
         "async/token_age": age_sum / max(token_ages.total(), 1),
         "async/token_age_max": float(max(token_ages, default=0)),
         "async/turn_age": sum(turn_ages) / max(len(turn_ages), 1),
-        "async/groups_in_flight": float(sum(process.groups_in_flight for process in processes)),
-        "async/trainer_idle": fmean(process.trainer_idle for process in processes),
-        "async/policy_idle": fmean(process.policy_idle for process in processes),
+        "async/groups_in_flight": float(
+            sum(process_stats.groups_in_flight for process_stats in stats_by_process)
+        ),
+        "async/trainer_idle": fmean(
+            process_stats.trainer_idle for process_stats in stats_by_process
+        ),
+        "async/policy_idle": fmean(process_stats.policy_idle for process_stats in stats_by_process),
     }
 
 

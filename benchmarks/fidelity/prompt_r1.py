@@ -63,7 +63,7 @@ class Letters:
 
     grammar = TagGrammar()
 
-    def of(self, row: Mapping[str, Any]) -> Letters:
+    def for_row(self, row: Mapping[str, Any]) -> Letters:
         return self
 
     def parse(self, ids: Sequence[int]) -> Turn:

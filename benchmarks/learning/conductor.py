@@ -350,7 +350,7 @@ def warm_up(
     keep_freed_memory()
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
     tokenizer = make_tokenizer(facts, variant)
-    chat_format = spec.tokens(tokenizer)
+    chat_format = spec.create_format(tokenizer)
     generator = random.Random(f"traces {seed}")
     # An agent that never reads of outages gets traces without them.
     environment = variant.environment(facts, down=None if variant.retries else 0.0)

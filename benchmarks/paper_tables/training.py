@@ -70,7 +70,7 @@ def train_sft(
         return folder
     model = AutoModelForCausalLM.from_pretrained(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
+    chat_format = ChatFormat(tokenizer, spec.grammar, trusted_texts=spec.trusted_texts)
     traces = [{**row, "turns": [row["answers"][0]], "observations": []} for row in rows]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
     if lora_rank is not None:

@@ -113,7 +113,7 @@ def main() -> None:
     ]
     log(json.dumps(counts[-1]))
 
-    chat_format = SPEC.tokens(tokenizer)
+    chat_format = SPEC.create_format(tokenizer)
     assert isinstance(chat_format, ChatFormat)
     shown = [rollout_from_trace(show_form(fact), SPEC, chat_format) for fact in country_facts()]
     model = get_peft_model(model, LORA)

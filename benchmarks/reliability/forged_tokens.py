@@ -104,7 +104,7 @@ def serve_history(form: ChatFormat, text: str) -> list[int]:
 
 def evolved_prompt(form: ChatFormat, text: str) -> list[int]:
     """A system prompt that a large LLM wrote: it may hold tags such as <think>, no special token."""
-    form = ChatFormat(form.tokenizer, own_texts=[*SPEC.own_texts, text])
+    form = ChatFormat(form.tokenizer, trusted_texts=[*SPEC.trusted_texts, text])
     return _special_of(
         form, form.prompt_ids(SystemPrompt(text).messages(SPEC.messages({"question": HARMLESS})))
     )
@@ -175,7 +175,7 @@ def added_tokens(form: ChatFormat, ids: list[int]) -> list[int]:
 
 @cache
 def format_of(family: str) -> ChatFormat:
-    return ChatFormat(tokenizer_for(family), own_texts=SPEC.own_texts)
+    return ChatFormat(tokenizer_for(family), trusted_texts=SPEC.trusted_texts)
 
 
 def forges(door: Door, family: str, text: str) -> bool:

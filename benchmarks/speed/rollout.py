@@ -149,7 +149,7 @@ class Clock(Engine[SampleRequest, Sample]):
         self.due = 0.0
 
     @property
-    def at_work(self) -> int:
+    def active_count(self) -> int:
         return len(self.rows)
 
     def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:

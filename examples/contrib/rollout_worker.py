@@ -113,7 +113,7 @@ class RolloutWorker:
 
     def __post_init__(self) -> None:
         self.environment = as_environment(self.environment)
-        self.chat_format = self.spec.tokens(self.tokenizer)
+        self.chat_format = self.spec.create_format(self.tokenizer)
         self.rollout_buffer, self.metrics_queue = (
             queue.Queue[Any](),
             queue.Queue[dict[str, float]](),

@@ -25,7 +25,7 @@ from .rollout import (
     reset_rows,
     rollout_seed,
 )
-from .rollout.progress import progress as show_progress
+from .rollout.progress import show_progress
 
 
 class GreedyAnswers:
@@ -108,7 +108,7 @@ class PromptAgent:
 
         # The format of the conversation, as in training.
         end_of_turn_ids = end_of_turn_tokens(model, tokenizer)
-        self.chat_format = spec.tokens(tokenizer, end_of_turn_ids)
+        self.chat_format = spec.create_format(tokenizer, end_of_turn_ids)
         # The policy samples with the parameters of training, unless the caller passes others.
         policy = local_policy(
             model.eval(),
@@ -205,7 +205,7 @@ class PromptAgent:
     def spec(self, spec: AgentSpec) -> None:
         self._spec = spec
         # Tags in the agent's own texts are examples; anywhere else they count as forged.
-        for text in spec.own_texts:
+        for text in spec.trusted_texts:
             self.chat_format.trust(text)
 
     @property
@@ -333,7 +333,7 @@ class PromptAgent:
         prompts = []
         for row in rows:
             messages = self._make_messages(row)
-            prompts.append(self.chat_format.of(row).prompt(messages))
+            prompts.append(self.chat_format.for_row(row).prompt(messages))
 
         # As in training, the environment gets the whole prompt in the row and may change it. The changed prompt is
         # complete: it includes the system prompt.
@@ -345,7 +345,7 @@ class PromptAgent:
         # Each rollout begins with the tokens of its prompt.
         rollouts = []
         for row, prompt, seed in zip(rows, prompts, seeds, strict=True):
-            prompt_ids = self.chat_format.of(row).prompt_ids(prompt)
+            prompt_ids = self.chat_format.for_row(row).prompt_ids(prompt)
             rollouts.append(Rollout(prompt_ids, row=row, seed=seed))
         return rollouts
 

@@ -105,7 +105,7 @@ def test_traces_have_the_tokens_of_episodes(name):
     variant = VARIANTS[name]
     tokenizer = make_tokenizer(FACTS, variant)
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
-    chat_format = spec.tokens(tokenizer)
+    chat_format = spec.create_format(tokenizer)
     environment = variant.environment(FACTS)
     rows, _ = make_split(7, 256, 1, FACTS)
     for trace in draw_traces(rows, 100, environment, FACTS, variant, random.Random(7)):
@@ -132,7 +132,7 @@ def test_traces_with_luck_have_the_tokens_of_episodes(name):
     variant = VARIANTS[name]
     tokenizer = make_tokenizer(FACTS, variant)
     spec = AgentSpec(TEMPLATE, grammar=GRAMMAR, limits=variant.limits)
-    chat_format = spec.tokens(tokenizer)
+    chat_format = spec.create_format(tokenizer)
     environment = variant.environment(FACTS)
     replay = Replay()
     replayed = Workers(dict.fromkeys(environment.pool, replay), unavailable="visible")

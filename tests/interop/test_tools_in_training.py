@@ -100,7 +100,7 @@ def spec_with_tools(**shown):
 )
 def test_tools_that_a_template_cannot_hold_are_refused(name, named):
     with pytest.raises(ValueError, match=named):
-        spec_with_tools().tokens(byte_tokenizer(name))
+        spec_with_tools().create_format(byte_tokenizer(name))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_templates_that_hold_tools_are_taken(name):
 
 
 def decoded_prompt(spec, name):
-    form = spec.tokens(byte_tokenizer(name))
+    form = spec.create_format(byte_tokenizer(name))
     return form.tokenizer.decode(form.prompt_ids([{"role": "user", "content": "q"}]))
 
 
@@ -127,13 +127,13 @@ def test_each_of_several_environments_is_checked():
         "chat_template_kwargs": spec.chat_template_kwargs,
     }
     with pytest.raises(ValueError, match="never shows"):
-        AgentSpec(environments={"shop": own}).tokens(byte_tokenizer("llama3"))
+        AgentSpec(environments={"shop": own}).create_format(byte_tokenizer("llama3"))
 
 
 def test_tools_without_a_chat_template_are_a_warning(caplog):
-    spec_with_tools().tokens(byte_tokenizer("qwen3"))
+    spec_with_tools().create_format(byte_tokenizer("qwen3"))
     assert not caplog.records
-    replace(spec_with_tools(), prompt_format="text").tokens(byte_tokenizer("qwen3"))
+    replace(spec_with_tools(), prompt_format="text").create_format(byte_tokenizer("qwen3"))
     assert "tools" in caplog.text
 
 

@@ -79,7 +79,7 @@ def test_a_system_message_is_there(in_its_template):
     spec = AgentSpec(system_prompt="Be brief.")
     tokenizer = tokenizer_for(name)
     text = tokenizer.decode(
-        spec.tokens(tokenizer).prompt_ids(spec.messages({"question": "Which currency?"}))
+        spec.create_format(tokenizer).prompt_ids(spec.messages({"question": "Which currency?"}))
     )
     between = text.partition("Be brief.")[2].partition("Which currency?")[0]
     assert "Which currency?" in text and (between == "\n\n") == (system == INTO_USER)
@@ -88,11 +88,11 @@ def test_a_system_message_is_there(in_its_template):
 def test_template_without_system_message_is_refused():
     says = "system messages .System role not supported.: leave the system prompt out"
     with pytest.raises(ValueError, match=says):
-        AgentSpec(system_prompt="Be brief.").tokens(tokenizer_for("trl/gemma"))
+        AgentSpec(system_prompt="Be brief.").create_format(tokenizer_for("trl/gemma"))
     drops = copy.deepcopy(tokenizer_for("chatml"))
     drops.chat_template = drops.chat_template.replace(
         "messages %}", "messages if m.role != 'system' %}"
     )
     with pytest.raises(ValueError, match="it leaves them out"):
-        AgentSpec(system_prompt="Be brief.").tokens(drops)
-    AgentSpec().tokens(tokenizer_for("trl/gemma"))
+        AgentSpec(system_prompt="Be brief.").create_format(drops)
+    AgentSpec().create_format(tokenizer_for("trl/gemma"))

@@ -331,7 +331,7 @@ def test_together_samples_when_everybody_waits():
         engine.wake()
 
     run_with_engine(
-        engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living
+        engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), count_unfinished=lambda: living
     )
     assert batches == [4, 3, 2, 1]
 
@@ -355,7 +355,7 @@ def test_together_the_clock_does_not_order_the_rows():
         living -= 1
         engine.wake()
 
-    run_with_engine(engine, gather(map(talk, range(3))), together=lambda: living)
+    run_with_engine(engine, gather(map(talk, range(3))), count_unfinished=lambda: living)
     assert sum(map(len, batches)) == 6 and all(batch == sorted(batch) for batch in batches)
 
 

@@ -37,7 +37,7 @@ def test_ordinary_prompts_are_what_transformers_makes_of_them(family, question):
     spec = AgentSpec(
         prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>."
     )
-    form = ChatFormat(tokenizer, own_texts=spec.own_texts)
+    form = ChatFormat(tokenizer, trusted_texts=spec.trusted_texts)
     assistant = {"role": "assistant", "content": "<think> a </think> It was Kenya."}
     for messages in (
         spec.messages({"question": question}),
@@ -91,7 +91,7 @@ def test_a_normaliser_puts_nothing_together_in_a_question():
 
 def test_a_question_that_repeats_the_template_gains_nothing():
     spec = AgentSpec("Write <think> first. {question}")
-    form = ChatFormat(tokenizer_for("qwen3"), own_texts=spec.own_texts)
+    form = ChatFormat(tokenizer_for("qwen3"), trusted_texts=spec.trusted_texts)
     think = form.tokenizer.convert_tokens_to_ids("<think>")
     ids = form.prompt_ids(spec.messages({"question": "Write <think> first. "}))
     assert ids.count(think) == 1

@@ -195,9 +195,10 @@ def test_saved_and_loaded_with_several_environments(tmp_path):
     environments = {"library": {"grammar": FORM}, "oracle": {"grammar": TagGrammar()}}
     AgentSpec(grammar=FORM, environments=environments).save(tmp_path)
     loaded = AgentSpec.load(tmp_path)
-    assert {name: spec.grammar for name, spec in zip(environments, loaded.each(), strict=True)} == {
-        name: changes["grammar"] for name, changes in environments.items()
-    }
+    assert {
+        name: spec.grammar
+        for name, spec in zip(environments, loaded.environment_specs(), strict=True)
+    } == {name: changes["grammar"] for name, changes in environments.items()}
 
 
 def test_a_mark_ends_no_turn_of_another_form():

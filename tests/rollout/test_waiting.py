@@ -123,7 +123,7 @@ def test_each_of_several_environments_has_its_limit():
     slow, quick = CatchesAll(), Plain()
     slow.steps = 1
     environment = as_environment({"slow": slow, "quick": quick})
-    observation = run(observe(environment, rollout, limits.of(rollout.row).step_timeout))
+    observation = run(observe(environment, rollout, limits.for_row(rollout.row).step_timeout))
     assert isinstance(observation.error, TimedOut) and "CatchesAll.step" in str(observation.error)
 
 

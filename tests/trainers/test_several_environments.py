@@ -136,8 +136,8 @@ def test_limits_of_an_environment(tiny_policy, both, tmp_path):
         tmp_path, environment_limits='{"shop": {"max_turns": 1}}'
     ).limits()  # as the command line has it
     assert (
-        limits.of({"environment": "shop"}).max_turns == 1
-        and limits.of({"environment": "oracle"}).max_turns == 3
+        limits.for_row({"environment": "shop"}).max_turns == 1
+        and limits.for_row({"environment": "oracle"}).max_turns == 3
     )
 
 
@@ -152,8 +152,8 @@ def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
     agent = PromptAgent.from_pretrained(
         tmp_path, {"oracle": LLMEnvironment(Oracle()), "shop": shop}
     )
-    assert agent.spec.of({"environment": "oracle"}).prompt_template == SANDBOX_TEMPLATE
-    assert agent.spec.of({"environment": "shop"}).prompt_template == "shop {question}"
+    assert agent.spec.for_row({"environment": "oracle"}).prompt_template == SANDBOX_TEMPLATE
+    assert agent.spec.for_row({"environment": "shop"}).prompt_template == "shop {question}"
     assert agent.answer("x", environment="shop").row["price"] == 3
     with pytest.raises(ValueError, match="names the environment None; there are: oracle, shop"):
         agent.answer("x")
@@ -244,9 +244,12 @@ def test_prompts_and_observations_are_of_the_rows_form(tiny_policy, tmp_path):
     from transformers import AutoTokenizer
 
     spec = AgentSpec(environments={"a": {"grammar": TagGrammar()}, "b": {"grammar": FreeText()}})
-    form = spec.tokens(AutoTokenizer.from_pretrained(tiny_policy))
-    assert [type(form.of({"environment": name}).grammar) for name in "ab"] == [TagGrammar, FreeText]
-    assert form.of({"environment": "b"}).environments == {}
+    form = spec.create_format(AutoTokenizer.from_pretrained(tiny_policy))
+    assert [type(form.for_row({"environment": name}).grammar) for name in "ab"] == [
+        TagGrammar,
+        FreeText,
+    ]
+    assert form.for_row({"environment": "b"}).environments == {}
 
 
 def test_rows_by_ratio():

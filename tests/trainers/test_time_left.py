@@ -1,4 +1,4 @@
-"""Lines of progress in a file or a pipe say how long it still takes, as a bar on a terminal does."""
+"""ProgressLines of progress in a file or a pipe say how long it still takes, as a bar on a terminal does."""
 
 from functools import partial
 
@@ -11,8 +11,10 @@ from agentic_prompting.trainers import callbacks
 def test_lines_of_long_work_say_how_long_it_still_takes(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(progress, "Seldom", partial(progress.Seldom, clock=lambda: now[0]))
-    lines = progress.Lines(10, "rollouts", done=2)
+    monkeypatch.setattr(
+        progress, "PrintInterval", partial(progress.PrintInterval, clock=lambda: now[0])
+    )
+    lines = progress.ProgressLines(10, "rollouts", done=2)
     for _ in range(8):
         now[0] += 61
         lines.update()

@@ -547,7 +547,9 @@ def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
 
 def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(callbacks, "Seldom", partial(callbacks.Seldom, clock=lambda: now[0]))
+    monkeypatch.setattr(
+        callbacks, "PrintInterval", partial(callbacks.PrintInterval, clock=lambda: now[0])
+    )
     callback, state = callbacks.OneLineProgress(), TrainerState(max_steps=10)
     callback.on_train_begin(None, state, None)
     for step in range(1, 11):

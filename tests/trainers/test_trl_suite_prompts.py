@@ -139,7 +139,7 @@ def test_a_question_still_needs_a_chat_template(tiny_policy, tmp_path, rows):
 
 def test_turns_and_observations_of_a_text_prompt_are_joined_as_text():
     tokenizer = tokenizer_for("chatml")
-    form = AgentSpec(prompt_format="text").tokens(tokenizer)
+    form = AgentSpec(prompt_format="text").create_format(tokenizer)
     rollout = Rollout(form.prompt_ids("Q: where?\n"))
     environment = LLMEnvironment(
         ScriptedChat(lambda messages: "It is <answer>Kenya</answer> <|im_end|>.")

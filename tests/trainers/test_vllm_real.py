@@ -446,7 +446,11 @@ def in_process(model, requests, folder):
         tasks[-1].cancel()
         return (await asyncio.gather(*tasks, return_exceptions=True))[:-1]
 
-    return sampled(policy, requests), run_with_engine(policy, with_one_cancelled()), policy.at_work
+    return (
+        sampled(policy, requests),
+        run_with_engine(policy, with_one_cancelled()),
+        policy.active_count,
+    )
 
 
 def test_colocated(tiny_policy, model, tmp_path):

@@ -19,7 +19,7 @@ from ..data import TASKS, find_task, is_user_data, load_task, validate_dataset
 from ..llm import spans
 from ..records import Record, RecordFile, digest, only_writer
 from ..rewards.answer_checks import check_answers_of_rows
-from ..rollout.progress import progress as show_progress
+from ..rollout.progress import show_progress
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
 from .systems import Answer, Row, System, as_system

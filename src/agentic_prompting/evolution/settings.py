@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..rollout import FreeText, Grammar, TagGrammar
+from ..rollout import Grammar
+from ..rollout.grammars import GRAMMARS
 from .population import BEST_RULES, Population, one_of
 from .selection import EXPLORATION, RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
@@ -27,8 +27,8 @@ _POPULATION_SETTINGS = (
 # The ways to make a mutation; see `reflection` below.
 REFLECTIONS = ("paper", "one_call")
 
-GRAMMARS: Mapping[str, type] = {"tags": TagGrammar, "free": FreeText}
-"""How a reply's answer is read, by name: between Prompt-R1's tags, or the whole reply."""
+REPLY_GRAMMARS = ("tags", "free")
+"""How a reply's answer is read: between Prompt-R1's tags, or the whole reply."""
 
 
 def setting(default: Any, text: str) -> Any:
@@ -246,7 +246,7 @@ class EvolveConfig(ESPLSettings):
         # On a command line some values are texts.
         one_of("mode", self.mode, ("evolution", "reflection"))
         if isinstance(self.grammar, str):
-            one_of("grammar", self.grammar, GRAMMARS)
+            one_of("grammar", self.grammar, REPLY_GRAMMARS)
             self.grammar = GRAMMARS[self.grammar]()
         if isinstance(self.policy_sampling, str):
             self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)

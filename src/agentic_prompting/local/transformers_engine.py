@@ -253,7 +253,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     # ---- the engine's side ----
 
     @property
-    def at_work(self) -> int:
+    def active_count(self) -> int:
         return len(self.rows) + len(self._put_back)
 
     def drop(self) -> list[SampleJob]:
@@ -274,7 +274,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             finally:
                 del self.model
 
-    def joins(self, waiting: list[SampleJob]) -> list[SampleJob]:
+    def select_joining(self, waiting: list[SampleJob]) -> list[SampleJob]:
         if self.rows and self._steps_since_join < _STEPS_BETWEEN_JOINS:
             return []
         if self.rows and not self._fits(len(self.rows) + 1, self._width()):

@@ -17,7 +17,7 @@ from ..llm import Budget, ChatModel, as_chat, charge
 from ..llm.loop import in_parallel, run
 from ..records import digest, only_writer
 from ..rewards import check_answers
-from ..rollout.progress import progress as show_progress
+from ..rollout.progress import show_progress
 from .loop import RefineSettings, refine
 from .results_file import ResultsFile, result_keys
 from .types import Failure, Query, RefinementResult, check_prompt, read_query

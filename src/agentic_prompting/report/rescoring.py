@@ -21,7 +21,7 @@ from ..records import Record, atomic_write
 from ..rewards.reward_columns import REWARD_ARGUMENTS, check_columns
 from ..rollout import SPEC_FILE, AgentSpec, Rollout, render_messages, restore_rollout
 from ..rollout.environment import same_columns
-from ..rollout.progress import progress
+from ..rollout.progress import show_progress
 from .rollout_records import current_records, gradient_share, group_records, total_reward
 from .sound_records import read_sound_rollouts
 
@@ -135,7 +135,7 @@ def rescore(
             steps[step].append(index)
     names = _names_of(functions)
     new_rewards: list[dict[str, float | None]] = [dict.fromkeys(names) for _ in records]
-    with progress(len(steps), "steps rescored") as bar:
+    with show_progress(len(steps), "steps rescored") as bar:
         for indices in steps.values():
             columns = _columns_of([rollouts[index] for index in indices], spec)
             for function, function_name in zip(functions, names, strict=True):
@@ -199,7 +199,7 @@ def _restore_rollouts(
                 f"{str(record.get('question'))[:80]!r} of a rollout: pass the run's own dataset"
             )
         recorded = {column: record[column] for column in _ROW_COLUMNS if column in record}
-        grammar = None if spec is None else spec.of(record).grammar
+        grammar = None if spec is None else spec.for_row(record).grammar
         rollouts.append(restore_rollout(record, {**own_row, **recorded}, grammar))
     return rollouts
 
@@ -224,7 +224,7 @@ def _columns_of(rollouts: Sequence[Rollout], spec: AgentSpec | None) -> dict[str
     prompts: list[Any] = []
     completions: list[Any] = []
     for rollout in rollouts:
-        own_spec = spec.of(rollout.row)
+        own_spec = spec.for_row(rollout.row)
         tools = own_spec.chat_template_kwargs.get("tools") or ()
         messages = render_messages(rollout, rollout.texts, own_spec.grammar, tools)
         has_prompt = rollout.row.get("prompt") or rollout.row.get("question")

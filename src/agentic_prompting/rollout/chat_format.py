@@ -62,9 +62,9 @@ class PlainText:
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Needs a chat template for
             [`PlainText.conversation_ids`]. Not changed.
-        own_texts (`Iterable[str]`, *optional*): Texts of the run itself: its prompt template and
-            system prompt. In them ordinary added tokens (`<think>` of some tokenizers) stay tokens,
-            because they show the agent how to write. Special tokens do not.
+        trusted_texts (`Iterable[str]`, *optional*): Texts of the run itself: its prompt template
+            and system prompt. In them ordinary added tokens (`<think>` of some tokenizers) stay
+            tokens, because they show the agent how to write. Special tokens do not.
         keep_ordinary (`bool`, *optional*, defaults to `False`): Ordinary added tokens stay tokens
             in all messages. For callers that do not know which texts are from outside.
     """
@@ -72,7 +72,7 @@ class PlainText:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        own_texts: Iterable[str] = (),
+        trusted_texts: Iterable[str] = (),
         keep_ordinary: bool = False,
     ):
         self.tokenizer = tokenizer
@@ -99,15 +99,15 @@ class PlainText:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalises = backend is None or backend.normalizer is not None
         self.mark = f"\ue000{secrets.token_hex(8)}\ue001"
-        self._own_texts: list[str] = []
-        for text in own_texts:
+        self._trusted_texts: list[str] = []
+        for text in trusted_texts:
             self.trust(text)
 
     def trust(self, text: str) -> None:
         """Add a text of the run's own, for example a system prompt that the run has evolved."""
         # A text without added tokens needs no exemption.
-        if text not in self._own_texts and self._any_token.search(text):
-            self._own_texts.append(text)
+        if text not in self._trusted_texts and self._any_token.search(text):
+            self._trusted_texts.append(text)
 
     def encode(self, text: str) -> list[int]:
         """Tokenise `text` as the tokenizer does, special tokens included.
@@ -196,12 +196,14 @@ class PlainText:
             return []
 
         # Cut every special token, and ordinary added tokens outside the run's own texts.
-        own_spans = [(0, len(text))] if keep_ordinary else sorted(self._find_own_spans(text))
+        trusted_spans = (
+            [(0, len(text))] if keep_ordinary else sorted(self._find_trusted_spans(text))
+        )
         cuts = {match.start() + 1 for match in self._special_token.finditer(text)}
         for match in self._any_token.finditer(text):
             begin = match.start()
             end = begin + len(match[1])
-            if not any(first <= begin and end <= last for first, last in own_spans):
+            if not any(first <= begin and end <= last for first, last in trusted_spans):
                 cuts.add(begin + 1)
         if not is_changeable:
             return sorted(cuts)
@@ -211,27 +213,27 @@ class PlainText:
             if not _CHANGEABLE.search(text, begin, end):
                 continue
             # Out of the run's own texts ordinary added tokens may come, special ones may not.
-            overlaps_own = any(first < end and begin < last for first, last in own_spans)
-            forgeable = self._forgeable_special if overlaps_own else self._forgeable
+            overlaps_trusted = any(first < end and begin < last for first, last in trusted_spans)
+            forgeable = self._forgeable_special if overlaps_trusted else self._forgeable
             if not forgeable.isdisjoint(self.encode(text[begin:end])):
                 cuts |= set(range(begin + 1, end))
         return sorted(cuts)
 
-    def _find_own_spans(self, text: str) -> Iterator[tuple[int, int]]:
+    def _find_trusted_spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the span of each of the run's own texts in a message.
 
         Each text counts once, so that a question cannot gain by repeating it, preferably at the
         beginning or the end, because system prompt and template surround the question.
         """
-        for own_text in self._own_texts:
-            if text.startswith(own_text):
+        for trusted_text in self._trusted_texts:
+            if text.startswith(trusted_text):
                 begin = 0
-            elif text.endswith(own_text):
-                begin = len(text) - len(own_text)
+            elif text.endswith(trusted_text):
+                begin = len(text) - len(trusted_text)
             else:
-                begin = text.find(own_text)
+                begin = text.find(trusted_text)
             if begin >= 0:
-                yield begin, begin + len(own_text)
+                yield begin, begin + len(trusted_text)
 
 
 class TextFormat:
@@ -242,15 +244,15 @@ class TextFormat:
         grammar ([`Grammar`], *optional*): The form of turns. Defaults to Prompt-R1's tags.
         end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn when sampled. Defaults
             to the tokenizer's end-of-sequence token.
-        own_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the agent
-            ordinary added tokens such as `<think>`: [`AgentSpec.own_texts`]. In a conversation all
-            other text of a prompt is plain.
+        trusted_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the
+            agent ordinary added tokens such as `<think>`: [`AgentSpec.trusted_texts`]. In a
+            conversation all other text of a prompt is plain.
 
     Attributes:
         turn_prefix (`str`): Text in front of the agent's turn that is read as a part of it. Empty
             here.
         environments (`dict[str, TextFormat]`): In a run with several environments the format of
-            each, by name; see [`TextFormat.of`].
+            each, by name; see [`TextFormat.for_row`].
     """
 
     turn_prefix = ""
@@ -260,7 +262,7 @@ class TextFormat:
         tokenizer: PreTrainedTokenizerBase,
         grammar: Grammar | None = None,
         end_of_turn_ids: Sequence[int] | None = None,
-        own_texts: Iterable[str] = (),
+        trusted_texts: Iterable[str] = (),
     ):
         self.tokenizer = tokenizer
         self.grammar: Grammar = grammar or TagGrammar()
@@ -269,7 +271,7 @@ class TextFormat:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
         self.environments: dict[str, TextFormat] = {}
-        self._text = PlainText(tokenizer, own_texts)
+        self._text = PlainText(tokenizer, trusted_texts)
 
         # The ids in front of each observation and behind it.
         opening, closing = self.grammar.frame
@@ -297,7 +299,7 @@ class TextFormat:
                 grammar does not read.
         """
 
-    def of(self, row: Mapping[str, Any]) -> TextFormat:
+    def for_row(self, row: Mapping[str, Any]) -> TextFormat:
         """Return the format of a row: its environment's where a run has several."""
         return self.environments[row["environment"]] if self.environments else self
 
@@ -358,7 +360,7 @@ class TextFormat:
         return self._text.plain_ids(text)
 
     def trust(self, text: str) -> None:
-        """Add to `own_texts`, for example a system prompt that the run has evolved."""
+        """Add to `trusted_texts`, for example a system prompt that the run has evolved."""
         self._text.trust(text)
         for chat_format in self.environments.values():
             chat_format.trust(text)
@@ -387,9 +389,9 @@ class ChatFormat(TextFormat):
             default) the agent opens the thought itself; the grammar is the same.
         end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn when sampled. Defaults
             to the tokenizer's end-of-sequence token.
-        own_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the agent
-            ordinary added tokens such as `<think>`: [`AgentSpec.own_texts`]. All other text of a
-            prompt is plain.
+        trusted_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the
+            agent ordinary added tokens such as `<think>`: [`AgentSpec.trusted_texts`]. All other
+            text of a prompt is plain.
 
     Attributes:
         turn_prefix (`str`): The part of the agent's turn that the template has already written when
@@ -407,7 +409,7 @@ class ChatFormat(TextFormat):
         grammar: Grammar | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         end_of_turn_ids: Sequence[int] | None = None,
-        own_texts: Iterable[str] = (),
+        trusted_texts: Iterable[str] = (),
     ):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
@@ -415,7 +417,7 @@ class ChatFormat(TextFormat):
                 "template; use an instruct model, set tokenizer.chat_template, or give each row a "
                 "`prompt` that is a string"
             )
-        super().__init__(tokenizer, grammar, end_of_turn_ids, own_texts)
+        super().__init__(tokenizer, grammar, end_of_turn_ids, trusted_texts)
         self.chat_template_kwargs = chat_template_kwargs or {}
 
         # Find the text around a reply, and the text in front of the agent's turn, by rendering a
@@ -518,8 +520,8 @@ class ChatFormat(TextFormat):
         """Tokenise a conversation, up to where the agent's first turn begins.
 
         A string is one user message. The messages are text from outside: no special token comes out
-        of them, and ordinary added tokens (`<think>` of some tokenizers) only out of `own_texts`.
-        The chat template's own tokens stay.
+        of them, and ordinary added tokens (`<think>` of some tokenizers) come only out of
+        `trusted_texts`. The chat template's own tokens stay.
         """
         messages: Sequence[Message]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -31,7 +31,7 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 T = TypeVar("T")
 
-_LISTEN_SECONDS = 0.5  # seconds between two checks of a waiting thread for failures elsewhere
+_POLL_SECONDS = 0.5  # seconds between two checks of a waiting thread for failures elsewhere
 _EXIT_SECONDS = 10.0
 
 _workers: WeakSet[threading.Thread] = WeakSet()
@@ -71,9 +71,9 @@ class Engine(ABC, Generic[Request, Result]):
 
     Args:
         on_callers_thread (`bool`, *optional*, defaults to `False`): The engine runs on the thread
-            that calls `work`; until then requests wait. A trainer needs this, because only its own
-            thread may use its model. Otherwise the engine starts a thread of its own while there
-            are requests.
+            that calls `run_until`; until then requests wait. A trainer needs this, because only its
+            own thread may use its model. Otherwise the engine starts a thread of its own while
+            there are requests.
     """
 
     def __init__(self, on_callers_thread: bool = False):
@@ -116,7 +116,7 @@ class Engine(ABC, Generic[Request, Result]):
 
     @property
     @abstractmethod
-    def at_work(self) -> int:
+    def active_count(self) -> int:
         """The number of requests in progress."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Engine(ABC, Generic[Request, Result]):
         """Return a context around steps, in which the model is available."""
         yield
 
-    def joins(
+    def select_joining(
         self, waiting: list[PendingRequest[Request, Result]]
     ) -> list[PendingRequest[Request, Result]]:
         """Return the waiting requests that may start now, in order.
@@ -140,38 +140,38 @@ class Engine(ABC, Generic[Request, Result]):
         """
         return waiting
 
-    def work(
+    def run_until(
         self,
-        until: Future[Any],
-        listen: Callable[[], None] = lambda: None,
-        together: Callable[[], int] | None = None,
+        result: Future[Any],
+        poll: Callable[[], None] = lambda: None,
+        count_unfinished: Callable[[], int] | None = None,
     ) -> None:
-        """Run the engine on this thread until `until` is done.
+        """Run the engine on this thread until a result is there.
 
         Args:
-            until (`Future`): The result that the requests serve.
-            listen (`Callable`, *optional*): Called between steps; may raise.
-            together (`Callable`, *optional*): Returns how many coroutines may still send requests.
-                If given, a batch starts when all of them wait for it, and no request joins a batch
-                in progress: which requests share a batch then depends on the requests alone, not on
-                timing.
+            result (`Future`): The result that the requests serve.
+            poll (`Callable`, *optional*): Called between steps; may raise.
+            count_unfinished (`Callable`, *optional*): Returns how many coroutines may still send
+                requests. If given, a batch starts when all of them wait for it, and no request
+                joins a batch in progress: which requests share a batch then depends on the requests
+                alone, not on timing.
         """
 
         def may_join() -> bool:
-            if together is None:
+            if count_unfinished is None:
                 return bool(self._waiting)
             # A batch starts when every unfinished coroutine waits for it.
-            return not self.at_work and 0 < together() <= len(self._waiting)
+            return not self.active_count and 0 < count_unfinished() <= len(self._waiting)
 
         # When the result is there, this thread must not wait for requests any longer.
-        until.add_done_callback(lambda _: self.wake())
+        result.add_done_callback(lambda _: self.wake())
         with self.ready():
-            while not until.done():
+            while not result.done():
                 # Without any work, wait a moment for requests.
-                has_work = bool(self.at_work) or may_join()
+                has_work = bool(self.active_count) or may_join()
                 self._take_requests(block=not has_work)
-                listen()
-                if together is not None:
+                poll()
+                if count_unfinished is not None:
                     # Order a batch by conversation, not by time of arrival.
                     self._waiting.sort(key=_conversation_number)
                 self._run_step(may_join())
@@ -205,10 +205,10 @@ class Engine(ABC, Generic[Request, Result]):
 
     def _run_until_idle(self) -> None:
         with self.ready():
-            while self._take_requests(block=False) or self.at_work or self._waiting:
+            while self._take_requests(block=False) or self.active_count or self._waiting:
                 self._run_step(may_join=True)
                 # The last results wait until the model is released.
-                if self.at_work or self._waiting:
+                if self.active_count or self._waiting:
                     self._deliver_finished()
 
     def _take_requests(self, block: bool) -> bool:
@@ -221,9 +221,9 @@ class Engine(ABC, Generic[Request, Result]):
         """
         waiting_before = len(self._waiting)
         try:
-            pending = self._inbox.get(block, _LISTEN_SECONDS)
+            pending = self._inbox.get(block, _POLL_SECONDS)
             # `None` only wakes the thread.
-            if pending is not None and not self.at_work:
+            if pending is not None and not self.active_count:
                 _settle(pending.loop)
             # Take all requests that have arrived.
             while True:
@@ -236,9 +236,9 @@ class Engine(ABC, Generic[Request, Result]):
     def _run_step(self, may_join: bool) -> None:
         # Choose the requests that start with this step.
         self._waiting = [pending for pending in self._waiting if not pending.cancelled]
-        arrived = self.joins(self._waiting) if may_join else []
+        arrived = self.select_joining(self._waiting) if may_join else []
         self._waiting = [pending for pending in self._waiting if pending not in arrived]
-        if not arrived and not self.at_work:
+        if not arrived and not self.active_count:
             return
 
         try:
@@ -300,7 +300,7 @@ def _settle(loop: asyncio.AbstractEventLoop) -> None:
     except RuntimeError:
         # The loop is closed.
         return
-    has_settled.wait(_LISTEN_SECONDS)
+    has_settled.wait(_POLL_SECONDS)
 
 
 class BatchEngine(Engine[SampleRequest, Sample]):
@@ -315,7 +315,7 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         on_callers_thread (`bool`, *optional*): As in [`Engine`].
     """
 
-    at_work = 0  # between two steps, each of which is a whole batch
+    active_count = 0  # between two steps, each of which is a whole batch
 
     def __init__(
         self, sampler: Sampler, max_batch_size: int | None = None, on_callers_thread: bool = False
@@ -327,7 +327,7 @@ class BatchEngine(Engine[SampleRequest, Sample]):
     def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
         return []
 
-    def joins(
+    def select_joining(
         self, waiting: list[PendingRequest[SampleRequest, Sample]]
     ) -> list[PendingRequest[SampleRequest, Sample]]:
         return waiting[: self.max_batch_size]
@@ -344,7 +344,7 @@ def play_all(
     chat_format: TextFormat,
     limits: Limits = Limits(),
     on_done: Callable[[Rollout], None] = lambda rollout: None,
-    listen: Callable[[], None] = lambda: None,
+    poll: Callable[[], None] = lambda: None,
     full_determinism: bool = False,
 ) -> None:
     """Play rollouts to their ends, in place and concurrently.
@@ -356,7 +356,7 @@ def play_all(
         policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` runs on this
             thread.
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
-        listen (`Callable`, *optional*): Called at intervals while waiting; an exception that it
+        poll (`Callable`, *optional*): Called at intervals while waiting; an exception that it
             raises ends the batch.
         full_determinism (`bool`, *optional*, defaults to `False`): Sample when every unfinished
             episode waits for a sample, all together: then even the last bits of sums do not depend
@@ -382,30 +382,30 @@ def play_all(
     run_with_engine(
         policy,
         gather(map(play_one, rollouts)),
-        listen,
-        together=count_unfinished if full_determinism else None,
+        poll,
+        count_unfinished=count_unfinished if full_determinism else None,
     )
 
 
 def run_with_engine(
     policy: Policy,
     coroutine: Coroutine[Any, Any, T],
-    listen: Callable[[], None] = lambda: None,
-    together: Callable[[], int] | None = None,
+    poll: Callable[[], None] = lambda: None,
+    count_unfinished: Callable[[], int] | None = None,
 ) -> T:
     """Run a coroutine that awaits `policy` on the background loop and wait for its result.
 
     Meanwhile an engine that is `on_callers_thread` runs on this thread. The other arguments are
-    those of [`Engine.work`].
+    those of [`Engine.run_until`].
     """
     # The coroutine runs on the background loop, an engine on this thread.
     future = start(coroutine)
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:
-            policy.work(future, listen, together)
+            policy.run_until(future, poll, count_unfinished)
         # Wait for a policy that runs elsewhere.
-        while not wait([future], _LISTEN_SECONDS).done:
-            listen()
+        while not wait([future], _POLL_SECONDS).done:
+            poll()
         return future.result()
     finally:
         # Has no effect unless an error ended the wait.

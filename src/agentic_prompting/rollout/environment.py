@@ -158,7 +158,7 @@ class Environments(Environment):
             name: environment.grammar for name, environment in self.by_name.items()
         }
 
-    def of(self, row: Mapping[str, Any]) -> Environment:
+    def for_row(self, row: Mapping[str, Any]) -> Environment:
         """Return the environment of a row.
 
         Raises:
@@ -173,7 +173,7 @@ class Environments(Environment):
 
     async def reset(self, row: dict[str, Any]) -> Any:
         """Let the row's environment start an episode."""
-        environment = self.of(row)
+        environment = self.for_row(row)
         if not environment.has_reset:
             return row
         return await call_guarded(environment.reset, row)
@@ -422,12 +422,12 @@ async def _reset_row(
     try:
         # With several environments the row names its own.
         if isinstance(environment, Environments):
-            environment = environment.of(row)
+            environment = environment.for_row(row)
         if not environment.has_reset:
             return row
 
         # Start the episode, and check the environment's row.
-        step_timeout = limits.of(row).step_timeout
+        step_timeout = limits.for_row(row).step_timeout
         episode_row: Any = await call_environment(environment, environment.reset, row, step_timeout)
         if not isinstance(episode_row, Mapping):
             raise ServerFailed(

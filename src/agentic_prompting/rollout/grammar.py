@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from ..llm import split_thoughts
 
-Kind = Literal["act", "answer", "malformed"]
+TurnKind = Literal["act", "answer", "malformed"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Turn:
     """
 
     text: str
-    kind: Kind
+    kind: TurnKind
     well_formed: bool
     thought: str | None = None
     request: str | None = None

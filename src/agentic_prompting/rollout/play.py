@@ -61,8 +61,8 @@ async def play(
         return await environment.play_episode(rollout, policy, chat_format, limits)
 
     # Among several environments, the row's own has its format and limits.
-    chat_format = chat_format.of(rollout.row)
-    limits = limits.of(rollout.row)
+    chat_format = chat_format.for_row(rollout.row)
+    limits = limits.for_row(rollout.row)
     conversation = next(_conversation_numbers)
     while (remaining := limits.remaining_tokens(rollout)) > 0:
         # The agent's turn.
@@ -134,7 +134,7 @@ async def observe(
     if environment is None:
         return None
     if isinstance(environment, Environments):
-        environment = environment.of(rollout.row)
+        environment = environment.for_row(rollout.row)
     step = environment.step
     started = time.perf_counter()
 

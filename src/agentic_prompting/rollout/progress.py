@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 
-class Seldom:
-    """Limits how often a line is printed: `due` returns whether it is time for another.
+class PrintInterval:
+    """Limits how often a line is printed.
 
     Args:
         every (`float`, *optional*, defaults to `60.0`): Seconds between two lines.
@@ -26,18 +26,19 @@ class Seldom:
     ):
         self._every = every
         self._clock = clock
-        self._next = clock() + (0 if at_once else every)
+        self._due_at = clock() + (0 if at_once else every)
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
+        """Return whether a line may be printed now; if so, the next interval begins."""
         now = self._clock()
-        if now < self._next:
+        if now < self._due_at:
             return False
-        # Counted from this line, even if it comes late.
-        self._next = now + self._every
+        # The interval is counted from this line, even if it comes late.
+        self._due_at = now + self._every
         return True
 
 
-class Lines:
+class ProgressLines:
     """A replacement for a tqdm bar that prints lines to standard error.
 
     A line reads `rollouts: 96 of 128, about 20 s left`.
@@ -46,37 +47,37 @@ class Lines:
     def __init__(self, total: int, label: str, done: int = 0):
         self.total = total
         self.label = label
-        self.n = done
-        self._first = done
-        self._seldom = Seldom()
-        self._started = time.monotonic()
+        self.n = done  # the name that tqdm has for it
+        self._done_before = done
+        self._print_interval = PrintInterval()
+        self._started_at = time.monotonic()
 
-    def left(self) -> str:
+    def time_left(self) -> str:
         """Return `, about 20 s left`, at the pace so far; empty at the beginning and at the end."""
-        finished = self.n - self._first
+        finished = self.n - self._done_before
         remaining = self.total - self.n
         if finished <= 0 or remaining <= 0:
             return ""
         # The pace counts only the items of this run, not those that were done before.
-        seconds = (time.monotonic() - self._started) / finished * remaining
+        seconds = (time.monotonic() - self._started_at) / finished * remaining
         if seconds < 100:
             return f", about {seconds:.0f} s left"
         return f", about {seconds / 60:.0f} min left"
 
     def update(self, n: int = 1) -> None:
         self.n += n
-        if self._seldom.due():
-            line = f"{self.label}: {self.n} of {self.total}{self.left()}"
+        if self._print_interval.is_due():
+            line = f"{self.label}: {self.n} of {self.total}{self.time_left()}"
             print(line, file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> ProgressLines:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """There is nothing to clean up."""
 
 
-def watched(stream: TextIO | None = None) -> bool:
+def is_watched(stream: TextIO | None = None) -> bool:
     """Return whether a person can see a bar.
 
     The stream (by default standard error, where bars are drawn) is a terminal, or this is a
@@ -93,7 +94,7 @@ def watched(stream: TextIO | None = None) -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def progress(total: int, label: str, done: int = 0, shown: bool = True) -> Any:
+def show_progress(total: int, label: str, done: int = 0, shown: bool = True) -> Any:
     """Return a context manager whose value has `update(n=1)`.
 
     Args:
@@ -104,11 +105,11 @@ def progress(total: int, label: str, done: int = 0, shown: bool = True) -> Any:
 
     Returns:
         A tqdm bar, which appears after two seconds and disappears at the end; in a file or a pipe
-        [`Lines`].
+        [`ProgressLines`].
     """
     # In a file a bar would repeat itself with each update.
-    if shown and not watched():
-        return Lines(total, label, done)
+    if shown and not is_watched():
+        return ProgressLines(total, label, done)
     from tqdm.auto import tqdm
 
     return tqdm(total=total, initial=done, desc=label, delay=2, disable=not shown, leave=False)

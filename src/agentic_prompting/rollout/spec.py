@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..llm import Message, fill, with_system
 from ..records import atomic_write
-from .ask_grammar import AskGrammar
 from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
-from .grammar import FreeText, Grammar, Kind, QuestionGrammar, TagGrammar
+from .grammar import Grammar, QuestionGrammar, TagGrammar, TurnKind
+from .grammars import GRAMMARS, find_grammar_class
 from .types import Limits, Observation, Rollout, Sample, Status
 
 if TYPE_CHECKING:
@@ -31,11 +31,7 @@ logger = logging.getLogger(__name__)
 
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; increased when older readers would misread it
-# The grammars that a file can name.
-_GRAMMARS = {
-    grammar.__name__: grammar for grammar in (TagGrammar, AskGrammar, QuestionGrammar, FreeText)
-}
-_STATUS_AFTER: dict[Kind, Status] = {
+_STATUS_AFTER: dict[TurnKind, Status] = {
     "answer": "answered",
     "act": "out_of_turns",
     "malformed": "malformed",
@@ -203,7 +199,7 @@ class AgentSpec:
             row has a `prompt` that is a string.
         environments (`dict[str, dict]`, *optional*): In a run with several environments, the own
             values of `prompt_template`, `grammar` and `chat_template_kwargs` of each, by name; see
-            [`AgentSpec.of`].
+            [`AgentSpec.for_row`].
 
     Raises:
         `ValueError`: If a template has no `{question}`, or `prompt_format` is neither of the two.
@@ -222,7 +218,7 @@ class AgentSpec:
 
     def __post_init__(self):
         # Check the template of each environment as well.
-        for spec in [self, *self.each()]:
+        for spec in [self, *self.environment_specs()]:
             check_template(spec.prompt_template)
         if self.prompt_format not in ("chat", "text"):
             raise ValueError(f"prompt_format must be chat or text, got {self.prompt_format!r}")
@@ -236,7 +232,7 @@ class AgentSpec:
         """
         if not self.stop_at_tags:
             return ()
-        grammars = [spec.grammar for spec in self.each() or [self]]
+        grammars = [spec.grammar for spec in self.environment_specs() or [self]]
         # A question mark would also end a turn of another form, so it stops turns only where no
         # other form is in use.
         other_grammars = [
@@ -246,12 +242,12 @@ class AgentSpec:
         return tuple(dict.fromkeys(stops))
 
     @property
-    def own_texts(self) -> tuple[str, ...]:
+    def trusted_texts(self) -> tuple[str, ...]:
         """The parts of a prompt that are the agent's own: tags in them are examples, not forged."""
         texts = [self.system_prompt, *self.prompt_template.split("{question}")]
         return tuple(text for text in texts if text)
 
-    def of(self, row: Mapping[str, Any]) -> AgentSpec:
+    def for_row(self, row: Mapping[str, Any]) -> AgentSpec:
         """Return the form for a row: its environment's, if the agent has several.
 
         Raises:
@@ -267,11 +263,11 @@ class AgentSpec:
         # The environment's own values replace those of the agent.
         return replace(self, environments={}, **self.environments[name])
 
-    def each(self) -> list[AgentSpec]:
+    def environment_specs(self) -> list[AgentSpec]:
         """Return the form in each of several environments, in order; empty if there is only one."""
-        return [self.of({"environment": name}) for name in self.environments]
+        return [self.for_row({"environment": name}) for name in self.environments]
 
-    def tokens(
+    def create_format(
         self,
         tokenizer: PreTrainedTokenizerBase,
         end_of_turn_ids: Sequence[int] | None = None,
@@ -287,7 +283,7 @@ class AgentSpec:
         """
         chat_format: TextFormat
         if self.prompt_format == "text":
-            chat_format = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+            chat_format = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.trusted_texts)
             # Without a chat template nothing shows the tools to the agent.
             if self.chat_template_kwargs.get("tools"):
                 logger.warning(
@@ -296,7 +292,11 @@ class AgentSpec:
                 )
         else:
             chat_format = ChatFormat(
-                tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts
+                tokenizer,
+                self.grammar,
+                self.chat_template_kwargs,
+                end_of_turn_ids,
+                self.trusted_texts,
             )
         # Chat templates may refuse system messages, or drop them.
         if self.system_prompt:
@@ -307,8 +307,8 @@ class AgentSpec:
         # Each of several environments is checked with its own tools.
         if not self.environments:
             chat_format.check_tools()
-        for name, spec in zip(self.environments, self.each(), strict=True):
-            chat_format.environments[name] = spec.tokens(tokenizer, end_of_turn_ids)
+        for name, spec in zip(self.environments, self.environment_specs(), strict=True):
+            chat_format.environments[name] = spec.create_format(tokenizer, end_of_turn_ids)
         return chat_format
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
@@ -318,7 +318,7 @@ class AgentSpec:
         message; [`TextFormat.prompt`] makes text of it again.
         """
         prompt: str | Sequence[Message] | None = row.get("prompt")
-        template = self.of(row).prompt_template
+        template = self.for_row(row).prompt_template
         if not prompt:
             prompt = fill_template(template, row["question"])
         messages: Sequence[Message]
@@ -328,10 +328,10 @@ class AgentSpec:
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
         # A grammar is saved with its name, by which `load` finds the class.
-        saved = {"format": _FORMAT, **asdict(self), "grammar": _saved_grammar(self.grammar)}
+        saved = {"format": _FORMAT, **asdict(self), "grammar": _grammar_to_json(self.grammar)}
         saved["environments"] = {}
         for name, values in self.environments.items():
-            grammar = _saved_grammar(values.get("grammar", self.grammar))
+            grammar = _grammar_to_json(values.get("grammar", self.grammar))
             saved["environments"][name] = {**values, "grammar": grammar}
         text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
         atomic_write(Path(folder) / SPEC_FILE, text)
@@ -400,11 +400,11 @@ class AgentSpec:
             grammars = grammar if isinstance(grammar, Mapping) else {}
             for environment, values in environments.items():
                 own_grammar = grammars.get(environment)
-                values["grammar"] = _loaded_grammar(values["grammar"], own_grammar, path)
+                values["grammar"] = _grammar_from_json(values["grammar"], own_grammar, path)
             first_environment = next(iter(environments.values()))
             saved["grammar"] = first_environment["grammar"]
         else:
-            saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
+            saved["grammar"] = _grammar_from_json(saved["grammar"], grammar, path)
 
         # Create the spec, and check the types of its values.
         saved["limits"] = Limits(**saved["limits"])
@@ -418,29 +418,30 @@ class AgentSpec:
         return spec
 
 
-def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
+def _grammar_to_json(grammar: Grammar) -> dict[str, Any]:
     """Return a grammar as JSON; the user's own grammar by its name only."""
     grammar_class = type(grammar)
     saved = {"kind": grammar_class.__name__}
     # The library's own grammars are saved with their arguments.
-    if grammar_class in _GRAMMARS.values():
-        for argument in fields(_GRAMMARS[grammar_class.__name__]):
+    if grammar_class in GRAMMARS.values():
+        for argument in fields(grammar_class):
             if argument.init:
                 saved[argument.name] = getattr(grammar, argument.name)
     return saved
 
 
-def _loaded_grammar(
+def _grammar_from_json(
     saved: dict[str, Any], users_grammar: Grammar | Mapping[str, Grammar | None] | None, path: Path
 ) -> Grammar:
-    """Return the grammar of a [`_saved_grammar`]; the user's own has to be passed."""
+    """Return the grammar of a [`_grammar_to_json`]; the user's own has to be passed."""
     class_name = saved.pop("kind")
-    if class_name in _GRAMMARS:
+    grammar_class = find_grammar_class(class_name)
+    if grammar_class is not None:
         # JSON has lists only; a grammar's fields are tuples.
         arguments: dict[str, Any] = {}
         for name, value in saved.items():
             arguments[name] = tuple(value) if isinstance(value, list) else value
-        return _GRAMMARS[class_name](**arguments)
+        return grammar_class(**arguments)
     # A grammar of the user cannot be restored from its name.
     if type(users_grammar).__name__ != class_name:
         raise ValueError(
@@ -474,7 +475,7 @@ def rollout_from_trace(
             f"got {len(observations)} and {len(turns)}"
         )
     # Begin with the prompt, in the format of the trace's environment.
-    chat_format = chat_format.of(trace)
+    chat_format = chat_format.for_row(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
 
     # Add the turns and observations as `play` does.

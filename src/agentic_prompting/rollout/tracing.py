@@ -87,7 +87,7 @@ async def trace_step(
     """
     # The span is named after the environment that answers.
     if isinstance(environment, Environments):
-        environment = environment.of(rollout.row)
+        environment = environment.for_row(rollout.row)
 
     # Nothing is observed without an environment, and a private one has no span.
     described_by = getattr(environment, "described_by", None)

@@ -354,9 +354,9 @@ class Limits:
                         f"environment {environment!r} has no limit {limit!r}: the limits are "
                         f"{', '.join(limit_names)}"
                     )
-            self.of({"environment": environment})  # checks the values
+            self.for_row({"environment": environment})  # checks the values
 
-    def of(self, row: Mapping[str, Any]) -> Limits:
+    def for_row(self, row: Mapping[str, Any]) -> Limits:
         """Return the limits in a row's environment."""
         if not self.environments:
             return self

@@ -124,7 +124,7 @@ def _warm_started(
     model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base_model)
     spec = AgentSpec(environment.prompt_template, grammar=environment.grammar)
-    chat_format = spec.tokens(tokenizer)
+    chat_format = spec.create_format(tokenizer)
     traces = uneven_demonstrations(facts, DEMONSTRATIONS, seed)
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
 

@@ -81,7 +81,7 @@ class Recipe:
     def rollouts(self, traces: int, exercises: int) -> tuple[list[Rollout], list[Rollout]]:
         """Copying exercises, and conversations to imitate."""
         rng = random.Random(self.drawn_by)
-        chat_format = self.spec.tokens(self.tokenizer)
+        chat_format = self.spec.create_format(self.tokenizer)
         # All draws share one generator, so that their order decides the data.
         imitated_traces, plain_traces = self.traces(traces, rng)
         imitated = [rollout_from_trace(trace, self.spec, chat_format) for trace in imitated_traces]

@@ -211,7 +211,7 @@ def agent_service(
     """
     # The policy itself knows how many turns are being written.
     metrics = Metrics()
-    metrics.sampling.set_function(lambda: agent.policy.at_work)
+    metrics.sampling.set_function(lambda: agent.policy.active_count)
 
     # The agent, and ProRefine as a second model beside it.
     models: dict[str, Answers] = {name: AgentAnswers(agent, config.max_cost_usd)}

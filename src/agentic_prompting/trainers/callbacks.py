@@ -39,7 +39,7 @@ from ..records import RecordFile
 from ..rewards import PromptR1Reward
 from ..rewards.qa import is_scorable
 from ..rollout import Rollout, transcript
-from ..rollout.progress import Lines, Seldom, watched
+from ..rollout.progress import PrintInterval, ProgressLines, is_watched
 from .reward_functions import RewardFunction
 
 if TYPE_CHECKING:  # an optional package
@@ -107,7 +107,7 @@ def format_dollars(cost: float) -> str:
 
 def hide_library_bars() -> None:
     """Turn off the bars of datasets, transformers and the Hub unless a person sees them."""
-    if not watched():
+    if not is_watched():
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()
         hub_utils.disable_progress_bars()
@@ -142,9 +142,9 @@ class OneLineProgress(ProgressCallback):
         super().__init__()
         self.unit = unit
         self.has_bars = has_bars
-        self._interval = Seldom()
+        self._print_interval = PrintInterval()
         self._unwritten = ""
-        self._lines: Lines | None = None
+        self._lines: ProgressLines | None = None
 
     def on_train_begin(
         self,
@@ -154,11 +154,11 @@ class OneLineProgress(ProgressCallback):
         **kwargs: object,
     ) -> None:
         # A person sees a bar; a file or a pipe gets lines, from the first process.
-        if self.has_bars and watched():
+        if self.has_bars and is_watched():
             super().on_train_begin(args, state, control, **kwargs)
         elif state.is_world_process_zero:
-            self._lines = Lines(state.max_steps, self.unit, state.global_step)
-        self._interval = Seldom(at_once=True)
+            self._lines = ProgressLines(state.max_steps, self.unit, state.global_step)
+        self._print_interval = PrintInterval(at_once=True)
         self._unwritten = ""
 
     def on_step_end(
@@ -181,7 +181,7 @@ class OneLineProgress(ProgressCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        if self.has_bars and watched():
+        if self.has_bars and is_watched():
             super().on_prediction_step(args, state, control, **kwargs)
 
     def on_log(
@@ -201,8 +201,8 @@ class OneLineProgress(ProgressCallback):
         # In a file, most lines are held back; the latest of them is written at the end.
         if self._lines is not None:
             self._lines.n = state.global_step
-            line += self._lines.left()
-        if watched(sys.stdout) or line.startswith("evaluation") or self._interval.due():
+            line += self._lines.time_left()
+        if is_watched(sys.stdout) or line.startswith("evaluation") or self._print_interval.is_due():
             self._write(line)
         else:
             self._unwritten = line

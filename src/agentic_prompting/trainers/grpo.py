@@ -311,7 +311,7 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.player = RolloutPlayer(
             backend,
             environment,
-            self.spec.tokens(tokenizer_of(self), self.eos_token_ids),
+            self.spec.create_format(tokenizer_of(self), self.eos_token_ids),
             limits_for(args, environment, max_context),
             self.accelerator,
             full_determinism=args.full_determinism,

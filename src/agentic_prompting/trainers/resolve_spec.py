@@ -229,7 +229,7 @@ def describe_prompt(spec: AgentSpec, origin: str, dataset: Rows) -> str:
         return "the rows' own `prompt`"
     if spec.environments:
         descriptions = []
-        for name, environment_spec in zip(spec.environments, spec.each(), strict=True):
+        for name, environment_spec in zip(spec.environments, spec.environment_specs(), strict=True):
             template = environment_spec.prompt_template[:MAX_TEMPLATE_LENGTH]
             descriptions.append(f"{name}: {template!r}")
         return ", ".join(descriptions)

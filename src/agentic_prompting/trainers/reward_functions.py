@@ -287,7 +287,7 @@ def render_completions(
         if isinstance(trl_completion, str) or len(rollout.turns) < 2:
             completions.append(trl_completion)
         else:
-            completions.append(render_completion(rollout, chat_format.of(rollout.row)))
+            completions.append(render_completion(rollout, chat_format.for_row(rollout.row)))
     return completions
 
 

@@ -37,7 +37,7 @@ from ..rollout import (
     rollout_seed,
     run_with_engine,
 )
-from ..rollout.progress import progress
+from ..rollout.progress import show_progress
 from .checkpointing.stop_training import gather_first_reason
 from .policies import Backend, PeerFailed, PolicyUnreachable
 
@@ -339,7 +339,7 @@ class RolloutPlayer:
         # Each process has a bar for its own rollouts.
         progress_bar: Any = nullcontext()
         if self.show_progress:
-            progress_bar = progress(len(rollouts), "rollouts")
+            progress_bar = show_progress(len(rollouts), "rollouts")
 
         with progress_bar as bar:
 
@@ -356,7 +356,7 @@ class RolloutPlayer:
                     self.chat_format,
                     self.limits,
                     on_done=update_bar,
-                    listen=check_peers,
+                    poll=check_peers,
                     full_determinism=self.full_determinism,
                 )
 
@@ -505,7 +505,7 @@ class OnPolicySource:
         rollouts = []
         for index, row in enumerate(rendered_rows, start=first_index):
             rollout = Rollout(
-                self.player.chat_format.of(row).prompt_ids(row["prompt"]),
+                self.player.chat_format.for_row(row).prompt_ids(row["prompt"]),
                 row=dict(row),
                 seed=position.rollout_seed(index),
                 batch=position.sharing_key,

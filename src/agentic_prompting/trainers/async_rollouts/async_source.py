@@ -305,7 +305,7 @@ class AsyncSource:
         rollouts = []
         episode_logs = []
         for index, row in enumerate(rows):
-            chat_format = self.player.chat_format.of(row)
+            chat_format = self.player.chat_format.for_row(row)
             rollout = Rollout(
                 chat_format.prompt_ids(row["prompt"]),
                 row=row,
@@ -419,7 +419,7 @@ class AsyncSource:
         task = asyncio.current_task()
         self._tasks_awaiting_replies.add(task)
         try:
-            limits = self.player.limits.of(rollout.row)
+            limits = self.player.limits.for_row(rollout.row)
             return await observe(self.player.environment, rollout, limits.step_timeout, record)
         finally:
             self._tasks_awaiting_replies.discard(task)

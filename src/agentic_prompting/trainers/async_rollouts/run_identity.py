@@ -46,7 +46,7 @@ def describe_run(
             chat_names.append(str(getattr(chat, "model", type(chat).__qualname__)))
 
     # The agent's grammar in each of them.
-    grammars = [part.grammar for part in spec.each() or [spec]]
+    grammars = [part.grammar for part in spec.environment_specs() or [spec]]
     grammar_names = [f"{type(grammar).__name__} {grammar}" for grammar in grammars]
 
     description = {

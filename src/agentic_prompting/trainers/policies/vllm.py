@@ -234,7 +234,7 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         self._request_numbers = itertools.count()
 
     @property
-    def at_work(self) -> int:
+    def active_count(self) -> int:
         return len(self.jobs)
 
     def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:

@@ -15,14 +15,14 @@ _WORKER_ATTRIBUTE = re.compile(r"""\bto\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))
 
 
 class CallGrammar(Grammar, Protocol):
-    """A [`Grammar`] whose turns may hold several calls: [`AskGrammar`] and `interop.ToolGrammar`."""
+    """A [`Grammar`] whose turns may hold several calls: [`AskGrammar`], `interop.ToolGrammar`."""
 
     def read_calls(self, text: str, tools: Iterable[Any] = ()) -> list[FunctionCall]:
-        """The calls of a turn, in order."""
+        """Return the calls of a turn, in order."""
         ...
 
     def join_responses(self, texts: Sequence[str]) -> str:
-        """The replies to the calls of one turn as one observation."""
+        """Return the replies to the calls of one turn as one observation."""
         ...
 
 
@@ -103,7 +103,7 @@ class AskGrammar(TagGrammar):
         return Turn(text, "answer", is_in_form and bool(answer), thought=thought, answer=answer)
 
     def read_calls(self, text: str, tools: Iterable[Any] = ()) -> list[FunctionCall]:
-        """The requests of a turn as calls of the tool `ask(worker, request)`."""
+        """Return the requests of a turn as calls of the tool `ask(worker, request)`."""
         # Each request is a call of the same tool.
         calls = []
         for element in self._read_elements(text)[0]:
@@ -113,14 +113,14 @@ class AskGrammar(TagGrammar):
         return calls
 
     def join_responses(self, texts: Sequence[str]) -> str:
-        """The replies to the requests of one turn, each on lines of its own."""
+        """Return the replies to the requests of one turn, each on lines of its own."""
         return "\n".join(texts)
 
     def escape(self, text: str) -> str:
         return self.any_tag.sub(r"[\1\2\3]", text)
 
     def _read_elements(self, text: str) -> tuple[list[_Element], str, str]:
-        """The elements of a turn in order, the text outside of them, and the first structural problem."""
+        """Return the elements of a turn, the text outside of them, and the first problem."""
         elements: list[_Element] = []
         outside = ""
         opening: re.Match[str] | None = None
@@ -146,7 +146,7 @@ class AskGrammar(TagGrammar):
 
 
 def _find_worker(request: _Element) -> str:
-    """The name in the attribute `to`; empty if there is none."""
+    """Return the name in the attribute `to`; empty if there is none."""
     match = _WORKER_ATTRIBUTE.search(request.attributes)
     if match is None:
         return ""

@@ -48,7 +48,7 @@ _ROW_KEYS = ("id", "question", "answers", "task", "environment", "workers", "bud
 
 @dataclass(frozen=True)
 class RolloutFacts:
-    """The numbers of one rollout from which metrics are computed. Picklable, a few hundred bytes."""
+    """The facts of one rollout from which metrics are computed: picklable, a few hundred bytes."""
 
     status: str
     error_kind: str | None
@@ -212,8 +212,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
     Keys: `id`, `question`, `answers`, `task`, `environment`, `workers`, `budget` (if the row has
     them), `status`, `error`, `answer`, `turns` (each `text`, `kind`, `well_formed`, `problem`),
-    `observations` (each `text`, `error`, `seconds`, `cached`, `shared`, and `parts` if the agent can
-    refer to them), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including
+    `observations` (each `text`, `error`, `seconds`, `cached`, `shared`, and `parts` if the agent
+    can refer to them), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including
     replies that another call or an earlier run paid for), `seed`, and the keys of `extra`. The
     record of an episode with `counts`, such as a program's, also has `sequences` (each `role`,
     `prompt`, `tokens`, `in_loss`), in whose order its turns are, and the `counts`.

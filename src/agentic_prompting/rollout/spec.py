@@ -106,14 +106,14 @@ def template_for(
     template = environment.prompt_template
     described_by = environment.described_by
 
-    # A question grammar has a form of its own, so that a template with tags is of no use.
+    # A question grammar has its own template: one that shows tags is of no use.
     if isinstance(grammar, QuestionGrammar):
         has_tags = any(f"{{{tag.name}}}" in (template or "") for tag in fields(TagGrammar))
         if template and not has_tags:
             return template
         return fill(QUESTION_TEMPLATE, environment=_short_name(environment))
 
-    # In any other form without tags the agent would be told a form that nobody reads.
+    # Other grammars have no tags: a template that shows tags would describe a form that is not read.
     if not isinstance(grammar, TagGrammar):
         for tag in fields(TagGrammar):
             if f"<{{{tag.name}}}>" in (template or ""):

@@ -352,7 +352,7 @@ def _match_brackets(tags: Sequence[_Tag], tag_name: str) -> dict[int, int]:
 def _find_end_of_json(text: str, start: int) -> int:
     """Return the index of the first `<` behind `start` that is outside of JSON strings.
 
-    It is -1 if there is none, or this is no JSON.
+    It is -1 if there is none, or if this is not JSON.
     """
     position = start
     in_string = False
@@ -420,7 +420,7 @@ def load_json(text: str) -> Any:
     Half a surrogate pair becomes a replacement character.
 
     Raises:
-        `ValueError`: The text is no JSON. `NaN`, `Infinity`, numbers that overflow, and nesting of
+        `ValueError`: The text is not JSON. `NaN`, `Infinity`, numbers that overflow, and nesting of
             over 100 levels are refused too.
         `RecursionError`: It is nested far too deeply.
     """
@@ -475,7 +475,7 @@ def _decode_object(text: str) -> Any:
 
 
 def _find_name(body: str) -> str:
-    """Return the name in a call that is no JSON; empty if there is none."""
+    """Return the name in a call that is not JSON; empty if there is none."""
     # The name is the text in quotes behind `"name":`.
     behind = body.partition('"name"')[2].lstrip()
     quote, _, rest = behind.removeprefix(":").lstrip().partition('"')
@@ -484,7 +484,7 @@ def _find_name(body: str) -> str:
 
 
 def _find_arguments(body: str) -> str:
-    """Return the text of the arguments in a call that is no JSON."""
+    """Return the text of the arguments in a call that is not JSON."""
     return body.partition('"arguments"')[2].lstrip(" :")
 
 
@@ -639,7 +639,7 @@ def _resolve_reference(reference: str, root: Any) -> Any:
 
 
 def _read_value(text: str, types: set[str]) -> Any:
-    """Return the value of a parameter. Templates write text unquoted, and everything else as JSON."""
+    """Return the value of a parameter. Templates write text unquoted, everything else as JSON."""
     if types == {"string"}:
         return text
     # Templates for Qwen3-Coder write Python's booleans.

@@ -50,8 +50,8 @@ float32, but up to 1.3 in bfloat16, where rounding may send a token of a mixture
 another expert.
 """
 MAX_TRACEBACKS = 100  # per run, in its file of tracebacks
-REWARD_TOLERANCE = 1e-6  # rewards that are as close are equal
-MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts, before a warning
+REWARD_TOLERANCE = 1e-6  # rewards that differ by no more count as equal
+MAX_UNREADABLE_SHARE = 0.9  # of the first step's rollouts; above it a warning is logged
 
 
 # --- a batch -> metrics and records ------------------------------------------------------------
@@ -498,10 +498,9 @@ class FailureWatch:
                 self.has_trained = True
             self._last_cause = f"{failed[-1].error_kind}: {failed[-1].error}" if failed else ""
 
+        # If none failed, the environment has recovered, even if too many of the recent ones failed.
         if not failed:
-            return (
-                ""  # even if too many of the recent rollouts failed: the environment has recovered
-            )
+            return ""
 
         # A fatal error stops at once, others if there are too many in a full window.
         failed_count = sum(failed_in_batch for failed_in_batch, _ in self._recent_counts)
@@ -513,7 +512,10 @@ class FailureWatch:
             return ""
         # Name a fatal error rather than the last one.
         cause = fatal[0] if fatal else failed[-1]
-        return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
+        return (
+            f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: "
+            f"{cause.error}"
+        )
 
     def failure_reason(self) -> str:
         """Return why a finished run counts as failed, or an empty text.
@@ -539,9 +541,10 @@ class FailureWatch:
             return True
         self._warned_about_format = True
         logger.warning(
-            "%d of %d rollouts of the first step gave no answer in the form that the prompt asks for (%d cut off, %d fit no "
-            "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
-            "how to write, and max_turn_tokens=%d and max_completion_length=%d have to allow it. The prompt is %s",
+            "%d of %d rollouts of the first step gave no answer in the form that the prompt asks "
+            "for (%d cut off, %d fit no rule of the grammar). Look at some with `agentic-prompting "
+            "report`; prompt_template has to tell the agent how to write, and max_turn_tokens=%d "
+            "and max_completion_length=%d have to allow it. The prompt is %s",
             truncated + malformed,
             len(facts),
             truncated,

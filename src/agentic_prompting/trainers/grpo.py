@@ -745,7 +745,10 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
 
     @contextmanager
     def while_training(self, resumes: bool) -> Iterator[None]:
-        """With `async_lead` > 0, let rollouts be played ahead during training; see [`make_async_source`]."""
+        """The context of training, in which rollouts are played ahead if `async_lead` is above 0.
+
+        See [`make_async_source`].
+        """
         if not self.args.async_lead:
             yield
             return

@@ -1,7 +1,7 @@
 """The places where TRL, transformers, DeepSpeed and PyTorch have no seam, and are patched.
 
-Each function here replaces one thing, and restores it if it is a context manager. Its docstring says
-why no argument and no override does the same. No other file of this room patches anything.
+Each function here replaces one thing, and restores it if it is a context manager. Its docstring
+says why no argument and no override does the same. No other file of this room patches anything.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def replace_vllm_generation(factory: Callable[..., VLLMGeneration]) -> Iterator[
 
 @contextmanager
 def mute_missing_reward_warning(is_muted: bool) -> Iterator[None]:
-    """Within this context, TRL does not warn that "All reward functions returned None", if `is_muted`.
+    """Within this context, TRL does not warn that "All reward functions returned None".
 
     If rollouts failed, the warning would mislead, and print the row; [`FailureWatch`] reports the
     failure.
 
     Why: it is logged in the middle of `GRPOTrainer._calculate_rewards`.
+
+    Args:
+        is_muted (`bool`): `False`: the context has no effect.
     """
     logger = logging.getLogger(GRPOTrainer.__module__)
 
@@ -124,11 +127,11 @@ class _SelectiveApi:
 def skip_backward_of_constants(accelerator: Accelerator) -> None:
     """Make `accelerator.backward` do nothing for a loss without a gradient.
 
-    A batch with nothing to learn from has a constant loss, for which torch would raise, and on which
+    A batch with nothing to learn from has a constant loss. torch would raise for it, and
     DeepSpeed's engine would step.
 
-    Why: the call is in the middle of `Trainer.training_step`, which would have to be copied to leave
-    it out.
+    Why: the call is in the middle of `Trainer.training_step`, which would have to be copied to
+    leave it out.
     """
     run_backward = accelerator.backward
 

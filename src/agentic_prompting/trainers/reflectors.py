@@ -62,7 +62,7 @@ class ReferenceReflector:
     async def _reflect(self, task: ReflectionTask) -> list[Outcome]:
         """Return the outcomes, at the latest when the time for the task is over.
 
-        So no model delays training any further.
+        A model that does not reply in time delays training no further.
         """
         timeout = self.args.reflection_timeout
         deadline = asyncio.get_running_loop().time() + timeout
@@ -79,8 +79,7 @@ class ReferenceReflector:
                 late_replies += 1
                 return Reply(error=TimedOut(f"no reply within reflection_timeout={timeout:g} s"))
 
-        # The number of the task's requests is a function of seed and batch, so a resumed run has the
-        # same.
+        # The requests' `repeat` is a function of seed and batch, so a resumed run sends the same.
         repeat = rollout_seed(self.args.seed, "reflection", task.batch)
         sampling: Any = self.args.reference_sampling or {}
         outcomes = await propose_children(reply_in_time, task, self.args, repeat=repeat, **sampling)

@@ -1,4 +1,8 @@
-"""The agent's form: that of the trainer's arguments, the environment, the saved model or the default."""
+"""Chooses the agent's form: by the trainer's arguments, its environment, the saved model, or default.
+
+A form is a prompt template, a system prompt and a grammar, with what depends on them; see
+[`AgentSpec`].
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class EpochSampler(Sampler):
         for start in range(0, last_start + 1, self.rows_per_batch):
             batch = row_indices[start : start + self.rows_per_batch]
             for _ in range(self.batch_repeats):
-                # TRL takes neighbours for the rollouts of one group.
+                # TRL reads neighbours as the rollouts of one group.
                 for row_index in batch:
                     yield from [row_index] * self.rollouts_per_row
 
@@ -388,11 +388,11 @@ class RolloutPlayer:
 
 @contextmanager
 def rank_barrier(description: str) -> Iterator[Callable[[], None]]:
-    """A block that every process of the job runs at its own pace, and that all leave together.
+    """A block that each process of the job runs at its own pace, and that all leave together.
 
-    Not a collective: processes wait through the process group's key-value store, so one that takes
-    ten minutes longer causes no NCCL timeout, and the others learn at once of one that failed. It is
-    the same under every launcher.
+    It is not a collective: processes wait through the process group's key-value store. So a process
+    that takes ten minutes longer causes no NCCL timeout, and the others learn at once of one that
+    failed. It is the same under every launcher.
 
     Args:
         description (`str`): The name of the work, for messages: "the rollouts of step 3".
@@ -405,7 +405,7 @@ def rank_barrier(description: str) -> Iterator[Callable[[], None]]:
             about where.
     """
     process_count = dist.get_world_size() if dist.is_initialized() else 1
-    # A single process has nobody to wait for.
+    # A single process has no others to wait for.
     if process_count == 1:
         yield lambda: None
         return

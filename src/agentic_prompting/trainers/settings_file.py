@@ -1,4 +1,7 @@
-"""A run's settings, kept beside its rollouts: what `plan --from RUN` reads when there is no configuration."""
+"""A run's settings, in a file beside its rollouts.
+
+`plan --from RUN` reads it if there is no configuration.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class RunSettings:
         """Read the settings of a run's folder.
 
         Raises:
-            `FileNotFoundError`: The folder has none: it is no run's, or that of an earlier version.
+            `FileNotFoundError`: The folder has no such file: it is not the folder of a run, or an
+                earlier version wrote it.
             `ValueError`: The file is damaged.
         """
         path = Path(run) / SETTINGS_FILE
@@ -112,5 +116,5 @@ class SettingsFile(TrainerCallback):
 
 
 def _to_json(value: object) -> object:
-    """A value that JSON cannot hold: a set as a list, anything else as its text."""
+    """Return a value that JSON cannot hold as one that it can: a set as a list, others as text."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)

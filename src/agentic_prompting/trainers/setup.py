@@ -144,12 +144,12 @@ def check_program_settings(
 
 
 def warn_of_slow_precision(args: MultiTurnGRPOConfig) -> None:
-    """Warn of training in bfloat16, TRL's default, on a processor that has no instructions for it."""
+    """Log a warning before training in bfloat16, TRL's default, on a processor without it."""
     on_x86_cpu = args.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
     if args.bf16 and on_x86_cpu and not has_bf16_instructions() and args.process_index == 0:
         logger.warning(
-            "this processor has no instructions for bfloat16, so that training may take up to a "
-            "hundred times as long as in float32: set bf16=False (--bf16 false)"
+            "this processor has no instructions for bfloat16, so training may take up to a hundred "
+            "times as long as in float32: set bf16=False (--bf16 false)"
         )
 
 

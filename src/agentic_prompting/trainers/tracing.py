@@ -1,8 +1,9 @@
-"""The spans of training: steps and evaluations, in the same trace on every process, and the rewards of rollouts.
+"""The spans of training: steps and evaluations, and the rewards of rollouts.
 
-A reward is known only after its rollout has ended, and an ended span cannot be changed. A span that
-stayed open until then would be lost if the process crashes. So a reward is a short span of its own below
-its rollout's, and the step's span has the mean.
+The span of a step is in the same trace on every process. A reward is known only after its rollout
+has ended, and an ended span cannot be changed. A span that stayed open until then would be lost if
+the process crashes. So a reward has a short span of its own below its rollout's, and the step's
+span has the mean.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..llm import spans
 from .rollouts import Batch
 
-SUMMED_METRICS = ("calls", "tokens", "cost_usd")  # of `environment/...`, on the step's span
+# Metrics `environment/...` that the step's span has.
+SUMMED_METRICS = ("calls", "tokens", "cost_usd")
 
 
 def job_span(name: str, step: int, accelerator: Accelerator) -> Any:
-    """Return a span of this process, below that of the main process. Must be called on every process.
+    """Return a span of this process, below that of the main process.
+
+    Must be called on every process.
 
     Args:
         name (`str`): The name of the span.
@@ -94,8 +98,8 @@ def trace_rewards(
 
     Args:
         batch ([`Batch`]): The rollouts.
-        rewards (`Sequence[Sequence[float]]`): Of each rollout, one of each function; NaN if there is
-            none.
+        rewards (`Sequence[Sequence[float]]`): For each rollout the reward of each function, NaN
+            where there is none.
         totals (`Sequence[float]`): The rollouts' total rewards.
         names (`Sequence[str]`): The names of the reward functions.
     """

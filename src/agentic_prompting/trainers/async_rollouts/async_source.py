@@ -225,7 +225,7 @@ class AsyncSource:
         return used_groups
 
     def metrics(self, used_groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """Return the metrics of a batch of groups. Must be called on every process, once a batch."""
+        """Return the metrics of a batch of groups. Called on every process, once for each batch."""
         return gather_lead_metrics(self._collect_stats(used_groups))
 
     # --- starting ------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class AsyncSource:
         return groups
 
     def _plan_group(self, number: int) -> GroupPlan:
-        """Return a group as an earlier process started it, if that can be continued, else a new one."""
+        """Return the plan of a group: as an earlier process started it if possible, else anew."""
         row = self.rows[number]
         rollouts_per_row = self.prompts.rollouts_per_row
         saved_group = self.in_flight_file.saved_groups.pop(number, None)
@@ -391,7 +391,7 @@ class AsyncSource:
                 done_count += 1
             updates_left = max(self.max_staleness - (self.updates - group.started_at), 0)
             batches_left = updates_left // self.updates_per_batch
-            # The number of groups, of those up to this one, that later batches have no place for.
+            # Later batches can use that many of the groups up to this one; the others are due now.
             due_count = position - batches_left * group_count
             if done_count < min(group_count, due_count):
                 return False
@@ -481,7 +481,7 @@ class AsyncSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`AsyncSource.state_dict`], and from entries that were written after it."""
+        """Continue from a [`AsyncSource.state_dict`] and entries that were written after it."""
         self._has_checked_file = True
         if not self.in_flight_file.adopt_entries(state):
             return
@@ -519,7 +519,7 @@ class AsyncSource:
         At its end the replies that were requested are awaited and logged, unless training raised
         an error.
         """
-        # After an error or a second Ctrl-C, nobody wants to wait for replies.
+        # Replies are not awaited after an error or a second Ctrl-C.
         awaits_replies = False
         try:
             yield
@@ -575,12 +575,13 @@ def make_async_source(
     rollouts_per_process = args.per_device_train_batch_size * args.steps_per_generation
     if rollouts_per_process % rollouts_per_row:
         raise ValueError(
-            f"async_lead > 0 needs whole groups on each process: make per_device_train_batch_size x "
+            "async_lead > 0 needs whole groups on each process: make per_device_train_batch_size x "
             f"steps_per_generation (now {rollouts_per_process}) a multiple of {rollouts_per_row}"
         )
     if not hasattr(rows, "__len__"):
         raise ValueError(
-            "async_lead > 0 needs a train_dataset with a length: do not stream it, or set async_lead=0"
+            "async_lead > 0 needs a train_dataset with a length: do not stream it, or set "
+            "async_lead=0"
         )
 
     # Open this process's log, and the rows in the order of TRL's sampler.

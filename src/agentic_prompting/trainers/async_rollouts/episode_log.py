@@ -84,7 +84,7 @@ class EpisodeLog(Environment):
         return sample_from_json(turn)
 
     async def step(self, rollout: Rollout) -> Observation | None:
-        """Return the reply to the last turn, from the log if it is there, else from the environment.
+        """Return the reply to the last turn, from the log or else from the environment.
 
         Failures are not logged, so a resumed run asks again.
         """
@@ -94,7 +94,7 @@ class EpisodeLog(Environment):
         return await self.ask_environment(rollout, self._record_reply)
 
     def requested_turns(self) -> list[dict[str, Any]]:
-        """Return the episode's turns, without logged ones that its program did not request again."""
+        """Return the episode's turns, without those that its program did not request again."""
         unrequested = self._unrequested_turns.values()
         return [turn for turn in self.turns if turn not in unrequested]
 
@@ -116,7 +116,8 @@ class EpisodeLog(Environment):
         self.updates_during_turns.append(self.count_updates() - updates_before)
         if sample.logprobs is None:
             raise ValueError(
-                "async_lead > 0 needs a policy that gives the log-probability of each token it samples"
+                "async_lead > 0 needs a policy that gives the log-probability of each token it "
+                "samples"
             )
         # A policy that does not report its updates counts as if the request's weights had sampled
         # every token: the turn then counts as older than it may be.

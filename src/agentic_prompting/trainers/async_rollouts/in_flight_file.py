@@ -1,8 +1,8 @@
-"""The groups in flight of one process, on disk, so that a killed run samples and pays for nothing twice.
+"""The groups in flight of one process, on disk: their starts, and each turn and reply on arrival.
 
-Entries are valid only for the run that wrote them. The file's first line identifies that run: the
-settings that decide what a group is, and the weights at its beginning. Entries of another run, and
-damaged lines, are counted in one warning and not used; they never block a resume.
+Entries are valid only for the run that wrote them. The file's first line identifies that run, by
+the settings that decide what a group is, and by the weights at its beginning. Entries of another
+run, and damaged lines, are counted in one warning and not used; they never prevent a resume.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunHeader:
 
 @dataclass
 class SavedEpisode:
-    """The logged turns and replies of one rollout, as [`EpisodeLog`] has them."""
+    """The turns and replies that the [`EpisodeLog`] of an earlier process has written."""
 
     turns: list[dict[str, Any]] = field(default_factory=list)
     replies: list[dict[str, Any]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class SavedGroup:
 
 
 class InFlightFile:
-    """The log of a process's groups in flight.
+    """The file of a process's groups in flight.
 
     Must be constructed while the run's folder is locked: it may delete or replace the file.
 
@@ -162,7 +162,7 @@ class InFlightFile:
         return True
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append an entry. If the disk is full, training continues without the log."""
+        """Append an entry. If the disk is full, training continues without the file."""
         with self._lock:
             # The first entry of a run follows its header.
             records = [record]
@@ -213,8 +213,8 @@ class InFlightFile:
 
         if damaged_line_numbers:
             logger.warning(
-                "%s: %d damaged lines are not used, the first is line %d; their turns and replies are sampled and "
-                "paid again",
+                "%s: %d damaged lines are not used, the first is line %d; their turns and replies "
+                "are sampled and paid again",
                 path,
                 len(damaged_line_numbers),
                 damaged_line_numbers[0],
@@ -260,8 +260,8 @@ class InFlightFile:
         path = self.record_file.path
         unused_path = path.with_name(f"{path.stem}.unused{path.suffix}")
         logger.warning(
-            "%s: %d groups in flight are not used, because this run differs in %s; they are played again, and the "
-            "file is kept as %s",
+            "%s: %d groups in flight are not used, because this run differs in %s; they are played "
+            "again, and the file is kept as %s",
             path,
             len(self.saved_groups),
             ", ".join(changes),
@@ -323,5 +323,5 @@ def _is_usable_reply(reply: Mapping[str, Any]) -> bool:
 
 def _check_whole_number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value

@@ -44,7 +44,7 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
         requested (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in
             `folder`. Damaged ones are skipped with a warning. If there is none yet, training starts
             at the beginning.
-        folder (`Path`): The run's.
+        folder (`Path`): The run's folder.
 
     Raises:
         `ValueError`: If the requested checkpoint is damaged, or all checkpoints are. The message
@@ -58,8 +58,8 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
         damage = find_damage(Path(requested))
         if damage:
             raise ValueError(
-                f"{requested} cannot be resumed from: {damage}; resume from an earlier checkpoint, or restore the "
-                "file"
+                f"{requested} cannot be resumed from: {damage}; resume from an earlier checkpoint, "
+                "or restore the file"
             )
         return str(requested)
 
@@ -75,8 +75,8 @@ def find_checkpoint(requested: str | bool | None, folder: Path) -> str | None:
     # If every checkpoint is damaged, a fresh start would silently give up the run.
     if damages:
         raise ValueError(
-            f"no checkpoint in {folder} can be resumed from ({'; '.join(damages)}): restore one, or move them away "
-            "to train from the beginning"
+            f"no checkpoint in {folder} can be resumed from ({'; '.join(damages)}): restore one, "
+            "or move them away to train from the beginning"
         )
     # A run that was killed before its first checkpoint starts again.
     logger.warning("no checkpoint in %s yet: training starts at the beginning", folder)
@@ -133,7 +133,7 @@ def _required_files(checkpoint: Path) -> list[Path]:
 
 
 def _find_read_problem(path: Path) -> str:
-    """Return why a file cannot be read, or an empty text. Of large files only the index is read."""
+    """Return why a file cannot be read, or an empty text. Only the index of large files is read."""
     try:
         # torch writes zip archives, whose index is at the end: a file that was cut off has none.
         if path.suffix in (".pt", ".pth", ".bin"):

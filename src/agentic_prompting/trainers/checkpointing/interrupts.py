@@ -23,25 +23,27 @@ SAME_SIGNAL_SECONDS = 1.0
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was ended by Ctrl-C, after a whole step and with a checkpoint. The message tells how to resume.
+    """Training was ended by Ctrl-C, after a whole step and with a checkpoint.
 
-    Not an `Exception`, so that no handler of errors catches it.
+    The message says how to resume. It is not an `Exception`, so that no handler of errors catches
+    it.
     """
 
 
 @contextmanager
 def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
-    """Within it, the first Ctrl-C (SIGINT) ends training after the current step, with a checkpoint.
+    """Within this context, the first Ctrl-C (SIGINT) ends training after the current step.
 
-    A second one, more than a second later, interrupts at once, as it does without this. If one
-    process of a job gets the signal, all stop after the same step. On a thread other than the main
-    one, where Python delivers no signals, this changes nothing.
+    A checkpoint is saved then. A second Ctrl-C, more than a second later, interrupts at once, as
+    the first one does outside of the context. If one process of a job gets the signal, all stop
+    after the same step. On a thread other than the main one, where Python delivers no signals, the
+    context has no effect.
 
     Args:
-        trainer (`Trainer`): The one whose `train` is called within.
+        trainer (`Trainer`): The trainer whose `train` is called in the context.
 
     Raises:
-        [`TrainingInterrupted`]: At the end of the body, if training ended early because of a signal.
+        [`TrainingInterrupted`]: At the end of the context, if a signal has ended training early.
 
     Example:
 
@@ -68,8 +70,9 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
         name = f"{PREFIX_CHECKPOINT_DIR}-{callback.stopped_at}"
         checkpoint = Path(trainer.args.output_dir) / name
         raise TrainingInterrupted(
-            f"interrupted after step {callback.stopped_at}, a checkpoint was saved; to continue, call "
-            f"train(resume_from_checkpoint=True), or run the same command with --resume_from_checkpoint {checkpoint}"
+            f"interrupted after step {callback.stopped_at}, a checkpoint was saved; to continue, "
+            "call train(resume_from_checkpoint=True), or run the same command with "
+            f"--resume_from_checkpoint {checkpoint}"
         )
 
 
@@ -96,8 +99,11 @@ class InterruptCallback(TrainerCallback):
             self.interrupted_at = now
             if self.prints_notice:
                 # Not `print`, which the signal may have interrupted.
-                notice = b"\nInterrupted: finishing this step, then saving a checkpoint. Ctrl-C again: at once.\n"
-                os.write(2, notice)
+                os.write(
+                    2,
+                    b"\nInterrupted: finishing this step, then saving a checkpoint. Ctrl-C again: "
+                    b"at once.\n",
+                )
         elif now - self.interrupted_at > SAME_SIGNAL_SECONDS:
             raise KeyboardInterrupt
 

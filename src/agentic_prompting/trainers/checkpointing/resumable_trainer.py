@@ -1,16 +1,17 @@
-"""A `GRPOTrainer` whose resumed run equals the uninterrupted one, bit for bit, and that skips steps without
-a token in the loss.
+"""A `GRPOTrainer` with whole checkpoints and an exact resume, which skips steps without a loss.
 
-transformers' checkpoint holds weights, optimizer, schedule and random states. GRPO needs more, and it is
-saved here, in one file per process beside the rest: the position in a block of reused rollouts and the
-rest of that block, means and losses not yet logged, and the states of the trainer's parts. The order of
-the rows is a function of seed and epoch.
+**Resume.** A resumed run equals the uninterrupted one, bit for bit. transformers' checkpoint has
+weights, optimizer, schedule and random states. GRPO needs more, which is saved here, in one file
+per process: the position in a block of micro-batches that reuse rollouts, the rest of that block,
+metrics and losses that are not logged yet, and the states of the trainer's parts. The order of the
+rows is a function of seed and epoch.
 
-If the environment is down for a whole step, every rollout of it fails. With gradients of zero AdamW would
-still decay the weights and move them by the momentum of earlier steps. So there is no backward pass, and
-optimizers skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside
-`backward`, is not called). The schedule continues. A gradient scaler (fp16) requires a backward pass: there
-the gradients, all zero, are removed before the optimizer steps.
+**Skipped steps.** If the environment is down for a whole step, every rollout of it fails, and all
+gradients are zero. AdamW would still decay the weights, and move them by the momentum of earlier
+steps. So there is no backward pass, and optimizers skip weights without a gradient (torch's do so;
+DeepSpeed's engine, which steps inside `backward`, is not called). The schedule continues. A
+gradient scaler (fp16) requires a backward pass: there the gradients, all zero, are removed before
+the optimizer steps.
 """
 
 from __future__ import annotations
@@ -76,19 +77,21 @@ class LoopState:
 
 
 class ResumableGRPOTrainer(GRPOTrainer):
-    """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume, under DDP, DeepSpeed and FSDP2 alike, that skips
-    micro-batches without a token in the loss.
+    """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume.
 
-    A run resumed on another number of processes continues with weights, optimizer, schedule and
-    population; a warning names what starts afresh. DeepSpeed, whose checkpoints are partitioned for a
-    number of processes, cannot be resumed so.
+    It skips micro-batches without a token in the loss. All of this holds under DDP, DeepSpeed and
+    FSDP2 alike.
+
+    A run that is resumed on another number of processes continues with weights, optimizer, schedule
+    and population; a warning names what starts afresh. With DeepSpeed this is an error, because its
+    checkpoints are partitioned for a number of processes.
 
     Attributes:
-        stateful_parts (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per
-            process. A part is registered here before `train` begins.
+        stateful_parts (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name,
+            one file per process. A part is registered here before `train` begins.
         staging ([`CheckpointStaging`]): Where a checkpoint is being saved.
-        locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the lock for
-            longer sets it to `False`.
+        locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the
+            lock for longer sets it to `False`.
         handles_interrupts (`bool`): Whether the first Ctrl-C ends `train` with a checkpoint.
     """
 
@@ -123,8 +126,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def may_be_empty(self) -> bool:
         """Return whether a micro-batch may have no token in the loss, because rollouts failed.
 
-        Must be the same on every process. If `False`, micro-batches are not checked, which saves a tiny
-        all-reduce for each.
+        Must be the same on every process. If `False`, micro-batches are not checked, which saves a
+        tiny all-reduce for each.
         """
         return True
 
@@ -133,11 +136,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return True
 
     def _load_beside(self, checkpoint: Path | None) -> None:
-        """Read the files that this trainer saves beside the weights, before the first step of `train`.
+        """Read the files that this trainer saves beside the weights.
+
+        Called before the first step of `train`.
 
         Args:
-            checkpoint (`Path`, *optional*): The checkpoint that is resumed. `None`: training starts at
-                the beginning.
+            checkpoint (`Path`, *optional*): The checkpoint that is resumed. `None`: training starts
+                at the beginning.
         """
 
     @contextmanager
@@ -210,13 +215,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
         rows_per_batch = batch_size // rollouts_per_row
         if len(self.train_dataset) < rows_per_batch:
             raise ValueError(
-                f"train_dataset has {len(self.train_dataset)} rows, and a batch of {batch_size} rollouts takes "
-                f"{rows_per_batch} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the "
-                "batch smaller (per_device_train_batch_size x processes x steps_per_generation)"
+                f"train_dataset has {len(self.train_dataset)} rows, and a batch of {batch_size} "
+                f"rollouts takes {rows_per_batch} ({rollouts_per_row} of each row): nothing would "
+                "be trained; add rows, or make the batch smaller (per_device_train_batch_size x "
+                "processes x steps_per_generation)"
             )
 
     def _check_states(self) -> None:
-        """Raise if the state of a part is no plain data: no checkpoint could be read again."""
+        """Raise if the state of a part is not plain data, so that no checkpoint could be read."""
         # Write and read each state as a checkpoint would.
         for name, part in self.stateful_parts.items():
             file = io.BytesIO()
@@ -226,8 +232,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 torch.load(file, weights_only=True)
             except Exception as error:  # its type depends on what is in the state
                 raise ValueError(
-                    f"state_dict() of {name} must be plain data (numbers, texts, lists, dicts, tensors): no checkpoint "
-                    "with it could be read again"
+                    f"state_dict() of {name} must be plain data (numbers, texts, lists, dicts, "
+                    "tensors): no checkpoint with it could be read again"
                 ) from error
 
     # --- saving --------------------------------------------------------------------------------
@@ -283,17 +289,18 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """As [`~trl.GRPOTrainer`]'s.
 
         With `resume_from_checkpoint=True` the newest whole checkpoint is resumed; damaged ones are
-        skipped with a warning. Without a checkpoint training starts at the beginning, so that the same
-        command begins a run and resumes it whenever it was killed. A run that has done its last step
-        trains no more. Defaults to the option of that name in `args`, which transformers does not read.
+        skipped with a warning. Without a checkpoint training starts at the beginning, so the same
+        command begins a run and resumes it after each kill. A run that has done its last step does
+        no further one. Defaults to the option of that name in `args`, which transformers does not
+        read.
 
         Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if the state of a part, such as the
-                environment, is no plain data; if another run trains in `output_dir`, or has trained there
-                and is not resumed; if the requested checkpoint is damaged; if a DeepSpeed checkpoint is of
-                another number of processes. The message says what to do.
+            `ValueError`: If there are too few rows for a single step; if the state of a part, such
+                as the environment, is not plain data; if another run trains in `output_dir`, or has
+                trained there and is not resumed; if the requested checkpoint is damaged; if a
+                DeepSpeed checkpoint is of another number of processes. The message says what to do.
         """
         # Find mistakes before the folder is locked.
         self._check_row_count()
@@ -334,9 +341,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
         process_count = self.accelerator.num_processes
         if state is not None and state["world"] != process_count:
             raise ValueError(
-                f"{checkpoint} is partitioned by DeepSpeed for {state['world']} processes, this job has "
-                f"{process_count}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in "
-                "its config, or train on from its weights alone (they are whole) with this folder as the model"
+                f"{checkpoint} is partitioned by DeepSpeed for {state['world']} processes, this "
+                f"job has {process_count}: convert it with DeepSpeed's ds_to_universal.py and set "
+                "checkpoint.load_universal in its config, or train on from its weights alone (they "
+                "are whole) with this folder as the model"
             )
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -360,9 +368,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._step = state["step"]
         if state["world"] != self.accelerator.num_processes:
             logger.warning(
-                "the checkpoint is of %d processes, this job has %d: weights, optimizer, schedule and population "
-                "continue, but random states, the rest of a generated batch and means not yet logged start afresh, and "
-                "where the global batch has another size some rows of this epoch come twice or not at all",
+                "the checkpoint is of %d processes, this job has %d: weights, optimizer, schedule "
+                "and population continue, but random states, the rest of a generated batch and "
+                "means not yet logged start afresh, and where the global batch has another size "
+                "some rows of this epoch come twice or not at all",
                 state["world"],
                 self.accelerator.num_processes,
             )
@@ -406,7 +415,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- batches with nothing to learn from ----------------------------------------------------
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
+        """As [`~trl.GRPOTrainer`]'s.
+
+        Under a gradient scaler the optimizer skips a step without a token in the loss.
+        """
         optimizer = super().create_optimizer(*args, **kwargs)
 
         # Under a scaler even an empty step has a backward pass: drop its gradients, so that nothing
@@ -426,7 +438,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """As [`~trl.GRPOTrainer`]'s; in training a constant where there is nothing to learn from."""
+        """As [`~trl.GRPOTrainer`]'s; a constant if there is nothing to learn from."""
         if self.model.training and self._skips_backward(inputs):
             return torch.zeros((), device=self.accelerator.device)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -456,8 +468,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
 
 class StepStartCallback(TrainerCallback):
-    """Keeps the loop's state at the start of a step, because a checkpoint may be saved in the middle of one
-    (when training has to stop), and resumes the run after transformers has reset its own state.
+    """Keeps the loop's state at the start of each step, and resumes it when training begins.
+
+    A checkpoint may be saved in the middle of a step, when training has to stop: it then has the
+    state at the step's start. The state is loaded after transformers has reset its own.
 
     Args:
         trainer ([`ResumableGRPOTrainer`]): The trainer.

@@ -1,4 +1,4 @@
-"""The folder of a run: at most one run trains in it at a time, and a second one does not mix with the first."""
+"""The folder of a run: one run at a time trains in it, and a second one does not mix with it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def second_run_message(folder: Path, as_options: bool = False) -> str:
 
     Args:
         folder (`Path`): The folder.
-        as_options (`bool`, *optional*, defaults to `False`): Whether to name the options of a command
-            line instead of arguments in Python.
+        as_options (`bool`, *optional*, defaults to `False`): Whether to name the options of a
+            command line instead of arguments in Python.
     """
     options = ["resume_from_checkpoint=True", "overwrite=True", "output_dir"]
     if as_options:
         options = ["--resume_from_checkpoint true", "--overwrite", "--output_dir"]
     resume, overwrite, output_dir = options
     return (
-        f"{folder} holds another run: continue it ({resume}), move it aside ({overwrite}), or use another "
-        f"{output_dir}"
+        f"{folder} holds another run: continue it ({resume}), move it aside ({overwrite}), or use "
+        f"another {output_dir}"
     )
 
 
@@ -51,12 +51,11 @@ def move_run_aside(folder: Path, model: object = None) -> None:
     """Move the content of a folder to one beside it, `FOLDER.previous` (or with a number).
 
     Must be called while the lock is held. The lock's file stays, and so do recorded replies
-    (`*.sqlite`), which are paid for, and what `headroom` has measured for the next run.
+    (`*.sqlite`), which were paid for, and the headroom that was measured for the next run.
 
     Args:
-        folder (`Path`): The run's.
-        model (`object`, *optional*): The model to train; one in that folder would be moved away as
-            well.
+        folder (`Path`): The run's folder.
+        model (`object`, *optional*): The model to train, which must not be moved away with it.
 
     Raises:
         `ValueError`: If the model is in the folder, or the files cannot be moved.
@@ -91,7 +90,7 @@ def move_run_aside(folder: Path, model: object = None) -> None:
 
 @contextmanager
 def lock_run_folder(folder: Path, processes: Accelerator | PartialState) -> Iterator[None]:
-    """Within it no other run trains in this folder.
+    """Within this context, no other run trains in a folder.
 
     The operating system releases the lock when the process ends.
 
@@ -110,7 +109,11 @@ def lock_run_folder(folder: Path, processes: Accelerator | PartialState) -> Iter
 
 
 def decide_on_main_process(processes: Accelerator | PartialState, decide: Callable[[], T]) -> T:
-    """Call `decide` on the main process; every process returns its result, or raises its `ValueError`."""
+    """Call `decide` on the main process, and return its result on every process.
+
+    Raises:
+        `ValueError`: On every process, if `decide` raised it.
+    """
     # An error travels as its message, so that every process raises it.
     decision: list[Any] = [None, ""]  # the result and the message of an error
     if processes.is_main_process:

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent.
 
 transformers fills `checkpoint-<step>` file by file, on every process, and then deletes the oldest
-one. Here the folder is filled under `.saving/` and renamed when every process has finished, and only
-then is an older one deleted: whenever a job is killed, the newest `checkpoint-<step>` is whole.
+one. Here the folder is filled under `.saving/` and renamed when every process has finished, and an
+older one is deleted only after that: whenever a job is killed, the newest checkpoint is whole.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CheckpointStaging:
 def stage_checkpoint(
     trainer: Trainer, staging: CheckpointStaging, run_folder: Path
 ) -> Iterator[Path]:
-    """The context around `_save_checkpoint`: yields the folder to fill, and makes it the checkpoint.
+    """The context around `_save_checkpoint`: yields a folder to fill, and makes it the checkpoint.
 
-    Must be entered on every process. Within it the trainer's `_get_output_dir` must return
-    `staging.folder`. If the body raises, the half-filled folder stays where it is, and the next save
-    removes it.
+    Must be entered on every process. Within the context, the trainer's `_get_output_dir` must
+    return `staging.folder`. If the body raises, the half-filled folder stays where it is, and the
+    next save removes it.
 
     Args:
         trainer (`Trainer`): The trainer of the checkpoint.

@@ -43,8 +43,8 @@ def stop_training(
 
     Args:
         reason (`str`): The reason.
-        spending ([`Budget`]): The job's.
-        args ([`MultiTurnGRPOConfig`]): The run's.
+        spending ([`Budget`]): The job's budget.
+        args ([`MultiTurnGRPOConfig`]): The run's settings.
         step (`int`): Weight updates so far.
         save_checkpoint (`Callable`, *optional*): Saves a checkpoint; `None` outside of training. It
             is called before anything else that may fail.

@@ -16,7 +16,7 @@ from ...rollout import BatchEngine, Sample, Sampler, SampleRequest
 
 
 class PeerFailed(RuntimeError):
-    """Another process of the job failed in its rollouts; the message has its number and its error."""
+    """Another process of the job failed in its rollouts; the message has its number and error."""
 
 
 class CollectivePolicy(BatchEngine):
@@ -99,8 +99,8 @@ class TRLSampler:
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         vllm = self.trainer.vllm_generation
-        # vLLM has one limit for the batch; samples are cut to their own afterwards. `generate` takes
-        # no argument for it, but reads this attribute.
+        # vLLM has one limit for the batch; samples are cut to their own afterwards. `generate`
+        # reads it from this attribute, and has no argument for it.
         vllm.max_completion_length = max(request.max_new_tokens for request in requests)
         contexts = [request.context for request in requests]
         # num_generations=1, because the contexts have diverged; a larger number makes vLLM's server

@@ -98,7 +98,7 @@ class VLLMServer:
             self.answered_at = 0.0
             raise VLLMUnavailable(f"{type(error).__name__}: {error}") from None
 
-        # Errors that a retry may mend, and others.
+        # A retry may help after a server error, but not after other errors.
         if response.status >= 500:
             raise VLLMUnavailable(f"HTTP {response.status}: {text}")
         self.answered_at = time.monotonic()

@@ -34,7 +34,7 @@ from agentic_prompting.trainers.contract import (
     TRLPart,
     compare_trl,
 )
-from agentic_prompting.trainers.rollouts import EpochSampler
+from agentic_prompting.trainers.row_order import EpochSampler
 
 TRAINERS = Path(agentic_prompting.__file__).parent / "trainers"
 ROOT = Path(__file__).parents[2]

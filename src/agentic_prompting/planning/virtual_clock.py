@@ -31,7 +31,8 @@ from ..rollout import (
 )
 from ..sandbox.policy import world_tokenizer
 from ..trainers.async_rollouts import AsyncSource, InFlightFile
-from ..trainers.rollouts import BatchPosition, RowPrompts, RowStream
+from ..trainers.rollouts import BatchPosition, RowPrompts
+from ..trainers.row_order import RowStream
 
 
 @dataclass(frozen=True)

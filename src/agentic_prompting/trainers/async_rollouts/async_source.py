@@ -36,7 +36,8 @@ from ...rollout import (
 from ...rollout.environment import same_columns
 from ..checkpointing.stop_training import TrainingStopped
 from ..config import MultiTurnGRPOConfig
-from ..rollouts import Batch, BatchPosition, Prompts, RolloutPlayer, RowStream
+from ..rollouts import Batch, BatchPosition, Prompts, RolloutPlayer
+from ..row_order import RowStream
 from .episode_log import EpisodeLog, RecordReply
 from .in_flight_file import InFlightFile, SavedEpisode, SavedGroup
 from .lead_stats import IdleClock, LeadStats, gather_lead_metrics

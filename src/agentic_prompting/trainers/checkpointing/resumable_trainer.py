@@ -36,7 +36,7 @@ from trl import GRPOTrainer
 
 from ..contract import check_trl
 from ..patches import skip_backward_of_constants
-from ..rollouts import EpochSampler
+from ..row_order import EpochSampler
 from .find_checkpoint import STATE_FILE, find_checkpoint, read_resume_option
 from .interrupts import checkpoint_on_interrupt
 from .run_folder import (

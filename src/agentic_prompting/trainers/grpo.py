@@ -349,8 +349,8 @@ class MultiTurnGRPOTrainer(HubGRPOTrainer):
         self.stateful_parts["observer"] = self.monitor
         if environment is not None:
             self.stateful_parts["environment"] = environment
-        if backend.sync is not None:
-            self.stateful_parts["pushed"] = backend.sync
+        if backend.weight_sync is not None:
+            self.stateful_parts["pushed"] = backend.weight_sync
 
         # The current batch, while TRL calls the hooks below.
         self._batch: Batch | None = None

@@ -215,13 +215,13 @@ class RolloutPlayer:
         Raises:
             [`PolicyUnreachable`]: On every process, if the server does not answer.
         """
-        if self.backend.reach is None:
+        if self.backend.wait_for_server is None:
             return
         error_message = None
         # Only the first process asks the server; the others learn of a failure from it.
         if self.accelerator.is_main_process:
             try:
-                self.backend.reach()
+                self.backend.wait_for_server()
             except PolicyUnreachable as error:
                 error_message = str(error)
         raise_on_all_processes(error_message)
@@ -229,7 +229,7 @@ class RolloutPlayer:
     def push_weights(self, step: int) -> None:
         """Push the weights after this many updates to the policy. Turns may be in flight."""
         if self.sync_weights is not None:
-            with self.backend.changing(step, self.accelerator.wait_for_everyone):
+            with self.backend.around_push(step, self.accelerator.wait_for_everyone):
                 self.sync_weights()
         elif hasattr(self.policy, "updates"):
             # A policy in this process already has the weights and only needs their version.

@@ -29,7 +29,7 @@ from .weight_sync import WeightSync
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to sample.
+    """The way in which a trainer samples: a policy, and what has to happen around its use.
 
     Args:
         policy ([`Policy`]): Samples one turn at a time.
@@ -37,19 +37,19 @@ class Backend:
             rollouts of a batch, and that each leaves when its own are done.
         max_context (`int`, *optional*): Tokens that it can read, prompt and response together.
             Defaults to the model's limit.
-        reach (`Callable`, *optional*): Waits for a back end on a server; raises
-            [`PolicyUnreachable`].
-        sync ([`WeightSync`], *optional*): Pushes the weights to the server, if TRL does not.
-        changing (`Callable`, *optional*): Returns the context around a push while turns are in
-            flight; see [`VLLMServerPolicy.changing`].
+        wait_for_server (`Callable`, *optional*): Waits until a policy on a server answers; raises
+            [`PolicyUnreachable`]. `None` for a policy in this process.
+        weight_sync ([`WeightSync`], *optional*): Pushes the weights to the server, if TRL does not.
+        around_push (`Callable`, *optional*): Returns the context around a push while turns are in
+            flight; see [`VLLMServerPolicy.around_push`].
     """
 
     policy: Policy
     session: Callable[[], AbstractContextManager[None]] = nullcontext
     max_context: int | None = None
-    reach: Callable[[], list[VLLMServer]] | None = None
-    sync: WeightSync | None = None
-    changing: Callable[[int, Callable[[], None]], AbstractContextManager[None]] = (
+    wait_for_server: Callable[[], list[VLLMServer]] | None = None
+    weight_sync: WeightSync | None = None
+    around_push: Callable[[int, Callable[[], None]], AbstractContextManager[None]] = (
         lambda updates, wait: nullcontext()
     )
 
@@ -101,13 +101,13 @@ def _server_backend(trainer: GRPOTrainer) -> Backend:
     args = trainer.args
     servers = connect_servers(args)
     # With NCCL, TRL itself pushes the weights.
-    sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
+    weight_sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
     policy = VLLMServerPolicy(
         servers,
         args,
         sampling_of(args),
-        adapters=getattr(sync, "adapters", None),
-        before_request=None if sync is None else sync.ensure_current,
+        adapters=getattr(weight_sync, "adapters", None),
+        before_request=None if weight_sync is None else weight_sync.ensure_current,
     )
 
     def wait_for_push() -> AbstractContextManager[None]:
@@ -119,9 +119,9 @@ def _server_backend(trainer: GRPOTrainer) -> Backend:
         policy,
         session=wait_for_push,
         max_context=policy.max_context,
-        reach=partial(connect_servers, args),
-        sync=sync,
-        changing=policy.changing,
+        wait_for_server=partial(connect_servers, args),
+        weight_sync=weight_sync,
+        around_push=policy.around_push,
     )
 
 

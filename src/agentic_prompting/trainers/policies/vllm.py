@@ -84,11 +84,11 @@ class VLLMServerPolicy:
         return min(limits, default=None)
 
     @contextmanager
-    def changing(self, updates: int, wait_for_everyone: Callable[[], None]) -> Iterator[None]:
+    def around_push(self, updates: int, wait_for_everyone: Callable[[], None]) -> Iterator[None]:
         """The context around a push of weights while turns are in flight.
 
-        Those end first, and others begin afterwards: each is sampled by the weights it names. With
-        adapters a turn ends under its own version, so nothing waits.
+        These turns end first, and others begin after the push: each turn is sampled by the weights
+        that it names. With adapters a turn ends under its own version, so nothing waits.
 
         Args:
             updates (`int`): The number of updates that have led to these weights; see [`Sample`].

@@ -21,7 +21,7 @@ from ..records import atomic_write
 from .chat_format import ChatFormat, TextFormat
 from .environment import Environment, as_environment
 from .grammar import Grammar, QuestionGrammar, TagGrammar, TurnKind
-from .grammars import GRAMMARS, find_grammar_class
+from .grammars import find_grammar_class
 from .types import Limits, Observation, Rollout, Sample, Status
 
 if TYPE_CHECKING:
@@ -420,10 +420,12 @@ class AgentSpec:
 
 def _grammar_to_json(grammar: Grammar) -> dict[str, Any]:
     """Return a grammar as JSON; the user's own grammar by its name only."""
-    grammar_class = type(grammar)
-    saved = {"kind": grammar_class.__name__}
+    class_name = type(grammar).__name__
+    saved = {"kind": class_name}
     # The library's own grammars are saved with their arguments.
-    if grammar_class in GRAMMARS.values():
+    grammar_class = find_grammar_class(class_name)
+    is_ours = grammar_class is type(grammar)
+    if grammar_class is not None and is_ours:
         for argument in fields(grammar_class):
             if argument.init:
                 saved[argument.name] = getattr(grammar, argument.name)

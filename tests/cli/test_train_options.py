@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from agentic_prompting import ESPLTrainer, MultiTurnGRPOTrainer, PromptR1Trainer
-from agentic_prompting.cli.loader import GRAMMARS
 from agentic_prompting.cli.run_configuration import option_defaults
 from agentic_prompting.cli.script import run_script
+from agentic_prompting.cli.train_options import GRAMMAR_OPTIONS
 from agentic_prompting.cli.train_program import METHODS, main, method_help, parse_method_options
 from agentic_prompting.rollout import FreeText, read_rollouts
 
@@ -341,7 +341,10 @@ def test_the_schemas_are_those_of_the_dataclasses(tmp_path):
 def test_every_shipped_grammar_is_one():
     from agentic_prompting.cli.loader import load_object
 
-    assert {name: type(load_object(name, "grammar", GRAMMARS)).__name__ for name in GRAMMARS} == {
+    assert {
+        name: type(load_object(name, "grammar", GRAMMAR_OPTIONS)).__name__
+        for name in GRAMMAR_OPTIONS
+    } == {
         "tags": "TagGrammar",
         "question": "QuestionGrammar",
         "free": "FreeText",

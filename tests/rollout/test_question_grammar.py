@@ -245,6 +245,7 @@ def test_an_environments_template_is_kept(grammar):
 
 
 def test_the_command_line_knows_it():
-    from agentic_prompting.cli.loader import GRAMMARS, load_object
+    from agentic_prompting.cli.loader import load_object
+    from agentic_prompting.cli.train_options import GRAMMAR_OPTIONS
 
-    assert load_object("question", "grammar", GRAMMARS) == QuestionGrammar()
+    assert load_object("question", "grammar", GRAMMAR_OPTIONS) == QuestionGrammar()

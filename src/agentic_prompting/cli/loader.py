@@ -30,12 +30,6 @@ SCORES = {
     for name in ("exact", "integer", "letter", "word_sorting")
 }
 """The shipped comparisons of one answer with the accepted ones, by name."""
-GRAMMARS = {
-    "tags": "agentic_prompting.rollout:TagGrammar",
-    "question": "agentic_prompting.rollout:QuestionGrammar",
-    "free": "agentic_prompting.rollout:FreeText",
-}
-"""The shipped grammars, by name."""
 
 
 class UnknownPart(ValueError):

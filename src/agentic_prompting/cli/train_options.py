@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config
 
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
+from ..rollout.grammars import GRAMMARS
 from ..sandbox import Oracle
 from ..sandbox.server import MODEL, OracleServer
 from ..trainers import MultiTurnGRPOConfig
 from .hub import check_model
 from .loader import (
-    GRAMMARS,
     REWARDS,
     load_environment,
     load_object,
@@ -28,6 +28,11 @@ from .options import EnvironmentModel, HeldOutRows, MissingOption, option
 
 # The shipped environments. With `none` the agent has no environment.
 ENVIRONMENTS = ("llm", "search", "none")
+# The shipped grammars that `--grammar` names. `ask` is not among them: its environment brings it.
+GRAMMAR_OPTIONS = {
+    name: f"{GRAMMARS[name].__module__}:{GRAMMARS[name].__name__}"
+    for name in ("tags", "question", "free")
+}
 
 
 def reward_option(default: str) -> Any:
@@ -60,7 +65,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
     )
     system_prompt: str | None = option("The agent's system message, or a file of it.")
     grammar: str | None = option(
-        f"How turns look: {', '.join(GRAMMARS)}, or your own as module:name."
+        f"How turns look: {', '.join(GRAMMAR_OPTIONS)}, or your own as module:name."
     )
     tokenizer: str | None = option("Folder or hub name, if it is not the model's.")
     callbacks: list[str] | None = option("Callbacks of transformers' Trainer as module:name.")
@@ -155,7 +160,7 @@ class DataAndEnvironment(HeldOutRows, EnvironmentModel):
         """The agent's prompt and grammar by argument; for `None` the trainer has its own."""
         grammar = None
         if self.grammar:
-            grammar = load_object(self.grammar, "grammar", GRAMMARS)
+            grammar = load_object(self.grammar, "grammar", GRAMMAR_OPTIONS)
         return {
             "prompt_template": text_or_file(self.prompt_template),
             "system_prompt": text_or_file(self.system_prompt),

@@ -114,7 +114,7 @@ class _ScriptedPolicy:
                 arguments[name] = _EXAMPLE_ARGUMENTS.get(schema.get("type"), question)
         return json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
 
-    def of(self, row: Mapping[str, Any]) -> Any:
+    def for_row(self, row: Mapping[str, Any]) -> Any:
         return self
 
     def parse(self, ids: Sequence[int]) -> Turn:

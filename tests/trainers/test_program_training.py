@@ -116,7 +116,7 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
     class Killed(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
             if state.global_step == 2:
-                begun.update(group.number for group in first.source.groups)
+                begun.update(group.number for group in first.batch_source.groups_in_flight)
                 raise KeyboardInterrupt
 
     begun, first = set(), trainer_of(tiny_policy, tmp_path, Program(uneven), **options)

@@ -261,14 +261,10 @@ def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
         "2",
     ]
     own = [
-        "--problems-per-step",
-        "4",
-        "--num-generations",
-        "3",
-        "--grammar",
-        "free",
-        "--reward",
-        "own:partial",
+        "--problems-per-step=4",
+        "--num-generations=3",
+        "--grammar=free",
+        "--reward=own:partial",
     ]
     refining = [
         "refine",
@@ -312,61 +308,116 @@ def mistakes(flaky: str, refusing: str, closed: str) -> dict[str, Mistake]:
     yaml = FILES["mine.yaml"]
     models = ["--policy-model", "small", "--reference-model", "large"]
     return {
-        "misspelt option": Mistake(["evolve", "--polcy-model", "m"], "--polcy-model.*--policy-model"),
+        "misspelt option": Mistake(
+            ["evolve", "--polcy-model", "m"], "--polcy-model.*--policy-model"
+        ),
         "misspelt key": Mistake(
-            [*train, "bad.yaml"], "learning_rat'.*learning_rate", files={"bad.yaml": yaml + "learning_rat: 1e-3\n"}
+            [*train, "bad.yaml"],
+            "learning_rat'.*learning_rate",
+            files={"bad.yaml": yaml + "learning_rat: 1e-3\n"},
         ),
         "wrong type of a value": Mistake(
-            [*train, "bad.yaml"], "max_steps", files={"bad.yaml": yaml.replace("max_steps: 2", "max_steps: many")}
+            [*train, "bad.yaml"],
+            "max_steps",
+            files={"bad.yaml": yaml.replace("max_steps: 2", "max_steps: many")},
         ),
         "no YAML": Mistake([*train, "bad.yaml"], "is no YAML", files={"bad.yaml": "a: [1\n"}),
-        "missing file": Mistake(["check-env", "own:Store", "--dataset", "nowhere.csv"], "nowhere.csv"),
+        "missing file": Mistake(
+            ["check-env", "own:Store", "--dataset", "nowhere.csv"], "nowhere.csv"
+        ),
         "missing column": Mistake(
-            ["check-env", "own:Store", "--dataset", "mine.csv", "--columns", "question=reqest"], "reqest.*request"
+            ["check-env", "own:Store", "--dataset", "mine.csv", "--columns", "question=reqest"],
+            "reqest.*request",
         ),
         "misspelt part": Mistake(["check-env", "own:Stor"], "did you mean Store"),
         "environment that raises": Mistake(["check-env", "own:broken"], "KeyError: 'shelf'"),
-        "environment of a wrong type": Mistake(["check-env", "own:wrong"], "must return an Observation.* int"),
-        "class for an object": Mistake(["script.py", "environment=Store"], "class Store: pass an object", "model"),
-        "template without question": Mistake(["script.py", "template=hello"], r"no \{question\}", "model"),
-        "missing model folder": Mistake(["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"),
+        "environment of a wrong type": Mistake(
+            ["check-env", "own:wrong"], "must return an Observation.* int"
+        ),
+        "class for an object": Mistake(
+            ["script.py", "environment=Store"], "class Store: pass an object", "model"
+        ),
+        "template without question": Mistake(
+            ["script.py", "template=hello"], r"no \{question\}", "model"
+        ),
+        "missing model folder": Mistake(
+            ["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"
+        ),
         "batch that does not divide": Mistake(["script.py", "batch=6"], "divi", "model"),
-        "reward without a return": Mistake(["script.py", "reward=nothing"], "nothing.*None", "model"),
-        "reward of a wrong length": Mistake(["script.py", "reward=short"], r"short.*\b1\b", "model"),
-        "reward of a missing column": Mistake(["script.py", "reward=unknown_column"], "gold", "model"),
+        "reward without a return": Mistake(
+            ["script.py", "reward=nothing"], "nothing.*None", "model"
+        ),
+        "reward of a wrong length": Mistake(
+            ["script.py", "reward=short"], r"short.*\b1\b", "model"
+        ),
+        "reward of a missing column": Mistake(
+            ["script.py", "reward=unknown_column"], "gold", "model"
+        ),
         "wrong address": Mistake([*asked, "--environment-base-url", closed], "connect", "model"),
         "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),
         "no key": Mistake(
-            ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"], "OPENAI_API_KEY"
+            ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"],
+            "OPENAI_API_KEY",
         ),
         "trained without answers": Mistake(["script.py", "rename=gold"], "answers", "model"),
-        "the same folder again": Mistake(["script.py", "reward=partial", "folder=runs/own"], "resume", "own script"),
+        "the same folder again": Mistake(
+            ["script.py", "reward=partial", "folder=runs/own"], "resume", "own script"
+        ),
         "nothing to learn": Mistake(
-            ["evolve", *OWN, "--policy-model=calm", "--reference-model=large", f"--policy-base-url={flaky}",
-             f"--reference-base-url={flaky}", "--problems-per-step=4", "--steps=1", "--output-dir=runs/nothing"],
+            [
+                "evolve",
+                *OWN,
+                "--policy-model=calm",
+                "--reference-model=large",
+                f"--policy-base-url={flaky}",
+                f"--reference-base-url={flaky}",
+                "--problems-per-step=4",
+                "--steps=1",
+                "--output-dir=runs/nothing",
+            ],
             "nothing was learned.*--grammar free",
         ),
-        "flat reward": Mistake(["flat.py"], "reward is flat.*every reward is 0.5", "model", survives=True),
+        "flat reward": Mistake(
+            ["flat.py"], "reward is flat.*every reward is 0.5", "model", survives=True
+        ),
         "reward of a column in meta": Mistake(
-            ["script.py", "reward=unknown_column", "meta=gold"], r"gold.*meta\[i\]\['gold'\]", "model"
+            ["script.py", "reward=unknown_column", "meta=gold"],
+            r"gold.*meta\[i\]\['gold'\]",
+            "model",
         ),
         "call of a tool that is not there": Mistake(
-            ["check-env", "own:till", "--request", '{"name": "ad", "arguments": {"amount": 5}}'], "every call failed.*ad"
+            ["check-env", "own:till", "--request", '{"name": "ad", "arguments": {"amount": 5}}'],
+            "every call failed.*ad",
         ),
-        "plan from a folder that is no run": Mistake(["plan", "--from", "model"], "settings.json.*--config", "model"),
+        "plan from a folder that is no run": Mistake(
+            ["plan", "--from", "model"], "settings.json.*--config", "model"
+        ),
         "rescoring by a missing column": Mistake(
-            ["rescore", "runs/own", "--reward", "own:unknown_column"], "gold.*--dataset", "own script"
+            ["rescore", "runs/own", "--reward", "own:unknown_column"],
+            "gold.*--dataset",
+            "own script",
         ),
-        "table with other columns": Mistake(["refine", "--sandbox", "--input", "mine.csv"], "request, reply"),
+        "table with other columns": Mistake(
+            ["refine", "--sandbox", "--input", "mine.csv"], "request, reply"
+        ),
         "budget that is too small": Mistake(
-            ["evolve", *OWN, *models, f"--policy-base-url={flaky}", f"--reference-base-url={flaky}",
-             "--problems-per-step=4", "--budget-tokens=50", "--output-dir=runs/poor"],
+            [
+                "evolve",
+                *OWN,
+                *models,
+                f"--policy-base-url={flaky}",
+                f"--reference-base-url={flaky}",
+                "--problems-per-step=4",
+                "--budget-tokens=50",
+                "--output-dir=runs/poor",
+            ],
             "below the least useful one",
         ),
         "key in place of its variable": Mistake(
-            ["evolve", *OWN, *models, "--policy-client", "key=sk-1234"], "name of an environment variable"
+            ["evolve", *OWN, *models, "--policy-client", "key=sk-1234"],
+            "name of an environment variable",
         ),
-    }  # fmt: skip
+    }
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
@@ -422,9 +473,15 @@ def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "500"}
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, *command, *words], cwd=folder, env=env, text=True, timeout=600,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, *command, *words],
+        cwd=folder,
+        env=env,
+        text=True,
+        timeout=600,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
     return done.returncode, done.stderr, time.perf_counter() - started
 
 

@@ -87,11 +87,24 @@ def trained(
     from agentic_prompting import PromptR1Config, PromptR1Trainer
 
     args = {
-        "max_turn_tokens": 48, "max_completion_length": 320, "learning_rate": 1e-3, "lr_scheduler_type": "linear",
-        "num_generations": ROLLOUTS, "per_device_train_batch_size": GROUPS * ROLLOUTS, "max_steps": steps,
-        "async_lead": lead, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "logging_steps": 1,
-        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": seed, **changes,
-    }  # fmt: skip
+        "max_turn_tokens": 48,
+        "max_completion_length": 320,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
+        "num_generations": ROLLOUTS,
+        "per_device_train_batch_size": GROUPS * ROLLOUTS,
+        "max_steps": steps,
+        "async_lead": lead,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": seed,
+        **changes,
+    }
     return train(
         PromptR1Trainer, PromptR1Config(str(folder), **args), sandbox, Sleeps(median, 1.0), before
     )
@@ -270,9 +283,18 @@ def live(policy: Path, folder: Path, steps: int) -> None:
     AsyncSource.take_groups = noted  # type: ignore[method-assign]
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     trainer = trainer_for(
-        policy, folder / "run", rows, environment=Paid(Oracle()), max_steps=steps, save_strategy="steps", save_steps=2,
-        async_lead=2, num_generations=4, per_device_train_batch_size=16, max_turn_tokens=24,
-    )  # fmt: skip
+        policy,
+        folder / "run",
+        rows,
+        environment=Paid(Oracle()),
+        max_steps=steps,
+        save_strategy="steps",
+        save_steps=2,
+        async_lead=2,
+        num_generations=4,
+        per_device_train_batch_size=16,
+        max_turn_tokens=24,
+    )
     trainer.train(resume_from_checkpoint=True)
     note("ended", trainer.state.global_step)
 

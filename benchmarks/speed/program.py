@@ -111,9 +111,13 @@ def trained(
         )
     )
     train(
-        MultiTurnGRPOTrainer, args, sandbox, environment, lambda trainer: trainer.add_callback(clock),
+        MultiTurnGRPOTrainer,
+        args,
+        sandbox,
+        environment,
+        lambda trainer: trainer.add_callback(clock),
         reward_funcs=reward,
-    )  # fmt: skip
+    )
     return clock.after_first(), seen
 
 
@@ -138,8 +142,9 @@ def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
             environment.close()
     middle = {
         (name, kind): statistics.median(value for clock in clocks for value in getattr(clock, kind))
-        for name, clocks in times.items() for kind in ("wall", "cpu")
-    }  # fmt: skip
+        for name, clocks in times.items()
+        for kind in ("wall", "cpu")
+    }
 
     def ratio(name: str, kind: str) -> float:
         return round(middle[name, kind] / middle["native", kind], 3)
@@ -278,10 +283,16 @@ def measure_fork(folder: Path, is_quick: bool) -> dict[str, Any]:
                     if call.type == "function"
                 ]
                 written = [
-                    {"id": id, "type": "function",
-                     "function": {"name": one.name, "arguments": json.dumps(json.loads(one.arguments))}}
+                    {
+                        "id": id,
+                        "type": "function",
+                        "function": {
+                            "name": one.name,
+                            "arguments": json.dumps(json.loads(one.arguments)),
+                        },
+                    }
                     for id, one in functions
-                ]  # fmt: skip
+                ]
                 messages.append(
                     {
                         "role": "assistant",

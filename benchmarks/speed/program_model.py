@@ -83,11 +83,25 @@ def train(
         return [sum(episode.ids) % 7 / 7 + len(episode.ids) / 100 for episode in rollout]
 
     args = MultiTurnGRPOConfig(
-        str(folder), seed=SEED, max_steps=steps + 1, num_generations=4, per_device_train_batch_size=8,
-        gradient_accumulation_steps=rollouts // 8, max_turns=2, max_turn_tokens=TURN_TOKENS,
-        max_completion_length=128, learning_rate=1e-5, beta=0.0, use_cpu=True, gradient_checkpointing=False,
-        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, rollouts_max_mb=0,
-    )  # fmt: skip
+        str(folder),
+        seed=SEED,
+        max_steps=steps + 1,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=rollouts // 8,
+        max_turns=2,
+        max_turn_tokens=TURN_TOKENS,
+        max_completion_length=128,
+        learning_rate=1e-5,
+        beta=0.0,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        rollouts_max_mb=0,
+    )
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     rows = [{"question": fact.question} for fact in town_facts(SEED, 24)]
     trainer = MultiTurnGRPOTrainer(

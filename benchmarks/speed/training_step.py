@@ -67,11 +67,18 @@ def build_model(tokenizer: Any, layers: int) -> Qwen3ForCausalLM:
     """Head to body as in Qwen3-0.6B, 156 M parameters to 440 M, the head tied; on a GPU its width, too."""
     width = 4 if torch.cuda.is_available() else 1
     config = Qwen3Config(
-        vocab_size=1500 * width * layers, hidden_size=256 * width, intermediate_size=768 * width,
-        num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=4, head_dim=32 * width,
+        vocab_size=1500 * width * layers,
+        hidden_size=256 * width,
+        intermediate_size=768 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32 * width,
         max_position_embeddings=4096,
-        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(0)
     return Qwen3ForCausalLM(config)
 
@@ -80,11 +87,21 @@ def settings(folder: Path, steps: int) -> dict[str, Any]:
     """The settings of both trainers."""
     on_cpu = not torch.cuda.is_available()
     return {
-        "output_dir": str(folder), "num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP,
-        "max_steps": steps, "max_completion_length": 1024, "learning_rate": 1e-6, "use_cpu": on_cpu, "bf16": not on_cpu,
-        "gradient_checkpointing": False, "logging_strategy": "no", "save_strategy": "no", "report_to": [],
-        "disable_tqdm": True, "beta": 0.0,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "num_generations": GROUP,
+        "per_device_train_batch_size": 2 * GROUP,
+        "max_steps": steps,
+        "max_completion_length": 1024,
+        "learning_rate": 1e-6,
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        "gradient_checkpointing": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "beta": 0.0,
+    }
 
 
 def rows() -> Dataset:

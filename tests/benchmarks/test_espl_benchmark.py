@@ -138,14 +138,10 @@ def test_figures_from_what_runs_leave(tmp_path, capsys):
     state.rename(pair / "joint" / "population.json")
     espl_figures.main(
         [
-            "--pair",
-            "hmmt",
-            "--runs",
-            str(tmp_path),
-            "--draw",
-            str(tmp_path / "png"),
-            "--figures",
-            "8",
+            "--pair=hmmt",
+            f"--runs={tmp_path}",
+            f"--draw={tmp_path / 'png'}",
+            "--figures=8",
         ]
     )
     drawn = json.loads(capsys.readouterr().out)["figures"]["8"]

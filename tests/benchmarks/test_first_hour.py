@@ -48,15 +48,36 @@ def test_a_warning_that_a_run_survives_is_told(monkeypatch, status, silent):
     assert first_hour.play(["flat reward"], log=lambda line: None)["silent"] == silent
 
 
+PROGRESS_AND_WARNING = """\
+Loading weights: 100%|
+/x.py:1: FutureWarning: y
+  warnings.warn(
+wrong
+"""
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+    f()
+ValueError: no
+"""
+CHAINED_TRACEBACKS = """\
+Traceback (most recent call last):
+  File
+KeyError: 1
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File
+ValueError: a
+b
+"""
+
+
 @pytest.mark.parametrize(
-    ("said", "lines"),
-    [
-        ("one line\n", 1),
-        ("Loading weights: 100%|\n/x.py:1: FutureWarning: y\n  warnings.warn(\nwrong\n", 1),
-        ('Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\nValueError: no\n', 1),
-        ("Traceback (most recent call last):\n  File\nKeyError: 1\n\nDuring handling of the above exception, another "
-         "exception occurred:\n\nTraceback (most recent call last):\n  File\nValueError: a\nb\n", 4),
-    ],
-)  # fmt: skip
-def test_lines_are_those_that_a_reader_has_to_read(said, lines):
-    assert len(first_hour.counted(said)) == lines
+    ("printed", "lines"),
+    [("one line\n", 1), (PROGRESS_AND_WARNING, 1), (TRACEBACK, 1), (CHAINED_TRACEBACKS, 4)],
+    ids=["one line", "progress and warning", "traceback", "chained tracebacks"],
+)
+def test_lines_are_those_that_a_reader_has_to_read(printed, lines):
+    assert len(first_hour.counted(printed)) == lines

@@ -46,9 +46,22 @@ def parser_of(name):
 
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
-        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
-        "plan", "headroom", "merge", "rescore",
-    }  # fmt: skip
+        "demo",
+        "train",
+        "evaluate",
+        "ask",
+        "refine",
+        "evolve",
+        "serve",
+        "report",
+        "data",
+        "doctor",
+        "check-env",
+        "plan",
+        "headroom",
+        "merge",
+        "rescore",
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -324,11 +337,18 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     shutil.copytree(tiny_policy, folder / "warm_start")
     command = [
-        sys.executable, "-c", "from agentic_prompting.cli import main; main()", "train", "prompt-r1",
-        "--config", EXAMPLES / "configs" / "sandbox.yaml",
-        "--accelerate-config", EXAMPLES / "accelerate" / "single.yaml", "--output-dir", folder,
-        "--per_device_train_batch_size", "16", "--max_steps", "500", "--n_test", "8",
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        "from agentic_prompting.cli import main; main()",
+        "train",
+        "prompt-r1",
+        f"--config={EXAMPLES / 'configs' / 'sandbox.yaml'}",
+        f"--accelerate-config={EXAMPLES / 'accelerate' / 'single.yaml'}",
+        f"--output-dir={folder}",
+        "--per_device_train_batch_size=16",
+        "--max_steps=500",
+        "--n_test=8",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with open(log, "w") as file:
         running = subprocess.Popen(
@@ -510,17 +530,24 @@ def test_evolve_through_endpoints(run, tmp_path):
     reply = "<answer>7</answer>"
     with LoopbackServer(lambda body, number: reply) as server:
         urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
-        arguments = [*urls, "--policy-model", "small", "--reference-model", "large", "--data-files", rows, "--steps", 1,
-                     "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
-        status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
+        arguments = [
+            *urls,
+            "--policy-model=small",
+            "--reference-model=large",
+            f"--data-files={rows}",
+            "--problems-per-step=2",
+            "--num-generations=1",
+            "--initial-prompt=Think.",
+            f"--output-dir={tmp_path / 'out'}",
+        ]
+        status, out, _ = run("evolve", *arguments, "--steps", 1, "--json")
         record = json.loads(out)
         assert status == 3, "one attempt each, nothing to compare: nothing was learned"
         assert (
             record["prompt"].startswith("Think.") and record["usage"]["policy"]["prompt_tokens"] > 0
         )
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
-        status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
-                             "--initial-prompt", "Think.")  # fmt: skip
+        status, out, _ = run("evolve", *arguments, "--steps", 2)
         assert status == 3 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
 
 
@@ -747,14 +774,10 @@ def test_a_missing_extra_is_said_before_anything_is_loaded(
         extras, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name)
     )
     common = [
-        "--output_dir",
-        tmp_path,
-        "--task",
-        "gsm8k",
-        "--reflector",
-        "policy",
-        "--model_name_or_path",
-        "x/y",
+        f"--output_dir={tmp_path}",
+        "--task=gsm8k",
+        "--reflector=policy",
+        "--model_name_or_path=x/y",
     ]
     assert "pip install 'agentic-prompting[math]'" in refused(
         "espl", "--reward", "math", *common, *ON_A_CPU
@@ -778,14 +801,10 @@ def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
     with LoopbackServer(lambda body, number: "<answer>4</answer>") as server:
         urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
         models = [
-            "--policy-model",
-            "small",
-            "--reference-model",
-            "large",
-            "--steps",
-            1,
-            "--num-generations",
-            1,
+            "--policy-model=small",
+            "--reference-model=large",
+            "--steps=1",
+            "--num-generations=1",
         ]
         where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
         status, _, err = run("evolve", *urls, *models, *own_rows, *where)

@@ -63,14 +63,10 @@ def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
     (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
     words = [
-        "--task-rows",
-        1,
-        "--samples",
-        2,
-        "--metric",
-        "token_f1",
-        "--judge",
-        f"{tmp_path}/own_judge.py:always",
+        "--task-rows=1",
+        "--samples=2",
+        "--metric=token_f1",
+        f"--judge={tmp_path}/own_judge.py:always",
     ]
     where = ["--sandbox", "--output-dir", tmp_path / "out", "--json"]
     (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *words, *where)[1])[

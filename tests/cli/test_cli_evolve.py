@@ -23,8 +23,13 @@ def own(tmp_path, monkeypatch):
     lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(4))
     (tmp_path / "mine.csv").write_text("request,reply\n" + lines)
     monkeypatch.chdir(tmp_path)
-    return ["--dataset", "mine.csv", "--columns", "question=request,answer=reply", "--steps", 2,
-            "--problems-per-step", 4, "--output-dir", tmp_path / "out"]  # fmt: skip
+    return [
+        "--dataset=mine.csv",
+        "--columns=question=request,answer=reply",
+        "--steps=2",
+        "--problems-per-step=4",
+        f"--output-dir={tmp_path / 'out'}",
+    ]
 
 
 @pytest.fixture

@@ -110,8 +110,9 @@ def test_train_with_a_harness_is_train_agent(run, monkeypatch):
     assert run("train", "--harness", "codex", "--dataset", "x.jsonl")[0] == 0
     assert run("train", "--program=a:b")[0] == 0
     assert [(method, words) for method, words, _ in calls] == [
-        ("agent", ["--harness", "codex", "--dataset", "x.jsonl"]), ("agent", ["--program=a:b"]),
-    ]  # fmt: skip
+        ("agent", ["--harness", "codex", "--dataset", "x.jsonl"]),
+        ("agent", ["--program=a:b"]),
+    ]
     status, out, _ = run("train", "agent", "--help")
     assert status == 0 and all(
         option in out for option in ("--harness", "--program", "--keep_failed", "--max_steps")
@@ -131,14 +132,10 @@ def trainer_of(monkeypatch, *words):
     monkeypatch.setattr("agentic_prompting.cli.train_agent.MultiTurnGRPOTrainer", make)
     monkeypatch.setattr("agentic_prompting.cli.train_agent.check_before_loading", lambda *_: None)
     cpu = [
-        "--model_name_or_path",
-        "m",
-        "--output_dir",
-        "out",
-        "--use_cpu",
-        "true",
-        "--bf16",
-        "false",
+        "--model_name_or_path=m",
+        "--output_dir=out",
+        "--use_cpu=true",
+        "--bf16=false",
     ]
     script, args, model = parse_method_options("agent", [*words, *cpu])
     script.check(args)
@@ -149,14 +146,10 @@ def trainer_of(monkeypatch, *words):
 
 def test_the_trainer_of_a_harness(parts, monkeypatch):
     words = [
-        "--harness",
-        "pi",
-        "--dialect",
-        "google",
-        "--dataset",
-        "tasks.jsonl",
-        "--keep_failed",
-        "kept",
+        "--harness=pi",
+        "--dialect=google",
+        "--dataset=tasks.jsonl",
+        "--keep_failed=kept",
     ]
     arguments = trainer_of(
         monkeypatch, *words, "--reward", "own_agent:tests_pass", "--ask", "Do: {question}"
@@ -172,8 +165,13 @@ def test_the_trainer_of_a_harness(parts, monkeypatch):
     assert [row["files"] for row in arguments["train_dataset"]] == [
         {f"{i}.txt": "a"} for i in range(3)
     ]
-    arguments = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",
-                       "--reward", "own_agent:short")  # fmt: skip
+    arguments = trainer_of(
+        monkeypatch,
+        "--program=own_agent:agent",
+        "--dataset=tasks.jsonl",
+        "--task_rows=2",
+        "--reward=own_agent:short",
+    )
     assert type(arguments["environment"]) is Program and len(arguments["train_dataset"]) == 2
     assert [function.__name__ for function in arguments["reward_funcs"]] == ["short"]
 

@@ -42,15 +42,11 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
         for role in ("policy", "reference", "environment"):
             models += [f"--{role}-model", "m", f"--{role}-base-url", server.base_url]
         words = [
-            "--dataset",
-            sums,
+            f"--dataset={sums}",
             *models,
-            "--tried",
-            4,
-            "--calls",
-            128,
-            "--output-dir",
-            tmp_path / "out",
+            "--tried=4",
+            "--calls=128",
+            f"--output-dir={tmp_path / 'out'}",
         ]
         status, out, err = run("headroom", *words, "--json")
     record = json.loads(out)
@@ -76,15 +72,11 @@ def test_a_spent_budget_stops_it(run, sums, tmp_path):
             "Mine.",
         ]
         words = [
-            "--dataset",
-            sums,
+            f"--dataset={sums}",
             *model,
-            "--budget-usd",
-            1e-9,
-            "--output-dir",
-            tmp_path,
-            "--calls",
-            200,
+            "--budget-usd=1e-09",
+            f"--output-dir={tmp_path}",
+            "--calls=200",
         ]
         status, out, err = run("headroom", *words)
     assert status == 1 and "Stopped early" in out and "budget" in err
@@ -102,15 +94,11 @@ def test_the_signal_of_an_agent(run, asking_policy, tmp_path):
     )
     environment = ["--environment", f"{tmp_path}/own.py:environment"]
     words = [
-        "--untrained",
-        asking_policy,
+        f"--untrained={asking_policy}",
         *environment,
-        "--dataset",
-        file,
-        "--group-size",
-        4,
-        "--output-dir",
-        tmp_path,
+        f"--dataset={file}",
+        "--group-size=4",
+        f"--output-dir={tmp_path}",
     ]
     status, out, err = run("headroom", *words)
     assert status == 0, err

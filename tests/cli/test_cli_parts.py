@@ -135,14 +135,10 @@ def test_a_judge_is_a_metric(parts):
         ],
         [
             "evolve",
-            "--policy-model",
-            "m",
-            "--reference-model",
-            "m",
-            "--dataset",
-            "rows.jsonl",
-            "--reward",
-            "own_parts:scoree",
+            "--policy-model=m",
+            "--reference-model=m",
+            "--dataset=rows.jsonl",
+            "--reward=own_parts:scoree",
         ],
         ["refine", "--sandbox", "--score", "own_parts:strikt"],
         [
@@ -163,16 +159,11 @@ def test_a_wrong_name_ends_every_command_with_status_2(run, parts, asking_policy
 
 
 ON_A_CPU = [
-    "--use_cpu",
-    "true",
-    "--bf16",
-    "false",
-    "--report_to",
-    "none",
-    "--logging_steps",
-    "1",
-    "--max_steps",
-    "1",
+    "--use_cpu=true",
+    "--bf16=false",
+    "--report_to=none",
+    "--logging_steps=1",
+    "--max_steps=1",
 ]
 
 

@@ -189,9 +189,16 @@ def test_roles_are_called_as_their_options_say(run, models, tmp_path, monkeypatc
 def test_a_model_in_a_folder_answers(run, server, tiny_policy):
     feedback = ["--feedback-model", "large", "--feedback-base-url", server.base_url]
     status, out, err = run(
-        "refine", "--prompt", "Think.", "--query", "what is the capital of Kenya ?", "--local-model", tiny_policy,
-        "--tokens-per-step", "4", "--max-steps", "2", "--final-max-tokens", "12", *feedback, "--json",
-    )  # fmt: skip
+        "refine",
+        "--prompt=Think.",
+        "--query=what is the capital of Kenya ?",
+        f"--local-model={tiny_policy}",
+        "--tokens-per-step=4",
+        "--max-steps=2",
+        "--final-max-tokens=12",
+        *feedback,
+        "--json",
+    )
     assert status == 0, err
     (result,) = json.loads(out)["results"]
     assert (
@@ -269,14 +276,10 @@ def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path):
         urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
         arguments = [
             "refine",
-            "--input",
-            questions,
-            "--output",
-            results,
-            "--task-model",
-            "s",
-            "--feedback-model",
-            "l",
+            f"--input={questions}",
+            f"--output={results}",
+            "--task-model=s",
+            "--feedback-model=l",
         ]
         running = subprocess.Popen(
             [*COMMAND, *map(str, arguments), *urls],

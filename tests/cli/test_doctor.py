@@ -85,19 +85,29 @@ def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatc
     recorded = tmp_path / "replies.sqlite"
     endpoint = ["--environment-model", MODEL, "--environment-base-url", oracle]
     status, findings = doctor(
-        "--config",
-        config(),
+        f"--config={config()}",
         *endpoint,
-        "--run",
-        asking_policy,
-        "--replay-cache",
-        recorded,
-        "--output-dir",
-        tmp_path / "o",
+        f"--run={asking_policy}",
+        f"--replay-cache={recorded}",
+        f"--output-dir={tmp_path / 'o'}",
     )
     assert (status, others(findings)) == (0, [])
-    for check in ("python", "versions", "devices", "output folder", "replay cache", "options", "batch", "values", "key",
-                  "endpoint", "price", "run", "chat template"):  # fmt: skip
+    checks = {
+        "python",
+        "versions",
+        "devices",
+        "output folder",
+        "replay cache",
+        "options",
+        "batch",
+        "values",
+        "key",
+        "endpoint",
+        "price",
+        "run",
+        "chat template",
+    }
+    for check in checks:
         assert any(finding["level"] == "ok" for finding in findings[check]), check
     assert KEY not in str(findings)
     assert not (tmp_path / "o").exists() and not recorded.exists(), "looking makes nothing"

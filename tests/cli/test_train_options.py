@@ -66,12 +66,24 @@ def two_prompts():
     return Population(SystemPrompt("Answer ."))
 '''
 OPTION_OF = {
-    "model": "model_name_or_path", "reward_funcs": "reward", "args": "max_turns", "train_dataset": "dataset",
-    "eval_dataset": "eval_task", "processing_class": "tokenizer", "environment": "environment", "tools": "tools",
-    "environment_factory": "environment_factory", "prompt_template": "prompt_template",
-    "system_prompt": "system_prompt", "grammar": "grammar", "reference": "reference_model",
-    "initial_prompt": "initial_prompt", "population": "population", "callbacks": "callbacks", "peft_config": "use_peft",
-}  # fmt: skip
+    "model": "model_name_or_path",
+    "reward_funcs": "reward",
+    "args": "max_turns",
+    "train_dataset": "dataset",
+    "eval_dataset": "eval_task",
+    "processing_class": "tokenizer",
+    "environment": "environment",
+    "tools": "tools",
+    "environment_factory": "environment_factory",
+    "prompt_template": "prompt_template",
+    "system_prompt": "system_prompt",
+    "grammar": "grammar",
+    "reference": "reference_model",
+    "initial_prompt": "initial_prompt",
+    "population": "population",
+    "callbacks": "callbacks",
+    "peft_config": "use_peft",
+}
 """Parameters of the trainers, and those of TRL's that their docstrings name: the option of each."""
 
 
@@ -124,11 +136,18 @@ def trainer_of(method, monkeypatch, *words):
 def test_a_file_names_them_all(parts, tiny_policy, method, monkeypatch):
     (parts / "words.txt").write_text("Order : {question}")
     values = {
-        "model_name_or_path": str(tiny_policy), "tokenizer": str(tiny_policy), "dataset": "rows.jsonl",
-        "eval_task": "rows.jsonl", "environment": "shop:OrderDB", "reward": ["exact_match", "shop:short"],
-        "prompt_template": "words.txt", "system_prompt": "Be kind.", "grammar": "free",
-        "callbacks": ["shop.py:Marks"], "output_dir": "out",
-    }  # fmt: skip
+        "model_name_or_path": str(tiny_policy),
+        "tokenizer": str(tiny_policy),
+        "dataset": "rows.jsonl",
+        "eval_task": "rows.jsonl",
+        "environment": "shop:OrderDB",
+        "reward": ["exact_match", "shop:short"],
+        "prompt_template": "words.txt",
+        "system_prompt": "Be kind.",
+        "grammar": "free",
+        "callbacks": ["shop.py:Marks"],
+        "output_dir": "out",
+    }
     if method == "espl":
         values |= {"reflector": "policy", "population": "shop:two_prompts"}
     (parts / "run.yaml").write_text(yaml.safe_dump(values))
@@ -188,10 +207,18 @@ def test_options_of_loading_reach_the_model(parts, monkeypatch):
 
 def test_an_environment_of_ones_own_is_trained_from_a_file(parts, asking_policy, capsys):
     values = {
-        "model_name_or_path": str(asking_policy), "environment": "shop:OrderDB", "reward": "shop:short",
-        "callbacks": "shop:Marks", "dataset": "rows.jsonl", "output_dir": "out", "max_steps": 1,
-        "per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 32, "system_prompt": "Hello",
-    }  # fmt: skip
+        "model_name_or_path": str(asking_policy),
+        "environment": "shop:OrderDB",
+        "reward": "shop:short",
+        "callbacks": "shop:Marks",
+        "dataset": "rows.jsonl",
+        "output_dir": "out",
+        "max_steps": 1,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 32,
+        "system_prompt": "Hello",
+    }
     (parts / "run.yaml").write_text(yaml.safe_dump(values))
     main("prompt-r1", ["--config", "run.yaml", *ON_A_CPU])
     assert "MARKED" in capsys.readouterr().out

@@ -113,9 +113,11 @@ def test_references_that_do_not_exist_cost_nothing():
         environment, rollout, ("a", "#1"), ("a", "#3 please"), ("a", "see #0"), ("a", "#1")
     )
     assert observation.text.splitlines() == [
-        "#1 : there is no reply #1", "#2 : there is no reply #3", "#3 : there is no reply #0",
+        "#1 : there is no reply #1",
+        "#2 : there is no reply #3",
+        "#3 : there is no reply #0",
         "#4 : there is no reply #1",  # our own words about a mistake are not handed on
-    ]  # fmt: skip
+    ]
     assert not chat.calls and not rollout.replies and observation.parts == ("",) * 4
 
 
@@ -221,8 +223,10 @@ def test_mistakes_of_the_agent_are_told_to_it():
     environment = Workers({"a": ECHO}, max_calls=2)
     observation = ask(environment, begin(environment), ("z", "x"), ("a", "y"), ("a", "y"))
     assert observation.text.splitlines() == [
-        "#1 : there is no worker z , only a", "#2 : echo y", "#3 : only 2 calls in one turn",
-    ]  # fmt: skip
+        "#1 : there is no worker z , only a",
+        "#2 : echo y",
+        "#3 : only 2 calls in one turn",
+    ]
     assert observation.error is None and observation.parts == ("", "echo y", "")
 
 
@@ -336,9 +340,13 @@ def test_prices_of_workers():
     rollout.finish("answered")
     assert CostReward(1.0)([rollout]) == [-2.75]
     assert rollout.counts == {
-        "workers/own": 1.0, "workers/flat": 1.0, "workers/replayed": 1.0,
-        "workers_usd/own": 2.0, "workers_usd/flat": 0.25, "workers_usd/replayed": 0.5,
-    }  # fmt: skip
+        "workers/own": 1.0,
+        "workers/flat": 1.0,
+        "workers/replayed": 1.0,
+        "workers_usd/own": 2.0,
+        "workers_usd/flat": 0.25,
+        "workers_usd/replayed": 0.5,
+    }
     assert costs_by_worker(rollout) == {
         "own": {"calls": 1, "cost_usd": 2.0},
         "flat": {"calls": 1, "cost_usd": 0.25},

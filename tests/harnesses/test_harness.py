@@ -32,11 +32,17 @@ def own(tmp_path, **changes):
     path = tmp_path / "agent.py"
     path.write_text(textwrap.dedent(AGENT))
     settings = {
-        "name": "own", "command": (sys.executable, str(path), "{task}"), "environment": {"OWN_KEY": "{api_key}"},
-        "dialects": {"chat": ("completions", "{base_url}"), "responses": ("responses", "{base_url}/x")},
+        "name": "own",
+        "command": (sys.executable, str(path), "{task}"),
+        "environment": {"OWN_KEY": "{api_key}"},
+        "dialects": {
+            "chat": ("completions", "{base_url}"),
+            "responses": ("responses", "{base_url}/x"),
+        },
         "files": {".own/settings.json": SETTINGS},
-        "prompt_file": ".own/AGENTS.md", "task": "Do: {question}",
-    }  # fmt: skip
+        "prompt_file": ".own/AGENTS.md",
+        "task": "Do: {question}",
+    }
     return Harness(**{**settings, **changes})
 
 

@@ -25,60 +25,148 @@ def items(*payloads):
 
 RECORDS = {
     "codex": [
-        {"type": "session_meta", "payload": {"id": "x", "base_instructions": {"text": "You code."}}},
+        {
+            "type": "session_meta",
+            "payload": {"id": "x", "base_instructions": {"text": "You code."}},
+        },
         *items(
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do"}]},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I write now."}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "I write now."}],
+            },
             {"type": "function_call", "name": "write", "arguments": TEXT, "call_id": "call_1"},
             {"type": "function_call_output", "call_id": "call_1", "output": "ok"},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "It is done."}],
+            },
         ),
     ],
     "pi": [
-        {"type": "message", "message": {"role": "user", "content": [{"type": "text", "text": "do"}]}},
-        {"type": "message", "message": {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I write now."},
-            {"type": "toolCall", "id": "call_1", "name": "write", "arguments": ARGS}]}},
-        {"type": "message", "message": {"role": "toolResult", "content": [{"type": "text", "text": "ok"}]}},
-        {"type": "message", "message": {"role": "assistant", "content": [{"type": "text", "text": "It is  done."}]}},
+        {
+            "type": "message",
+            "message": {"role": "user", "content": [{"type": "text", "text": "do"}]},
+        },
+        {
+            "type": "message",
+            "message": {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm"},
+                    {"type": "text", "text": "I write now."},
+                    {"type": "toolCall", "id": "call_1", "name": "write", "arguments": ARGS},
+                ],
+            },
+        },
+        {
+            "type": "message",
+            "message": {"role": "toolResult", "content": [{"type": "text", "text": "ok"}]},
+        },
+        {
+            "type": "message",
+            "message": {"role": "assistant", "content": [{"type": "text", "text": "It is  done."}]},
+        },
     ],
     "claude-code": [
         {"type": "user", "message": {"role": "user", "content": "do"}},
-        *({"type": "assistant", "message": {"role": "assistant", "id": "msg_1", "content": [block]}} for block in (
-            {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I write now."},
-            {"type": "tool_use", "id": "call_1", "name": "write", "input": ARGS})),
-        {"type": "user", "message": {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]}},
-        {"type": "assistant", "message": {"role": "assistant", "id": "msg_2", "content": [
-            {"type": "text", "text": "It is done."}]}},
+        *(
+            {
+                "type": "assistant",
+                "message": {"role": "assistant", "id": "msg_1", "content": [block]},
+            }
+            for block in (
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "I write now."},
+                {"type": "tool_use", "id": "call_1", "name": "write", "input": ARGS},
+            )
+        ),
+        {
+            "type": "user",
+            "message": {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]},
+        },
+        {
+            "type": "assistant",
+            "message": {
+                "role": "assistant",
+                "id": "msg_2",
+                "content": [{"type": "text", "text": "It is done."}],
+            },
+        },
     ],
     "qwen-code": [
-        {"type": "assistant", "message": {"role": "model", "parts": [
-            {"text": "hm", "thought": True}, {"functionCall": {"id": "call_1", "name": "write", "args": ARGS}}]}},
-        {"type": "tool_result", "message": {"role": "user", "parts": [{"functionResponse": {"name": "write"}}]}},
+        {
+            "type": "assistant",
+            "message": {
+                "role": "model",
+                "parts": [
+                    {"text": "hm", "thought": True},
+                    {"functionCall": {"id": "call_1", "name": "write", "args": ARGS}},
+                ],
+            },
+        },
+        {
+            "type": "tool_result",
+            "message": {"role": "user", "parts": [{"functionResponse": {"name": "write"}}]},
+        },
         {"type": "assistant", "message": {"role": "model", "parts": [{"text": "It is done."}]}},
     ],
     "gemini-cli": [
         {"$set": {"messages": [{"type": "user", "content": [{"text": "do"}]}]}},
         {"id": "a", "type": "gemini", "content": ""},
-        {"id": "a", "type": "gemini", "content": "", "toolCalls": [{"id": "write__1", "name": "write", "args": ARGS}]},
+        {
+            "id": "a",
+            "type": "gemini",
+            "content": "",
+            "toolCalls": [{"id": "write__1", "name": "write", "args": ARGS}],
+        },
         {"id": "b", "type": "gemini", "content": "It is done."},
     ],
-    "mini by chat": {"info": {}, "messages": [
-        {"role": "system", "content": "You code."},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": TEXT}}]},
-        {"role": "tool", "content": "ok"},
-        {"role": "assistant", "content": "It is done."},
-    ]},
-    "mini by responses": {"messages": [
-        {"object": "response", "output": [
-            {"type": "reasoning", "summary": []}, {"type": "function_call", "name": "write", "arguments": TEXT}]},
-        {"type": "function_call_output", "output": "ok"},
-        {"object": "response", "output": [
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]}]},
-    ]},
-}  # fmt: skip
+    "mini by chat": {
+        "info": {},
+        "messages": [
+            {"role": "system", "content": "You code."},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "write", "arguments": TEXT},
+                    }
+                ],
+            },
+            {"role": "tool", "content": "ok"},
+            {"role": "assistant", "content": "It is done."},
+        ],
+    },
+    "mini by responses": {
+        "messages": [
+            {
+                "object": "response",
+                "output": [
+                    {"type": "reasoning", "summary": []},
+                    {"type": "function_call", "name": "write", "arguments": TEXT},
+                ],
+            },
+            {"type": "function_call_output", "output": "ok"},
+            {
+                "object": "response",
+                "output": [
+                    {
+                        "type": "message",
+                        "role": "assistant",
+                        "content": [{"type": "output_text", "text": "It is done."}],
+                    }
+                ],
+            },
+        ]
+    },
+}
 
 
 def recorded(tmp_path, record):

@@ -110,9 +110,17 @@ def test_a_rollout_sample_is_what_our_worker_fills():
     """`RolloutSample`; which of the worker's methods the trainer calls, the tests above show."""
     sample_fields = dataclasses.fields(find_in_trl("RolloutSample"))
     assert [field.name for field in sample_fields] == [
-        "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version",
-        "group_id", "metrics", "enqueued_at",
-    ]  # fmt: skip
+        "prompt",
+        "completion",
+        "input_ids",
+        "completion_mask",
+        "old_log_probs",
+        "advantage",
+        "model_version",
+        "group_id",
+        "metrics",
+        "enqueued_at",
+    ]
 
 
 def test_the_stable_place_comes_first(monkeypatch):

@@ -572,8 +572,11 @@ def test_every_call_returns_its_connection(serve, monkeypatch):
     bad = [*BAD, Answer("x" * 5000)]
     _server, chat = serve(
         lambda request, n: "ok" if request["messages"][0]["content"] == "ok" else bad[n % len(bad)],
-        max_concurrency=2, max_retries=0, timeout=0.3, patience=0.1,
-    )  # fmt: skip
+        max_concurrency=2,
+        max_retries=0,
+        timeout=0.3,
+        patience=0.1,
+    )
     for i in range(36):
         pending = start(chat(user("bad")))
         if i % 3:

@@ -53,10 +53,18 @@ def without_logprobs(samples):
 def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):
     """A model for a byte-level tokenizer; some models have more rows than their tokenizer has tokens."""
     config = Qwen3Config(
-        vocab_size=len(tokenizer) + extra_rows, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, initializer_range=0.3, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer) + extra_rows,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return kind(config).eval()
@@ -223,11 +231,18 @@ SAMPLINGS = [
 def transformers_probabilities(model, context, sampling):
     """The distribution of the next token as transformers' own sampling shapes it, by its own switches."""
     output = model.generate(
-        torch.tensor([context]), attention_mask=torch.ones(1, len(context), dtype=torch.long), max_new_tokens=1,
-        do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
-        min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty, output_scores=True,
+        torch.tensor([context]),
+        attention_mask=torch.ones(1, len(context), dtype=torch.long),
+        max_new_tokens=1,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        output_scores=True,
         return_dict_in_generate=True,
-    )  # fmt: skip
+    )
     return output.scores[0][0].double().softmax(-1).numpy()
 
 
@@ -344,10 +359,14 @@ def test_temperature_zero_is_greedy(any_model, penalty):
     )
     for request in requests_for(tokenizer, 6):
         greedy = model.generate(
-            torch.tensor([request.context]), attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
-            do_sample=False, max_new_tokens=request.max_new_tokens, repetition_penalty=penalty,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+            torch.tensor([request.context]),
+            attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=request.max_new_tokens,
+            repetition_penalty=penalty,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
         assert sampler([request])[0].ids == greedy[0, len(request.context) :].tolist()
 
 

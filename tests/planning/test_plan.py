@@ -33,13 +33,24 @@ from support.marks import long
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {
-    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2000, "max_position_embeddings": 4096,
-}  # fmt: skip
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 2000,
+    "max_position_embeddings": 4096,
+}
 ARGS = {
-    "bf16": True, "gradient_checkpointing": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
-    "max_context": 512, "max_completion_length": 512, "beta": 0.0,
-}  # fmt: skip
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_context": 512,
+    "max_completion_length": 512,
+    "beta": 0.0,
+}
 
 
 def benchmark():
@@ -429,14 +440,10 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
         ROOT / "examples" / "accelerate" / "zero3.yaml",
     )
     words = [
-        "--config",
-        config,
-        "--accelerate-config",
-        zero3,
-        "--model-name",
-        tmp_path,
-        "--environment-model",
-        "gpt-4o-mini",
+        f"--config={config}",
+        f"--accelerate-config={zero3}",
+        f"--model-name={tmp_path}",
+        "--environment-model=gpt-4o-mini",
     ]
     assert asked(*words, "--rows", 640, "--json") == 0
     printed = json.loads(capsys.readouterr().out)

@@ -363,10 +363,14 @@ def test_a_mistake_of_the_policy_learns_and_a_bug_does_not():
 @pytest.mark.parametrize(
     "returned, status",
     [
-        (None, "malformed"), ("  ", "malformed"), ({"reward": None}, "failed"), ({"reward": "good"}, "failed"),
-        (float("nan"), "failed"), ({"answer": "x", "reward": float("inf")}, "failed"),
+        (None, "malformed"),
+        ("  ", "malformed"),
+        ({"reward": None}, "failed"),
+        ({"reward": "good"}, "failed"),
+        (float("nan"), "failed"),
+        ({"answer": "x", "reward": float("inf")}, "failed"),
     ],
-)  # fmt: skip
+)
 def test_no_answer_is_no_success(returned, status):
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)

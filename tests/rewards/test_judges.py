@@ -205,9 +205,9 @@ def test_a_judge_that_fails_gives_no_reward():
 
 
 def test_a_single_rollout_left_of_a_group_has_no_reward():
-    assert judged(GroupJudge(ScriptedChat(obedient), RUBRIC), [answer("4"), answer("5", status="failed")]) == (
-        [None, None], [],
-    )  # fmt: skip
+    judge = GroupJudge(ScriptedChat(obedient), RUBRIC)
+    group = [answer("4"), answer("5", status="failed")]
+    assert judged(judge, group) == ([None, None], [])
 
 
 def test_the_order_is_shuffled_by_the_seed_and_reversed_on_request():
@@ -350,9 +350,12 @@ def test_a_group_judge_asked_about_one_rollout_is_an_error_at_start(rows, tmp_pa
 )
 def test_a_group_judge_needs_whole_groups_on_a_process(group, own, fits):
     args = SimpleNamespace(
-        num_generations=group, per_device_train_batch_size=own, steps_per_generation=1,
-        num_generations_eval=None, per_device_eval_batch_size=8,
-    )  # fmt: skip
+        num_generations=group,
+        per_device_train_batch_size=own,
+        steps_per_generation=1,
+        num_generations_eval=None,
+        per_device_eval_batch_size=8,
+    )
     judges = [exact_match_reward, GroupJudge(ScriptedChat(obedient), RUBRIC)]
     with nullcontext() if fits else pytest.raises(ValueError, match="a group has only one"):
         check_group_sizes(judges, args, has_eval_dataset=False)

@@ -315,11 +315,14 @@ def test_limits_below_one(limit):
 
 
 # Text that tries: special tokens of every family, tags of the grammar, odd characters.
-PIECES = [
-    *sorted({piece for _, special, ordinary in FAMILIES.values() for piece in [*special, *ordinary]}),
-    "<answer>", "</answer>", "<interaction_response>", "</interaction_response>", "<think", "<|im_", "end|>", "<",
-    "\u200b", "\u202e", "\x00", "é", "日本", "🙂", "\n", " ", "Kenya", "<pad>", "<|IM_END|>",
-]  # fmt: skip
+FAMILY_TOKENS = set()
+for _, special, ordinary in FAMILIES.values():
+    FAMILY_TOKENS.update(special, ordinary)
+TAGS = ["<answer>", "</answer>", "<interaction_response>", "</interaction_response>"]
+HALVES = ["<think", "<|im_", "end|>", "<"]
+ODD_CHARACTERS = ["\u200b", "\u202e", "\x00", "é", "日本", "🙂", "\n", " "]
+WORDS = ["Kenya", "<pad>", "<|IM_END|>"]
+PIECES = [*sorted(FAMILY_TOKENS), *TAGS, *HALVES, *ODD_CHARACTERS, *WORDS]
 hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map(
     "".join
 )

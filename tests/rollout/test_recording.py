@@ -336,18 +336,38 @@ def test_a_record_says_everything(tmp_path):
 
 def fact(status="answered", **changes):
     zero = {
-        "error_kind": None, "error": None, "fatal": False, "turns": 1, "interactions": 0, "agent_tokens": 0,
-        "observation_tokens": 0, "latencies": (), "calls": 0, "cached": 0, "shared": 0, "retries": 0, "tokens": 0,
+        "error_kind": None,
+        "error": None,
+        "fatal": False,
+        "turns": 1,
+        "interactions": 0,
+        "agent_tokens": 0,
+        "observation_tokens": 0,
+        "latencies": (),
+        "calls": 0,
+        "cached": 0,
+        "shared": 0,
+        "retries": 0,
+        "tokens": 0,
         "cost_usd": 0.0,
-    }  # fmt: skip
+    }
     return RolloutFacts(status=status, **{**zero, **changes})
 
 
 def test_facts_of_a_rollout():
     assert RolloutFacts.of(answered_rollout()) == fact(
-        turns=2, interactions=1, agent_tokens=5, observation_tokens=4, latencies=(0.5,), calls=1, cached=1,
-        shared=0, retries=2, tokens=15, cost_usd=0.25,
-    )  # fmt: skip
+        turns=2,
+        interactions=1,
+        agent_tokens=5,
+        observation_tokens=4,
+        latencies=(0.5,),
+        calls=1,
+        cached=1,
+        shared=0,
+        retries=2,
+        tokens=15,
+        cost_usd=0.25,
+    )
     failed = RolloutFacts.of(failed_rollout())
     assert (failed.status, failed.error_kind, failed.fatal) == ("failed", "ServerFailed", False)
     assert (failed.interactions, failed.calls, failed.retries, failed.latencies) == (
@@ -363,13 +383,33 @@ def test_facts_of_a_rollout():
 
 def test_means_and_sums():
     facts = [
-        fact("answered", turns=3, interactions=2, agent_tokens=30, observation_tokens=10, latencies=(1.0, 3.0), calls=2,
-             cached=1, shared=1, retries=4, tokens=100, cost_usd=0.5),
+        fact(
+            "answered",
+            turns=3,
+            interactions=2,
+            agent_tokens=30,
+            observation_tokens=10,
+            latencies=(1.0, 3.0),
+            calls=2,
+            cached=1,
+            shared=1,
+            retries=4,
+            tokens=100,
+            cost_usd=0.5,
+        ),
         fact("truncated", turns=1, agent_tokens=10),
         fact("failed", turns=1, latencies=(8.0,), calls=1, retries=5, tokens=7, cost_usd=0.25),
-        fact("answered", turns=3, interactions=2, agent_tokens=20, observation_tokens=6, latencies=(0.0, 0.0), calls=2,
-             tokens=3),
-    ]  # fmt: skip
+        fact(
+            "answered",
+            turns=3,
+            interactions=2,
+            agent_tokens=20,
+            observation_tokens=6,
+            latencies=(0.0, 0.0),
+            calls=2,
+            tokens=3,
+        ),
+    ]
     assert rollout_metrics(facts) == {
         "rollout/turns": 2.0,
         "rollout/interactions": 1.0,

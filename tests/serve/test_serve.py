@@ -258,9 +258,15 @@ def test_what_is_ignored_is_named(serve):
     with client(address) as asking:
         for options in ({}, {"stream": True}):
             raw = asking.chat.completions.with_raw_response.create(
-                model="agent", messages=QUESTION, temperature=0.7, top_p=0.5, user="me", stop=None,
-                extra_body={"x\r\ny": 1, "é": 1}, **options,
-            )  # fmt: skip
+                model="agent",
+                messages=QUESTION,
+                temperature=0.7,
+                top_p=0.5,
+                user="me",
+                stop=None,
+                extra_body={"x\r\ny": 1, "é": 1},
+                **options,
+            )
             assert raw.headers["X-Ignored-Parameters"] == "temperature, top_p, user"
         raw = asking.chat.completions.with_raw_response.create(
             model="agent", messages=QUESTION, temperature=0, tools=[]

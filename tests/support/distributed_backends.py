@@ -103,8 +103,11 @@ def launch_under_torchrun(script, processes, settings, timeout=280):
     ]
     done = subprocess.run(
         [*command, str(HERE / script), json.dumps(settings)],
-        env=variables, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
     return [done.returncode], done.stderr
 
 

@@ -69,9 +69,15 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
     environment for the even rows and one for the odd ones."""
     folder = Path(settings["folder"]) / name
     changes = {
-        "per_device_train_batch_size": 8 // settings["processes"], "max_steps": 3, "max_turns": 3,
-        "max_turn_tokens": 6, "max_completion_length": 160, "max_grad_norm": 1.0, "full_determinism": True, **changes,
-    }  # fmt: skip
+        "per_device_train_batch_size": 8 // settings["processes"],
+        "max_steps": 3,
+        "max_turns": 3,
+        "max_turn_tokens": 6,
+        "max_completion_length": 160,
+        "max_grad_norm": 1.0,
+        "full_determinism": True,
+        **changes,
+    }
     data = as_rows(make_split(0, n_test=8)[1])[:rows]
     if method == "several":
         data = [
@@ -91,9 +97,12 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
             folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **ours, **changes}
         )
         trainer = ESPLTrainer(
-            args=args, reward_funcs=PromptR1Reward(), reference=Replays(), initial_prompt="Answer .\n[G0]. Ask .",
+            args=args,
+            reward_funcs=PromptR1Reward(),
+            reference=Replays(),
+            initial_prompt="Answer .\n[G0]. Ask .",
             **common,
-        )  # fmt: skip
+        )
     else:
         trainer = PromptR1Trainer(
             args=prompt_r1_arguments(folder, num_generations=4, beta=0.01, **changes), **common

@@ -224,11 +224,22 @@ def live(policy: str, folder: str, url: str, steps: int, program: str, port: int
     with OpenAIChat("m", url, cache=ReplayCache(Path(folder) / "replies.sqlite")) as chat:
         own = program_of(program, Path(folder), {"oracle": chat}, port) if program else None
         trainer = trainer_for(
-            policy, folder, rows, chat, MultiTurnGRPOTrainer if program else PromptR1Trainer, own,
-            max_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2,
-            full_determinism=not program, check_environment=False, num_generations=4, per_device_train_batch_size=8,
+            policy,
+            folder,
+            rows,
+            chat,
+            MultiTurnGRPOTrainer if program else PromptR1Trainer,
+            own,
+            max_steps=steps,
+            save_strategy="steps",
+            save_steps=1,
+            save_total_limit=2,
+            full_determinism=not program,
+            check_environment=False,
+            num_generations=4,
+            per_device_train_batch_size=8,
             async_lead=int(program == "differs"),
-        )  # fmt: skip
+        )
         trainer.train(resume_from_checkpoint=True)
     weights = b"".join(tensor.numpy().tobytes() for tensor in trainer.model.state_dict().values())
     log = trainer.state.log_history

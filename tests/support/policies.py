@@ -48,9 +48,18 @@ def make_asking_policy(tiny: Path, folder: Path) -> Path:
     ]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
     warm_start(
-        model, tokenizer, rollouts, folder / "sft", max_steps=40, per_device_train_batch_size=8, learning_rate=3e-3,
-        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        rollouts,
+        folder / "sft",
+        max_steps=40,
+        per_device_train_batch_size=8,
+        learning_rate=3e-3,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
     model.save_pretrained(folder)
     return folder
 

@@ -15,6 +15,7 @@ from agentic_prompting.records import only_writer
 from support import evolving
 
 ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "examples" / "configs"
 ROWS = [{"question": f"q{number}", "answers": ["yes"]} for number in range(6)]
 
 
@@ -27,33 +28,25 @@ def files_of(folder):
     }
 
 
-def small(folder):
+def options_of_a_small_run(config, folder):
     return [
-        "--config",
-        ROOT / "examples" / "configs" / "sandbox.yaml",
-        "--output_dir",
-        folder,
-        "--max_steps",
-        1,
-        "--n_test",
-        8,
-        "--warm_start_steps",
-        1,
-        "--num_generations",
-        2,
-        "--per_device_train_batch_size",
-        6,
+        f"--config={config}",
+        f"--output_dir={folder}",
+        "--max_steps=1",
+        "--n_test=8",
+        "--warm_start_steps=1",
+        "--num_generations=2",
+        "--per_device_train_batch_size=6",
     ]
 
 
 def train(folder):
-    train_program.main("prompt-r1", [*map(str, small(folder))])
+    train_program.main("prompt-r1", options_of_a_small_run(CONFIGS / "sandbox.yaml", folder))
 
 
 def espl(folder):
-    words = [*map(str, small(folder))]
-    words[1] = str(ROOT / "examples" / "configs" / "espl" / "sandbox.yaml")
-    train_program.main("espl", words)
+    config = CONFIGS / "espl" / "sandbox.yaml"
+    train_program.main("espl", options_of_a_small_run(config, folder))
 
 
 def evolve(folder):
@@ -80,9 +73,8 @@ def evaluate(folder):
 def evaluate_command(folder):
     from paper_tables import load_config, run_table
 
-    run_table(
-        load_config(ROOT / "examples/configs/eval_prorefine_table1.yaml"), True, folder, False
-    )
+    config = load_config(CONFIGS / "eval_prorefine_table1.yaml")
+    run_table(config, True, folder, False)
 
 
 def refine(folder):
@@ -121,22 +113,23 @@ def beside_a_first(second: Callable[[Path], None], folder: Path) -> tuple[list[P
     ):
         (folder / name).write_bytes(b'{"half a line')
     before = files_of(folder)
-    said = ""
+    refusal = ""
     with only_writer(folder / SECOND[second]):
         try:
             second(folder)
         except ValueError as error:
-            said = str(error)
-    now = files_of(folder)
-    return [path for path in before.keys() | now.keys() if before.get(path) != now.get(path)], said
+            refusal = str(error)
+    after = files_of(folder)
+    paths = before.keys() | after.keys()
+    changed = [path for path in paths if before.get(path) != after.get(path)]
+    return changed, refusal
 
 
 def second_starts(folder: Path) -> dict[str, int]:
     """Of all kinds: how many were tried, how many were refused, how many files they changed."""
-    found = [beside_a_first(second, folder / second.__name__) for second in SECOND]
-    refused = sum("another" in said for _, said in found)
+    results = [beside_a_first(second, folder / second.__name__) for second in SECOND]
     return {
-        "tried": len(found),
-        "refused": refused,
-        "files_changed": sum(len(changed) for changed, _ in found),
+        "tried": len(results),
+        "refused": sum("another" in refusal for _, refusal in results),
+        "files_changed": sum(len(changed) for changed, _ in results),
     }

@@ -840,9 +840,14 @@ def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_tra
 
     def trainer(**changes):
         return ESPLTrainer(
-            str(tiny_policy), reward_by_word, args=arguments(tmp_path, **changes), reference=Reference(),
-            train_dataset=rows, grammar=FreeText(), processing_class=tokenizer,
-        )  # fmt: skip
+            str(tiny_policy),
+            reward_by_word,
+            args=arguments(tmp_path, **changes),
+            reference=Reference(),
+            train_dataset=rows,
+            grammar=FreeText(),
+            processing_class=tokenizer,
+        )
 
     with pytest.raises(
         ValueError, match=r"system messages \(no system role\): set prompt_place='user'"

@@ -91,9 +91,13 @@ def test_prompts_alone_evolve_under_frozen_weights(tiny_policy, tmp_path, rows):
     model = AutoModelForCausalLM.from_pretrained(tiny_policy).requires_grad_(False)
     args = {**vars_for(tmp_path / "out"), "prompts_per_step": 2, "gradient_accumulation_steps": 1}
     ESPLTrainer(
-        model, PromptR1Reward(), ESPLConfig(**args, mode="reflection"), rows, reference=ScriptedChat(["x"]),
+        model,
+        PromptR1Reward(),
+        ESPLConfig(**args, mode="reflection"),
+        rows,
+        reference=ScriptedChat(["x"]),
         processing_class=AutoTokenizer.from_pretrained(tiny_policy),
-    )  # fmt: skip
+    )
 
 
 # --- an adapter's folder ----------------------------------------------------------------------------------------------
@@ -141,9 +145,12 @@ def test_a_folder_with_its_base_models_config_too(tiny_policy, adapter, tmp_path
 def test_a_gguf_file_by_name_is_refused(tiny_policy, tmp_path, rows):
     with pytest.raises(ValueError, match="load_gguf"):
         trainer_for(
-            tiny_policy, tmp_path / "out", rows, environment=Checked(Oracle()),
+            tiny_policy,
+            tmp_path / "out",
+            rows,
+            environment=Checked(Oracle()),
             model_init_kwargs={"gguf_file": "model.gguf"},
-        )  # fmt: skip
+        )
 
 
 def test_a_model_from_gguf_trains_and_saves(tmp_path, rows):
@@ -155,9 +162,13 @@ def test_a_model_from_gguf_trains_and_saves(tmp_path, rows):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     tokenizer.chat_template = world_tokenizer().chat_template
     trainer = MultiTurnGRPOTrainer(
-        model, lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
-        MultiTurnGRPOConfig(**vars_for(tmp_path / "out")), rows, processing_class=tokenizer, environment=None,
-    )  # fmt: skip
+        model,
+        lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
+        MultiTurnGRPOConfig(**vars_for(tmp_path / "out")),
+        rows,
+        processing_class=tokenizer,
+        environment=None,
+    )
     trainer.train()
     trainer.save_model(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
@@ -203,9 +214,14 @@ def sees(tmp_path_factory):
         "pad_token_id": tokenizer.pad_token_id,
     }
     vision = {
-        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": 4,
         "num_position_embeddings": 16,
-    }  # fmt: skip
+    }
     config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("qwen3_5")
@@ -221,10 +237,14 @@ def sees(tmp_path_factory):
 )
 def test_qwen3_5_trains_by_name_without_torchvision(sees, tmp_path, rows, peft_config):
     trainer = MultiTurnGRPOTrainer(
-        str(sees), lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
-        arguments(tmp_path / "out", learning_rate=1e-2), rows, prompt_template=SANDBOX_TEMPLATE,
-        environment=LLMEnvironment(Oracle()), peft_config=peft_config,
-    )  # fmt: skip
+        str(sees),
+        lambda rollout, **_: [float(sum(episode.ids) % 5) for episode in rollout],
+        arguments(tmp_path / "out", learning_rate=1e-2),
+        rows,
+        prompt_template=SANDBOX_TEMPLATE,
+        environment=LLMEnvironment(Oracle()),
+        peft_config=peft_config,
+    )
     assert type(trainer.processing_class) is type(AutoTokenizer.from_pretrained(sees))
     assert trainer.args.ddp_find_unused_parameters
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}

@@ -67,10 +67,19 @@ def close(weights, autocast):
 def small_model(tokenizer, weights, autocast, **changes):
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **changes,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **changes,
+    )
     return cast(Qwen3ForCausalLM(config).to(weights).eval(), autocast)
 
 
@@ -220,9 +229,15 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
     chat = ScriptedChat(["the answer is Swahili ."])
     adapter = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])} if lora else {}
     trainer = trainer_for(
-        asking_policy, tmp_path, rows, chat, options=adapter, bf16=precision == "bf16", fp16=precision == "fp16",
+        asking_policy,
+        tmp_path,
+        rows,
+        chat,
+        options=adapter,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
         model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},
-    )  # fmt: skip
+    )
     seen, doing, played = {"sampling": set(), "scoring": set()}, "sampling", []
     block = next(
         module for name, module in trainer.model.named_modules() if name.endswith("layers.0")
@@ -266,10 +281,20 @@ def test_training_learns_finite_things(
 ):
     """Steps with [`ScoredTokensModel`], a reference model and old log-probabilities."""
     trainer = trainer_for(
-        asking_policy, tmp_path, rows, ScriptedChat(["the answer is Swahili ."]), bf16=precision == "bf16",
-        fp16=precision == "fp16", model_init_kwargs={"dtype": str(weights).removeprefix("torch.")}, beta=0.01,
-        num_iterations=2, max_steps=2, gradient_checkpointing=checkpointing, temperature=1.5, learning_rate=1e-2,
-    )  # fmt: skip
+        asking_policy,
+        tmp_path,
+        rows,
+        ScriptedChat(["the answer is Swahili ."]),
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},
+        beta=0.01,
+        num_iterations=2,
+        max_steps=2,
+        gradient_checkpointing=checkpointing,
+        temperature=1.5,
+        learning_rate=1e-2,
+    )
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train()
     after = trainer.model.state_dict()
@@ -286,10 +311,16 @@ def test_training_learns_finite_things(
 
 def test_distillation(weights, precision, asking_policy, rows, tmp_path):
     trainer = espl_training.trainer_for(
-        asking_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16,
-        bf16=precision == "bf16", fp16=precision == "fp16",
+        asking_policy,
+        tmp_path,
+        rows,
+        max_steps=1,
+        distill_epochs=0.5,
+        per_device_eval_batch_size=16,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
         model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},
-    )  # fmt: skip
+    )
     trainer.policy = trainer.player.backend.policy  # the engine in place of the test's writer
     trainer.train()
     assert trainer.final_prompt().text == ""
@@ -304,9 +335,14 @@ def _autocast_now():
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 FEW_STEPS = [
-    "--bf16", "true", "--max_steps", "1", "--warm_start_steps", "2", "--n_test", "4", "--seed", "0",
-    "--max_completion_length", "120", "--max_turns", "2",
-]  # fmt: skip
+    "--bf16=true",
+    "--max_steps=1",
+    "--warm_start_steps=2",
+    "--n_test=4",
+    "--seed=0",
+    "--max_completion_length=120",
+    "--max_turns=2",
+]
 
 
 @pytest.mark.parametrize(

@@ -175,11 +175,22 @@ def experts(tmp_path_factory):
     """A tiny Qwen3-MoE whose configuration asks for router logits, saved."""
     tokenizer, folder = world_tokenizer(), tmp_path_factory.mktemp("experts")
     config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
-        max_position_embeddings=1024, output_router_logits=True, router_aux_loss_coef=0.1,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        output_router_logits=True,
+        router_aux_loss_coef=0.1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     save_policy(Qwen3MoeForCausalLM(config), tokenizer, sandbox_spec(), folder)
     return folder
 
@@ -197,10 +208,18 @@ def test_experts_that_trl_cannot_count_are_refused(rows, tmp_path):
     """Granite's configuration calls their number otherwise; TRL's head fails at the first step."""
     tokenizer, folder = world_tokenizer(), tmp_path / "granite"
     config = GraniteMoeConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     save_policy(GraniteMoeForCausalLM(config), tokenizer, sandbox_spec(), folder)
     with pytest.raises(
         ValueError, match="GraniteMoeForCausalLM.*set router_aux_loss_coef=0 to train without"

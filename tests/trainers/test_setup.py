@@ -46,9 +46,13 @@ def trainer_of(model, folder, rows, kind=PromptR1Trainer, config=PromptR1Config,
     )
     environment = options.pop("environment", LLMEnvironment(Oracle()))
     return kind(
-        model=model, reward_funcs=PromptR1Reward(), environment=environment, train_dataset=rows,
-        args=config(**{**vars_for(folder), **changes}), **options,
-    )  # fmt: skip
+        model=model,
+        reward_funcs=PromptR1Reward(),
+        environment=environment,
+        train_dataset=rows,
+        args=config(**{**vars_for(folder), **changes}),
+        **options,
+    )
 
 
 @pytest.mark.parametrize(("kind", "config"), KINDS, ids=[kind.__name__ for kind, _ in KINDS])
@@ -118,8 +122,14 @@ def test_a_damaged_form_is_named_and_not_used(model, rows, tmp_path, caplog):
 def test_the_warning_about_malformed_rollouts_shows_the_template(
     model, rows, tmp_path, caplog, given
 ):
-    trainer = trainer_for(model, tmp_path / "out", rows, max_turn_tokens=4, max_steps=1,
-                          options={"prompt_template": None, **given})  # fmt: skip
+    trainer = trainer_for(
+        model,
+        tmp_path / "out",
+        rows,
+        max_turn_tokens=4,
+        max_steps=1,
+        options={"prompt_template": None, **given},
+    )
     with caplog.at_level(logging.WARNING):
         trainer.train()
     (warning,) = [

@@ -291,11 +291,15 @@ def test_an_evolved_prompt_stands_before_each_template(tiny_policy, both, tmp_pa
 
 def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):
     trainer = ESPLTrainer(
-        str(tiny_policy), environment=several(), prompt_template=TEMPLATES,
+        str(tiny_policy),
+        environment=several(),
+        prompt_template=TEMPLATES,
         reward_funcs={"oracle": right, "shop": Priced()},
         args=espl_arguments(tmp_path, max_steps=3),
-        reference=Reference(), train_dataset=both, initial_prompt="Answer .\n[G0]. Ask first .",
-    )  # fmt: skip
+        reference=Reference(),
+        train_dataset=both,
+        initial_prompt="Answer .\n[G0]. Ask first .",
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))

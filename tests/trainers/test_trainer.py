@@ -64,10 +64,18 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     assert logged["environment/calls"] == 4 and logged["environment/latency_p95"] >= 0
     assert logged["exact_match"] == 0.5 and logged["format_reward"] == 1.0
     expected = {
-        "rollout/out_of_turns", "rollout/truncated", "rollout/malformed", "rollout/observation_tokens", "f1",
-        "answer_reward", "environment/retries", "environment/latency_mean", "environment/tokens",
-        "environment/cost_usd", "environment/cached",
-    }  # fmt: skip
+        "rollout/out_of_turns",
+        "rollout/truncated",
+        "rollout/malformed",
+        "rollout/observation_tokens",
+        "f1",
+        "answer_reward",
+        "environment/retries",
+        "environment/latency_mean",
+        "environment/tokens",
+        "environment/cost_usd",
+        "environment/cached",
+    }
     assert expected <= set(logged)
 
     kept = list(read_rollouts(tmp_path / "rollouts"))
@@ -386,9 +394,13 @@ def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
         return [1.0] * len(rollout)
 
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, options={"eval_dataset": eval_rows, "reward_funcs": [graded, other]},
-        num_generations_eval=4, per_device_eval_batch_size=4,
-    )  # fmt: skip
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"eval_dataset": eval_rows, "reward_funcs": [graded, other]},
+        num_generations_eval=4,
+        per_device_eval_batch_size=4,
+    )
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     metrics = trainer.evaluate()
     assert metrics["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 3) / 2)
@@ -719,10 +731,15 @@ class Calculator:
 
 
 def told_of(environment, policy, folder, rows, kind=PromptR1Trainer, **options):
+    config = PromptR1Config if kind is PromptR1Trainer else MultiTurnGRPOConfig
     trainer = kind(
-        model=str(policy), reward_funcs=PromptR1Reward(), environment=environment, train_dataset=rows,
-        args=(PromptR1Config if kind is PromptR1Trainer else MultiTurnGRPOConfig)(**vars_for(folder)), **options,
-    )  # fmt: skip
+        model=str(policy),
+        reward_funcs=PromptR1Reward(),
+        environment=environment,
+        train_dataset=rows,
+        args=config(**vars_for(folder)),
+        **options,
+    )
     return trainer.spec.prompt_template
 
 

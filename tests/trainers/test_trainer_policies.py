@@ -48,9 +48,14 @@ def test_continuous_batching(tiny_policy, rows, tmp_path):
     """Trains with it; the blocks are bounded, since by default it takes half of the memory."""
     bounded = {"num_blocks": 64, "max_batch_tokens": 1024}
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, max_steps=1, use_transformers_continuous_batching=True,
-        transformers_continuous_batching_config=bounded, max_turn_tokens=6,
-    )  # fmt: skip
+        tiny_policy,
+        tmp_path,
+        rows,
+        max_steps=1,
+        use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config=bounded,
+        max_turn_tokens=6,
+    )
     assert isinstance(trainer.policy.sampler, ContinuousBatchingSampler)
     trainer.train()
     assert trainer.state.global_step == 1

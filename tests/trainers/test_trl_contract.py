@@ -41,10 +41,28 @@ ROOT = Path(__file__).parents[2]
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "compute_loss", "create_optimizer", "evaluate", "init_hf_repo", "log", "model",
-    "pop_callback", "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
-    "is_in_train", "is_world_process_zero", "model_wrapped", "processing_class",
-}  # fmt: skip
+    "accelerator",
+    "add_callback",
+    "args",
+    "compute_loss",
+    "create_optimizer",
+    "evaluate",
+    "init_hf_repo",
+    "log",
+    "model",
+    "pop_callback",
+    "push_to_hub",
+    "remove_callback",
+    "save_model",
+    "state",
+    "train",
+    "train_dataset",
+    "training_step",
+    "is_in_train",
+    "is_world_process_zero",
+    "model_wrapped",
+    "processing_class",
+}
 
 
 # Names that stand for something of our own there.
@@ -251,10 +269,19 @@ def some_reward(prompts, completions, rollout, **kwargs):
 
 def grpo(policy, folder, **changes):
     settings = {
-        "num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 2,
-        "max_completion_length": 8, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [],
-        "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
-    }  # fmt: skip
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 2,
+        "max_completion_length": 8,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
     rows = [
         {"prompt": [{"role": "user", "content": f"question : {i} ?"}], "extra": i} for i in range(8)
     ]
@@ -415,10 +442,12 @@ def test_eos_token_ids_are_the_models_and_the_tokenizers(tiny_policy, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tiny_policy)
     model.generation_config.eos_token_id = [7, 8]
     trainer = GRPOTrainer(
-        model=model, reward_funcs=some_reward, args=GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[]),
+        model=model,
+        reward_funcs=some_reward,
+        args=GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[]),
         train_dataset=Dataset.from_list([{"prompt": "a"}]),
         processing_class=AutoTokenizer.from_pretrained(tiny_policy),
-    )  # fmt: skip
+    )
     assert trainer.eos_token_ids == [END, 7, 8]
 
 
@@ -734,9 +763,14 @@ def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_pat
     """`_step` and `_buffered_inputs` say where in a block of `steps_per_generation` x `num_iterations` training is; the
     buffer is plain data, one entry per step."""
     trainer = grpo(
-        tiny_policy, tmp_path, num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=2, max_steps=3,
+        tiny_policy,
+        tmp_path,
+        num_iterations=2,
+        steps_per_generation=2,
+        gradient_accumulation_steps=2,
+        max_steps=3,
         per_device_train_batch_size=2,
-    )  # fmt: skip
+    )
     trainer.train()
     assert (
         trainer.seen["step"] == [0, 4] and trainer._step == 6 and len(trainer._buffered_inputs) == 2
@@ -805,12 +839,19 @@ def test_sft_takes_our_tokens_and_labels_as_they_are(tiny_policy, tmp_path):
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
-            str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, max_length=None, packing=False,
-            use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=2, gradient_checkpointing=False,
+            str(tmp_path),
+            dataset_kwargs={"skip_prepare_dataset": True},
+            max_length=None,
+            packing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            per_device_train_batch_size=2,
+            gradient_checkpointing=False,
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-    )  # fmt: skip
+    )
     batch = trainer.data_collator([dict(row) for row in trainer.train_dataset])
     assert batch["input_ids"].shape == (2, 40)
     assert (

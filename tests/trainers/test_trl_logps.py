@@ -51,10 +51,16 @@ def test_every_step_logs_it_and_it_is_rounding(
 ):
     """Of the agent's tokens alone: the trainer has no log-probabilities of observations, the sampler no others."""
     trainer = build(
-        asking_policy, tmp_path, rows, bf16=precision == "bf16", gradient_accumulation_steps=accumulate,
-        per_device_train_batch_size=4 // accumulate, eval_strategy="steps", eval_steps=1,
+        asking_policy,
+        tmp_path,
+        rows,
+        bf16=precision == "bf16",
+        gradient_accumulation_steps=accumulate,
+        per_device_train_batch_size=4 // accumulate,
+        eval_strategy="steps",
+        eval_steps=1,
         options={"eval_dataset": rows.select(range(2))},
-    )  # fmt: skip
+    )
     trainer.train()
     entries = log_of(trainer)
     assert len(entries) == 3 and all("rollout/observation_tokens" in entry for entry in entries)

@@ -59,9 +59,16 @@ def test_with_accumulation_an_empty_part_leaves_the_rest(
 ):
     """Two generations to an optimizer step: it moves the weights unless both failed."""
     _, watch = watched_run(
-        tiny_policy, tmp_path, rows, failing, max_steps=2, gradient_accumulation_steps=2, steps_per_generation=1,
-        weight_decay=0.5, scaled=scaled,
-    )  # fmt: skip
+        tiny_policy,
+        tmp_path,
+        rows,
+        failing,
+        max_steps=2,
+        gradient_accumulation_steps=2,
+        steps_per_generation=1,
+        weight_decay=0.5,
+        scaled=scaled,
+    )
     before = trainer_for(tiny_policy, tmp_path, rows).model.state_dict()
     assert same(before, watch.weights[0]) == (failing == {0, 1})
 
@@ -278,9 +285,15 @@ def test_a_recorded_run_replays_bit_for_bit_without_the_server(asking_policy, ro
         cache = ReplayCache(tmp_path / "replies.sqlite", mode)
         with OpenAIChat("m", url, cache=cache) as chat:
             trainer = trainer_for(
-                asking_policy, folder, rows, chat, max_steps=3, full_determinism=True, beta=0.01,
+                asking_policy,
+                folder,
+                rows,
+                chat,
+                max_steps=3,
+                full_determinism=True,
+                beta=0.01,
                 check_environment=False,
-            )  # fmt: skip
+            )
             trainer.train()
         losses = [
             (e["loss"], e["grad_norm"], e["reward"])
@@ -346,9 +359,15 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(
     ):
         environment = LLMEnvironment(chat)
         trainer = trainer_for(
-            tiny_policy, tmp_path / "run", rows, environment=environment, failure_window=1, max_steps=4,
-            save_strategy="steps", save_steps=1,
-        )  # fmt: skip
+            tiny_policy,
+            tmp_path / "run",
+            rows,
+            environment=environment,
+            failure_window=1,
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=1,
+        )
         trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         with pytest.raises(TrainingStopped) as stopped:
             trainer.train()

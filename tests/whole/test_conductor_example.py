@@ -79,11 +79,21 @@ def test_its_configuration_trains_a_tiny_model(servers, tmp_path):
     rows.write_text(f"{json.dumps(row)}\n" * 4)
     out = tmp_path / "run"
     words = [
-        "--config", CONFIG, "--model_name_or_path", policy, "--dataset", rows, "--output_dir", out,
-        "--max_steps", 1, "--num_generations", 2, "--per_device_train_batch_size", 4,
-        "--gradient_accumulation_steps", 1, "--max_turn_tokens", 16, "--max_completion_length", 64,
-        "--max_context", 4096, "--lora_r", 4, "--use_cpu", "true", "--bf16", "false",
-    ]  # fmt: skip
+        f"--config={CONFIG}",
+        f"--model_name_or_path={policy}",
+        f"--dataset={rows}",
+        f"--output_dir={out}",
+        "--max_steps=1",
+        "--num_generations=2",
+        "--per_device_train_batch_size=4",
+        "--gradient_accumulation_steps=1",
+        "--max_turn_tokens=16",
+        "--max_completion_length=64",
+        "--max_context=4096",
+        "--lora_r=4",
+        "--use_cpu=true",
+        "--bf16=false",
+    ]
     train_program.main("prompt-r1", list(map(str, words)))
     records = list(read_rollouts(out / "rollouts"))
     assert len(records) == 4 and all(len(record["workers"]) in (3, 4) for record in records)

@@ -86,11 +86,25 @@ def tokenizer(folder):
 def settings(folder, **changes):
     """Arguments of two steps: autocast to bfloat16, except where it is emulated and a hundred times as slow."""
     return {
-        "output_dir": str(folder), "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 4,
-        "max_turns": 2, "max_turn_tokens": 12, "max_completion_length": 96, "learning_rate": 1e-3, "use_cpu": True,
-        "bf16": has_bf16_instructions(), "gradient_checkpointing": False, "logging_steps": 1, "save_strategy": "no", "report_to": [],
-        "disable_tqdm": True, "beta": 0.0, "temperature": 1.0, **changes,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_turns": 2,
+        "max_turn_tokens": 12,
+        "max_completion_length": 96,
+        "learning_rate": 1e-3,
+        "use_cpu": True,
+        "bf16": has_bf16_instructions(),
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "beta": 0.0,
+        "temperature": 1.0,
+        **changes,
+    }
 
 
 def by_length(rollout, **_):
@@ -143,9 +157,12 @@ def test_greedy_text_is_that_of_generate(model, tokenizer):
     for context, sample in zip(contexts, samples, strict=True):
         ids = torch.tensor([context])
         output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=16,
+            do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+        )
         assert sample.ids == output[0, len(context) :].tolist()
 
 
@@ -154,9 +171,14 @@ def prompt_r1(folder, output, chat=None, peft_config=LORA, **changes):
         chat or ScriptedChat(lambda messages: f"I think it is {len(str(messages))}.")
     )
     return PromptR1Trainer(
-        folder, by_length, PromptR1Config(**settings(output, **changes)), ROWS, environment=environment,
-        grammar=QuestionGrammar(("The expert says: ", "\nAnswer in one word.")), peft_config=peft_config,
-    )  # fmt: skip
+        folder,
+        by_length,
+        PromptR1Config(**settings(output, **changes)),
+        ROWS,
+        environment=environment,
+        grammar=QuestionGrammar(("The expert says: ", "\nAnswer in one word.")),
+        peft_config=peft_config,
+    )
 
 
 def test_prompt_r1_with_an_adapter_and_autocast(folder, tmp_path):
@@ -192,14 +214,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
 
 def test_e_spl(folder, tmp_path):
     reference = Reference()
+    changes = {"prompts_per_step": 2, "num_generations": 2, "max_turns": 1, "evolution_lag": 0}
     trainer = ESPLTrainer(
-        folder, by_length,
-        ESPLConfig(
-            **settings(tmp_path, prompts_per_step=2, num_generations=2, max_turns=1, evolution_lag=0)
-        ),
-        ROWS, reference=reference, initial_prompt="You answer in one word.\n[G0]. Be brief.", grammar=FreeText(),
+        folder,
+        by_length,
+        ESPLConfig(**settings(tmp_path, **changes)),
+        ROWS,
+        reference=reference,
+        initial_prompt="You answer in one word.\n[G0]. Be brief.",
+        grammar=FreeText(),
         peft_config=LORA,
-    )  # fmt: skip
+    )
     train(trainer)
     assert len(trainer.population.members) > 1 and reference.children
     trainer.save_model()
@@ -227,9 +252,13 @@ async def two_calls(row, base_url, api_key):
 
 def test_a_program_with_the_openai_client(folder, tmp_path):
     trainer = MultiTurnGRPOTrainer(
-        folder, by_length, MultiTurnGRPOConfig(**settings(tmp_path)), ROWS, environment=Program(two_calls),
+        folder,
+        by_length,
+        MultiTurnGRPOConfig(**settings(tmp_path)),
+        ROWS,
+        environment=Program(two_calls),
         peft_config=LORA,
-    )  # fmt: skip
+    )
     train(trainer)
     steps = [entry for entry in trainer.state.log_history if "program/calls" in entry]
     # The second call continues the first: one sequence for each rollout.
@@ -251,9 +280,13 @@ def test_the_library_answers_what_it_asks(model, tokenizer):
 def test_evolve(model, tokenizer):
     chat = TransformersChat(model, tokenizer, max_tokens=8)
     config = EvolveConfig(
-        steps=1, problems_per_step=2, num_generations=1, reflect_on="imperfect", grammar=FreeText(),
+        steps=1,
+        problems_per_step=2,
+        num_generations=1,
+        reflect_on="imperfect",
+        grammar=FreeText(),
         policy_sampling={"temperature": 0},
-    )  # fmt: skip
+    )
     result = evolve(
         chat, Reference(), ROWS[:4], by_length, SystemPrompt("Answer in one word."), config
     )

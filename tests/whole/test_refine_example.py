@@ -77,14 +77,10 @@ def test_a_budget_stops_all_roles_with_one_line_and_the_bill(run, tmp_path):
     with LoopbackServer(lambda body, number: "Answer: 2") as server:
         urls = ["--task_base_url", server.base_url, "--critic_base_url", server.base_url]
         arguments = [
-            "--task",
-            "svamp",
-            "--data_files",
-            data,
-            "--task_model",
-            "a",
-            "--critic_model",
-            "b",
+            "--task=svamp",
+            f"--data_files={data}",
+            "--task_model=a",
+            "--critic_model=b",
             *urls,
         ]
         with pytest.raises(

@@ -290,9 +290,13 @@ def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(
 ):
     """Groups in flight share the engine with it."""
     trainer = trainer_for(
-        tiny_policy, tmp_path, rows, environment=Counts(), options={"eval_dataset": rows.select(range(4))},
+        tiny_policy,
+        tmp_path,
+        rows,
+        environment=Counts(),
+        options={"eval_dataset": rows.select(range(4))},
         **{**LEAD, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
-    )  # fmt: skip
+    )
     seen, step = set(), trainer.policy.step
 
     def watched(arrived):
@@ -537,18 +541,30 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(
 ):
     """With the batch that uses it; groups of one batch that were played under other prompts are other matches."""
     args = {
-        **vars_for(tmp_path), **LEAD, "prompts_per_step": 2, "per_device_train_batch_size": 8, "evolution_lag": 0,
-        "gradient_accumulation_steps": 1, "max_steps": 4, "p_crossover": 0.0, "selection": "uniform",
-    }  # fmt: skip
+        **vars_for(tmp_path),
+        **LEAD,
+        "prompts_per_step": 2,
+        "per_device_train_batch_size": 8,
+        "evolution_lag": 0,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 4,
+        "p_crossover": 0.0,
+        "selection": "uniform",
+    }
 
     def by_seed(rollout, **columns):
         return [float(one.seed % 2) for one in rollout]
 
     trainer = ESPLTrainer(
-        model=str(tiny_policy), reward_funcs=by_seed, reference=Reference(), args=ESPLConfig(**args),
-        train_dataset=rows, initial_prompt="Answer .\n[G0]. Ask first .", environment=Counts(),
+        model=str(tiny_policy),
+        reward_funcs=by_seed,
+        reference=Reference(),
+        args=ESPLConfig(**args),
+        train_dataset=rows,
+        initial_prompt="Answer .\n[G0]. Ask first .",
+        environment=Counts(),
         prompt_template="question : {question}",
-    )  # fmt: skip
+    )
     trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
     rated, record = [], trainer.population.record
 

@@ -35,14 +35,23 @@ TIMES = (
 def build(policy, folder, rows, environment=None, **changes):
     """Batches of 4 rows' worth of micro-batches; 4 rows, so that an epoch is short."""
     changes = {
-        "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 8, "max_steps": 6,
-        "save_strategy": "steps", "save_steps": 1, **changes,
-    }  # fmt: skip
+        "num_generations": 2,
+        "per_device_train_batch_size": 4,
+        "max_turn_tokens": 8,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **changes,
+    }
     options = changes.pop("options", None)
     trainer = trainer_for(
-        policy, folder, rows.select(range(4)), environment=environment or LLMEnvironment(Oracle()), options=options,
+        policy,
+        folder,
+        rows.select(range(4)),
+        environment=environment or LLMEnvironment(Oracle()),
+        options=options,
         **changes,
-    )  # fmt: skip
+    )
     uneven(trainer)
     return trainer
 
@@ -153,9 +162,12 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
             return await self.oracle.step(rollout)
 
     options = {
-        "gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no",
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 1,
+        "max_steps": 3,
+        "save_strategy": "no",
         "entropy_coef": 0.1,
-    }  # fmt: skip
+    }
     whole = build(tiny_policy, tmp_path / "whole", rows, **options)
     asked = [0]
     step = whole.environment.step
@@ -208,9 +220,18 @@ def test_a_save_that_is_cut_short_leaves_the_one_before(tiny_policy, rows, tmp_p
 def test_limit_and_best(tiny_policy, rows, tmp_path):
     """`save_total_limit` with `load_best_model_at_end`: the last and the best stay, under their own names."""
     trainer = build(
-        tiny_policy, tmp_path, rows, save_total_limit=1, load_best_model_at_end=True, eval_strategy="steps",
-        eval_steps=1, max_steps=4, metric_for_best_model="seen", greater_is_better=True, options={"eval_dataset": rows},
-    )  # fmt: skip
+        tiny_policy,
+        tmp_path,
+        rows,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=4,
+        metric_for_best_model="seen",
+        greater_is_better=True,
+        options={"eval_dataset": rows},
+    )
     kept = []
 
     def evaluate(*args, **kwargs):  # the second is the best

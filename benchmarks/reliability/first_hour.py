@@ -33,6 +33,9 @@ sys.path.append(str(REPOSITORY / "tests"))
 from support.servers import Answer, LoopbackServer, unused_url
 
 MOST_LINES = 3
+NEED_THE_MODEL = {"TRL script with LoRA", "YAML", "own script", "evaluate and report"}
+"""Parts that use the model of the part "model"."""
+
 NOISE = re.compile(
     r"real_accelerator|FutureWarning|warnings\.warn\(|Loading weights|Writing model|Map: |it/s\]|generation flags|"
     r"nthreads|torch\.distributed|Redirects are currently"
@@ -248,34 +251,31 @@ class Mistake:
 
 def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
     """What the hour consists of, by name: lines as they are typed."""
-    both = [f"--{role}-base-url={flaky}" for role in ("policy", "reference")]
     evolving = [
         "evolve",
         *OWN,
-        *both,
-        "--policy-model",
-        "small",
-        "--reference-model",
-        "large",
-        "--steps",
-        "2",
-    ]
-    own = [
+        f"--policy-base-url={flaky}",
+        f"--reference-base-url={flaky}",
+        "--policy-model=small",
+        "--reference-model=large",
+        "--steps=2",
         "--problems-per-step=4",
         "--num-generations=3",
         "--grammar=free",
         "--reward=own:partial",
+        "--output-dir=runs/evolve",
+        "--initial-prompt=Name a shelf.",
     ]
     refining = [
         "refine",
-        "--input",
-        "queries.jsonl",
-        "--output",
-        "runs/refine.jsonl",
-        "--max-steps",
-        "2",
+        "--input=queries.jsonl",
+        "--output=runs/refine.jsonl",
+        "--max-steps=2",
+        "--task-model=small",
+        "--feedback-model=large",
+        f"--task-base-url={flaky}",
+        f"--feedback-base-url={flaky}",
     ]
-    models = ["--task-model", "small", "--feedback-model", "large"]
     return {
         "data and check-env": [["check-env", "own:Store", *OWN]],
         "tools": [["check-env", "own:till"], ["check-env", "own:over_mcp"]],
@@ -284,10 +284,8 @@ def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
         "TRL script with LoRA": [["moved.py"]],
         "YAML": [["train", "prompt-r1", "--config", "mine.yaml"]],
         "own script": [["script.py", "reward=partial", "folder=runs/own"]],
-        "E-SPL": [
-            [*evolving, *own, "--output-dir", "runs/evolve", "--initial-prompt", "Name a shelf."]
-        ],
-        "ProRefine": [[*refining, *models, "--task-base-url", flaky, "--feedback-base-url", flaky]],
+        "E-SPL": [evolving],
+        "ProRefine": [refining],
         "evaluate and report": [
             ["evaluate", "--run", "model", *OWN, "--environment", "own:Store", "--task-rows", "4"],
             ["report", "runs/own", "--no-pictures"],
@@ -435,7 +433,8 @@ def flaky(body: Any, number: int) -> Answer | str:
 
 def reply_of(body: Any, number: int) -> str:
     """The replies of a small model that names shelves now and then, of one that reflects, and of a clerk."""
-    first, last = body["messages"][0]["content"], body["messages"][-1]["content"]
+    first = body["messages"][0]["content"]
+    last = body["messages"][-1]["content"]
     if body["model"] in ("clerk", "calm"):
         return "the shelf is s1"
     if body["model"] == "large":
@@ -445,12 +444,11 @@ def reply_of(body: Any, number: int) -> str:
             return "1. It named no shelf."
         if "Prediction:" in last:
             return "<ACCURACY>0</ACCURACY>"
-        return (
-            '[{"op": "add", "text": "Name one shelf."}]'
-            if first.startswith(("Task: draw", "Task: let"))
-            else "[]"
-        )
-    return f"shelf s{number % 4}" if "one shelf" in first or number % 3 == 0 else "a part"
+        if first.startswith(("Task: draw", "Task: let")):
+            return '[{"op": "add", "text": "Name one shelf."}]'
+        return "[]"
+    names_a_shelf = "one shelf" in first or number % 3 == 0
+    return f"shelf s{number % 4}" if names_a_shelf else "a part"
 
 
 def refusing(body: Any, number: int) -> Answer | str:
@@ -461,19 +459,16 @@ def refusing(body: Any, number: int) -> Answer | str:
 # --- playing ---------------------------------------------------------------------------------------------------------
 
 
-def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
-    """The exit status, what standard error said, and the seconds of a line."""
-    command = (
-        ["-c", "from agentic_prompting.cli import main; main()"]
-        if not words[0].endswith(".py")
-        else []
-    )
+def run_line(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
+    """The exit status of a typed line, what it wrote to standard error, and its seconds."""
+    is_script = words[0].endswith(".py")
+    program = [] if is_script else ["-c", "from agentic_prompting.cli import main; main()"]
     hidden = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "500"}
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, *command, *words],
+    process = subprocess.run(
+        [sys.executable, *program, *words],
         cwd=folder,
         env=env,
         text=True,
@@ -482,21 +477,22 @@ def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
     )
-    return done.returncode, done.stderr, time.perf_counter() - started
+    return process.returncode, process.stderr, time.perf_counter() - started
 
 
-def counted(said: str) -> list[str]:
+def lines_to_read(stderr: str) -> list[str]:
     """The lines that a reader has to read: without noise, and of a traceback without its header and frames."""
-    lines, within = [], False
-    for line in said.splitlines():
+    lines = []
+    is_in_traceback = False
+    for line in stderr.splitlines():
         line = line.split("\r")[-1]
         if line.startswith("Traceback (most recent call last)"):
-            within = True
-        elif within and line.startswith(" "):
+            is_in_traceback = True
+        elif is_in_traceback and line.startswith(" "):
             continue
         elif line.strip() and not NOISE.search(line):
             lines.append(line)
-            within = False
+            is_in_traceback = False
     return lines
 
 
@@ -505,14 +501,61 @@ def workplace() -> Iterator[tuple[Path, str, str]]:
     """A folder with the user's files, the flaky server's address, and that of the one that refuses the key."""
     with (
         tempfile.TemporaryDirectory() as name,
-        LoopbackServer(flaky) as one,
-        LoopbackServer(refusing) as other,
+        LoopbackServer(flaky) as flaky_server,
+        LoopbackServer(refusing) as refusing_server,
     ):
         folder = Path(name)
         for file, text in FILES.items():
             (folder / file).write_text(text, encoding="utf-8")
-        (folder / "flaky.url").write_text(one.base_url, encoding="utf-8")
-        yield folder, one.base_url, other.base_url
+        (folder / "flaky.url").write_text(flaky_server.base_url, encoding="utf-8")
+        yield folder, flaky_server.base_url, refusing_server.base_url
+
+
+def names_to_play(
+    only: Sequence[str],
+    all_parts: Mapping[str, list[Sequence[str]]],
+    all_mistakes: Mapping[str, Mistake],
+) -> set[str]:
+    """The parts and mistakes whose names begin with one of `only` (all if it is empty), with the parts they need."""
+    names = {
+        name for name in [*all_parts, *all_mistakes] if not only or name.startswith(tuple(only))
+    }
+    names |= {all_mistakes[name].needs for name in names if name in all_mistakes}
+    if NEED_THE_MODEL & names:
+        names.add("model")
+    return names
+
+
+def play_part(lines: Sequence[Sequence[str]], folder: Path) -> dict[str, Any]:
+    """Type the lines of a part: whether all ended well, the seconds, and what the first failed line wrote."""
+    results = [run_line(words, folder) for words in lines]
+    failed = next((stderr for status, stderr, _ in results if status), "")
+    record: dict[str, Any] = {
+        "ok": not failed,
+        "seconds": round(sum(seconds for _, _, seconds in results), 1),
+    }
+    if failed:
+        record["said"] = lines_to_read(failed)[-5:]
+    return record
+
+
+def make_mistake(mistake: Mistake, folder: Path) -> dict[str, Any]:
+    """Type the line of a mistake: its status, how much there is to read, and whether that says what is wrong."""
+    for file, text in dict(mistake.files).items():
+        (folder / file).write_text(text, encoding="utf-8")
+    status, stderr, seconds = run_line(mistake.words, folder)
+    lines = lines_to_read(stderr)
+    ends_as_expected = (status == 0) == mistake.survives
+    is_told = ends_as_expected and re.search(mistake.says, "\n".join(lines)) is not None
+    record: dict[str, Any] = {
+        "status": status,
+        "lines": len(lines),
+        "told": is_told,
+        "seconds": round(seconds, 1),
+    }
+    if not is_told or len(lines) > MOST_LINES:
+        record["said"] = [line[:300] for line in lines[-8:]]
+    return record
 
 
 def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str, Any]:
@@ -522,56 +565,30 @@ def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str
         only (`Sequence[str]`, *optional*): Names of parts and mistakes, or beginnings of them.
         log (`Callable`, *optional*): Gets a line for each.
     """
+    part_records: dict[str, dict[str, Any]] = {}
+    mistake_records: dict[str, dict[str, Any]] = {}
     with workplace() as (folder, flaky_url, refusing_url):
-        todo = parts(flaky_url), mistakes(flaky_url, refusing_url, unused_url())
-        wanted = [
-            name for names in todo for name in names if not only or name.startswith(tuple(only))
-        ]
-        wanted += [todo[1][name].needs for name in wanted if name in todo[1]]
-        wanted += (
-            ["model"]
-            if {"TRL script with LoRA", "YAML", "own script", "evaluate and report"} & {*wanted}
-            else []
-        )
-        played: dict[str, dict[str, Any]] = {}
-        for name, lines in todo[0].items():
-            if name not in wanted:
-                continue
-            results = [typed(words, folder) for words in lines]
-            failed = next((said for status, said, _ in results if status), "")
-            played[name] = {"ok": not failed, "seconds": round(sum(one[2] for one in results), 1)}
-            played[name] |= {"said": counted(failed)[-5:]} if failed else {}
-            log(f"{name}: {'ok' if not failed else 'FAILED'}, {played[name]['seconds']} s")
-        made: dict[str, dict[str, Any]] = {}
-        for name, mistake in todo[1].items():
-            if name not in wanted:
-                continue
-            for file, text in dict(mistake.files).items():
-                (folder / file).write_text(text, encoding="utf-8")
-            status, said, seconds = typed(mistake.words, folder)
-            lines = counted(said)
-            ends_as_expected = (status == 0) == mistake.survives
-            told = ends_as_expected and re.search(mistake.says, "\n".join(lines)) is not None
-            made[name] = {
-                "status": status,
-                "lines": len(lines),
-                "told": told,
-                "seconds": round(seconds, 1),
-            }
-            made[name] |= (
-                {}
-                if told and len(lines) <= MOST_LINES
-                else {"said": [line[:300] for line in lines[-8:]]}
-            )
-            log(
-                f"{name}: status {status}, {len(lines)} lines{'' if told else ', SILENT'}, {seconds:.1f} s"
-            )
+        all_parts = parts(flaky_url)
+        all_mistakes = mistakes(flaky_url, refusing_url, unused_url())
+        names = names_to_play(only, all_parts, all_mistakes)
+        for name, lines in all_parts.items():
+            if name in names:
+                part_records[name] = part = play_part(lines, folder)
+                log(f"{name}: {'ok' if part['ok'] else 'FAILED'}, {part['seconds']} s")
+        for name, mistake in all_mistakes.items():
+            if name in names:
+                mistake_records[name] = record = make_mistake(mistake, folder)
+                silent = "" if record["told"] else ", SILENT"
+                log(
+                    f"{name}: status {record['status']}, {record['lines']} lines{silent}, "
+                    f"{record['seconds']:.1f} s"
+                )
     return {
-        "long_errors": sum(one["lines"] > MOST_LINES for one in made.values()),
-        "silent": sum(not one["told"] for one in made.values()),
-        "failed_parts": sum(not one["ok"] for one in played.values()),
-        "parts": played,
-        "mistakes": made,
+        "long_errors": sum(record["lines"] > MOST_LINES for record in mistake_records.values()),
+        "silent": sum(not record["told"] for record in mistake_records.values()),
+        "failed_parts": sum(not record["ok"] for record in part_records.values()),
+        "parts": part_records,
+        "mistakes": mistake_records,
     }
 
 
@@ -582,26 +599,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the names of parts and mistakes")
     parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of them")
-    given = parser.parse_args(arguments)
-    if given.list:
+    options = parser.parse_args(arguments)
+    if options.list:
         print("\n".join([*parts(""), *mistakes("", "", "")]))
         return 0
-    found = play(given.only)
-    if given.json:
-        print(json.dumps(found, ensure_ascii=False))
+    results = play(options.only)
+    if options.json:
+        print(json.dumps(results, ensure_ascii=False))
     else:
-        print(
-            markdown(
-                ["part", "ok", "seconds"],
-                [[name, *one.values()][:3] for name, one in found["parts"].items()],
-            )
-        )
-        rows = [[name, *list(one.values())[:4]] for name, one in found["mistakes"].items()]
-        print(markdown(["mistake", "status", "lines", "told", "seconds"], rows))
-        print(
-            f"long_errors {found['long_errors']}, silent {found['silent']}, failed parts {found['failed_parts']}"
-        )
-    return int(bool(found["long_errors"] or found["silent"] or found["failed_parts"]))
+        print_tables(results)
+    return int(bool(results["long_errors"] or results["silent"] or results["failed_parts"]))
+
+
+def print_tables(results: Mapping[str, Any]) -> None:
+    part_rows = [[name, part["ok"], part["seconds"]] for name, part in results["parts"].items()]
+    print(markdown(["part", "ok", "seconds"], part_rows))
+    columns = ["status", "lines", "told", "seconds"]
+    mistake_rows = [
+        [name, *map(mistake.get, columns)] for name, mistake in results["mistakes"].items()
+    ]
+    print(markdown(["mistake", *columns], mistake_rows))
+    print(
+        f"long_errors {results['long_errors']}, silent {results['silent']}, "
+        f"failed parts {results['failed_parts']}"
+    )
 
 
 if __name__ == "__main__":

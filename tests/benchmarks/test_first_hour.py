@@ -9,42 +9,39 @@ from benchmarks.reliability import first_hour
 
 def test_a_small_part_is_played(capsys):
     assert first_hour.main(["--json", "--only", "data", "misspelt option", "missing column"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["long_errors"], found["silent"], found["failed_parts"]) == (0, 0, 0)
-    assert (
-        found["parts"]["data and check-env"]["ok"]
-        and found["parts"]["data and check-env"]["seconds"] > 0
-    )
-    assert {name: one["lines"] for name, one in found["mistakes"].items()} == {
-        "misspelt option": 1,
-        "missing column": 1,
-    }
+    results = json.loads(capsys.readouterr().out)
+    assert (results["long_errors"], results["silent"], results["failed_parts"]) == (0, 0, 0)
+    part = results["parts"]["data and check-env"]
+    assert part["ok"] and part["seconds"] > 0
+    lines = {name: mistake["lines"] for name, mistake in results["mistakes"].items()}
+    assert lines == {"misspelt option": 1, "missing column": 1}
 
 
 def test_there_are_thirty_mistakes_and_each_needs_a_part():
-    mistakes, parts = first_hour.mistakes("", "", ""), first_hour.parts("")
-    assert len(mistakes) >= 30 and {one.needs for one in mistakes.values()} <= {"", *parts}
+    mistakes = first_hour.mistakes("", "", "")
+    needed_parts = {mistake.needs for mistake in mistakes.values()}
+    assert len(mistakes) >= 30 and needed_parts <= {"", *first_hour.parts("")}
 
 
 def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
-    said = {
+    outcomes = {
         "check-env": (0, "", 1.0),
         "ask": (1, "cannot connect\n" * 4, 1.0),
         "model.py": (0, "", 1.0),
     }
-    monkeypatch.setattr(first_hour, "typed", lambda words, folder: said[words[0]])
-    found = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
-    assert (found["long_errors"], found["silent"], [*found["parts"]]) == (1, 1, ["model"])
-    assert found["mistakes"]["wrong address"]["said"] == ["cannot connect"] * 4
+    monkeypatch.setattr(first_hour, "run_line", lambda words, folder: outcomes[words[0]])
+    results = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
+    assert (results["long_errors"], results["silent"], [*results["parts"]]) == (1, 1, ["model"])
+    assert results["mistakes"]["wrong address"]["said"] == ["cannot connect"] * 4
 
 
 @pytest.mark.parametrize(("status", "silent"), [(0, 0), (1, 1)])
 def test_a_warning_that_a_run_survives_is_told(monkeypatch, status, silent):
-    said = {
+    outcomes = {
         "flat.py": (status, "the reward is flat: every reward is 0.5\n", 1.0),
         "model.py": (0, "", 1.0),
     }
-    monkeypatch.setattr(first_hour, "typed", lambda words, folder: said[words[0]])
+    monkeypatch.setattr(first_hour, "run_line", lambda words, folder: outcomes[words[0]])
     assert first_hour.play(["flat reward"], log=lambda line: None)["silent"] == silent
 
 
@@ -80,4 +77,4 @@ b
     ids=["one line", "progress and warning", "traceback", "chained tracebacks"],
 )
 def test_lines_are_those_that_a_reader_has_to_read(printed, lines):
-    assert len(first_hour.counted(printed)) == lines
+    assert len(first_hour.lines_to_read(printed)) == lines

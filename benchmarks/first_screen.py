@@ -31,14 +31,16 @@ def _read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def _library(folder: Path) -> list[Sequence[str]]:
     """A real model that learns to look facts up: the demonstration on two cores, and twice its steps on a GPU."""
-    task, model = "to look facts up", "SmolLM2-135M, LoRA"
+    task = "to look facts up"
+    model = "SmolLM2-135M, LoRA"
     runs = {
+        # Device and setting: the command, and where the minutes were measured.
         ("cpu", "demo"): ("`make real`", ", beside other work"),
         ("gpu", "longer"): ("`benchmarks/real/library.py`", " on one H200"),
     }
     records = _read(folder, "real")
     rows: list[Sequence[str]] = []
-    for (device, setting), (command, place) in runs.items():
+    for (device, setting), (command, where) in runs.items():
         summaries = [
             record["summary"]
             for record in records
@@ -49,7 +51,7 @@ def _library(folder: Path) -> list[Sequence[str]]:
             continue
         before = mean(summary["exact_match_before"] for summary in summaries)
         after = interval([summary["exact_match_after"] for summary in summaries])
-        minutes = _minutes(mean(summary["seconds"] for summary in summaries)) + place
+        minutes = _minutes(mean(summary["seconds"] for summary in summaries)) + where
         scores = f"{before:.3f} → {shown(after)}, {len(summaries)} seeds"
         rows.append((task, model, minutes, scores, command))
     return rows

@@ -26,15 +26,12 @@ REPOSITORY = Path(__file__).parents[1]
 RECORDS = REPOSITORY / "records"
 DEMO = REPOSITORY / "examples" / "configs" / "sandbox.yaml"  # Prompt-R1 in the sandbox
 ESPL = REPOSITORY / "examples" / "configs" / "espl" / "sandbox.yaml"
-DEMO_STEPS = (
-    40  # of the protocol, whose records began with them; the demonstration itself ends sooner
-)
-NOT_OURS = (
-    "sandbox",
-    "task",
-    "share_replies",
-)  # keys that a configuration's program reads; the rest are the trainer's
-BATCH = 256  # rollouts that are sampled at once when questions are asked
+# Steps of the protocol, whose records began with them; the demonstration itself ends sooner.
+DEMO_STEPS = 40
+# Keys of a configuration that its program reads; the others are the trainer's.
+PROGRAM_KEYS = ("sandbox", "task", "share_replies")
+# Rollouts that are sampled at once when questions are asked.
+BATCH = 256
 
 
 # --- training and asking --------------------------------------------------------------------------------------------
@@ -50,7 +47,7 @@ def settings(config: Path, **changes: Any) -> dict[str, Any]:
     import yaml
 
     values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    options = {name: value for name, value in values.items() if name not in NOT_OURS}
+    options = {name: value for name, value in values.items() if name not in PROGRAM_KEYS}
     return {**options, "disable_tqdm": True, "rollouts_max_mb": 0, **changes}
 
 
@@ -72,14 +69,17 @@ def train(
         before (`Callable`, *optional*): Called with the trainer before it trains, to add callbacks for example.
         **options: Further arguments of the trainer; `model` replaces the warm start.
     """
-    start = {"model": str(sandbox.model), "train_dataset": sandbox.train}
-    prompt = {"prompt_template": sandbox.spec.prompt_template}
-    trainer = kind(args=args, environment=environment, **{**start, **prompt, **options})
+    arguments = {
+        "model": str(sandbox.model),
+        "train_dataset": sandbox.train,
+        "prompt_template": sandbox.spec.prompt_template,
+        **options,
+    }
+    trainer = kind(args=args, environment=environment, **arguments)
     if before is not None:
         before(trainer)
-    with redirect_stdout(
-        io.StringIO()
-    ):  # with its progress bar off, transformers prints every log entry
+    # With its progress bar off, transformers prints every log entry.
+    with redirect_stdout(io.StringIO()):
         trainer.train()
     return trainer
 
@@ -108,7 +108,8 @@ def correct(rollouts: Iterable[Any]) -> str:
     """`1` for each rollout whose answer matches its row exactly, `0` for each other: `"0110"`."""
     from agentic_prompting.rewards import exact_match
 
-    return "".join(str(int(exact_match(one.answer or "", one.row["answers"]))) for one in rollouts)
+    scores = [exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in rollouts]
+    return "".join(str(int(score)) for score in scores)
 
 
 def model_folder(name: str) -> str:
@@ -151,8 +152,12 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
     """
     if len(values) < 2:
         return {"mean": round(values[0], 4), "low": None, "high": None}
-    found = seed_interval(values)
-    return {"mean": round(found.mean, 4), "low": round(found.low, 4), "high": round(found.high, 4)}
+    estimate = seed_interval(values)
+    return {
+        "mean": round(estimate.mean, 4),
+        "low": round(estimate.low, 4),
+        "high": round(estimate.high, 4),
+    }
 
 
 def shown(row: Mapping[str, Any] | Sequence[float] | None, sign: str = "", digits: int = 3) -> str:
@@ -168,9 +173,11 @@ def shown(row: Mapping[str, Any] | Sequence[float] | None, sign: str = "", digit
         return ""
     if not isinstance(row, Mapping):
         row = interval(row)
-    form = f"{sign}.{digits}f"
-    ends = "one seed" if row["low"] is None else f"{row['low']:{form}}, {row['high']:{form}}"
-    return f"{row['mean']:{form}} [{ends}]"
+    number = f"{sign}.{digits}f"
+    mean = f"{row['mean']:{number}}"
+    if row["low"] is None:
+        return f"{mean} [one seed]"
+    return f"{mean} [{row['low']:{number}}, {row['high']:{number}}]"
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -206,15 +213,15 @@ class Records:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             commit = git("rev-parse", "--short=12", "HEAD")
-        except (
-            OSError,
-            subprocess.CalledProcessError,
-        ):  # a copy of the files alone, such as on a lent machine
+        except (OSError, subprocess.CalledProcessError):
+            # There is only a copy of the files, as on a lent machine.
             commit = "unknown"
-        about = {"commit": commit, "date": date.today().isoformat()}
-        about["machine"] = (
-            f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
-        )
+        load = os.getloadavg()[0]
+        about = {
+            "commit": commit,
+            "date": date.today().isoformat(),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f}",
+        }
         with gzip.open(self.path, "at", encoding="utf-8") as file:
             file.writelines(json.dumps({**entry, **about}) + "\n" for entry in entries)
 
@@ -225,11 +232,13 @@ class Records:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
     def missing(
-        self, keys: Sequence[str], wanted: Iterable[tuple[Any, ...]]
+        self, keys: Sequence[str], combinations: Iterable[tuple[Any, ...]]
     ) -> list[tuple[Any, ...]]:
-        """Those of the wanted combinations of values that no entry has under these keys."""
-        known = {tuple(entry[key] for key in keys) for entry in self.read()}
-        return [values for values in wanted if values not in known]
+        """Those of some combinations of values that no entry has under these keys."""
+        recorded = set()
+        for entry in self.read():
+            recorded.add(tuple(entry[key] for key in keys))
+        return [values for values in combinations if values not in recorded]
 
 
 def git(*arguments: str) -> str:

@@ -21,11 +21,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 from scipy import special, stats
 
+from agentic_prompting.evaluation import Estimate
 from agentic_prompting.evaluation.headroom import (
     choose_challenger,
     expect_further,
@@ -278,46 +280,58 @@ SIGNALS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
     """Coverage of the share of differing groups and of pass@k, for measured sizes g and planned sizes G <= g."""
+    group_sizes = (4,) if quick else (4, 8)
+    row_counts = (32,) if quick else (32, 64, 128)
     cells = []
-    for g in (4,) if quick else (4, 8):
-        for n in (32,) if quick else (32, 64, 128):
-            for name, draw in SIGNALS.items():
-                rng = np.random.default_rng([7, g, n])
-                population = draw(rng, 400_000)
-                sizes = [size for size in (2, 4, 8) if size <= g]
-                truth = {
-                    size: float(np.mean(1 - population**size - (1 - population) ** size))
-                    for size in sizes
-                }
-                passes = {k: float(np.mean(1 - (1 - population) ** k)) for k in (1, g)}
-                differing: dict[int, list[bool]] = {size: [] for size in sizes}
-                passing: dict[int, list[bool]] = {k: [] for k in passes}
-                for _ in range(tasks):
-                    rewards = (rng.random((n, g)) < draw(rng, n)[:, None]).astype(float).tolist()
-                    for size in sizes:
-                        signal = measure_groups(rewards, size)
-                        assert signal.differing is not None
-                        differing[size].append(
-                            signal.differing.low - 1e-9 <= truth[size] <= signal.differing.high
-                        )
-                    for k, share in passes.items():
-                        passing[k].append(
-                            signal.pass_at[k].low - 1e-9 <= share <= signal.pass_at[k].high
-                        )
-                for size in sizes:
-                    cells.append(
-                        {
-                            "world": name,
-                            "rows": n,
-                            "measured": g,
-                            "planned": size,
-                            "truth": truth[size],
-                            "coverage": float(np.mean(differing[size])),
-                            "pass@1": float(np.mean(passing[1])),
-                            f"pass@{g}": float(np.mean(passing[g])),
-                        }
-                    )
+    for group_size, rows, world in product(group_sizes, row_counts, SIGNALS):
+        cells += _simulate_signal(world, rows, group_size, tasks)
     return cells
+
+
+def _simulate_signal(world: str, rows: int, group_size: int, tasks: int) -> list[dict[str, Any]]:
+    """The cells of a world whose groups are measured in one size: one for each planned size."""
+    draw = SIGNALS[world]
+    rng = np.random.default_rng([7, group_size, rows])
+
+    # The true figures, from a population of rows.
+    population = draw(rng, 400_000)
+    planned_sizes = [size for size in (2, 4, 8) if size <= group_size]
+    true_differing = {}
+    for size in planned_sizes:
+        true_differing[size] = float(np.mean(1 - population**size - (1 - population) ** size))
+    true_pass = {k: float(np.mean(1 - (1 - population) ** k)) for k in (1, group_size)}
+
+    # Whether the intervals of each task hold them.
+    differing_covered: dict[int, list[bool]] = {size: [] for size in planned_sizes}
+    pass_covered: dict[int, list[bool]] = {k: [] for k in true_pass}
+    for _ in range(tasks):
+        draws = rng.random((rows, group_size))
+        chances = draw(rng, rows)[:, None]
+        rewards = (draws < chances).astype(float).tolist()
+        for size in planned_sizes:
+            signal = measure_groups(rewards, size)
+            assert signal.differing is not None
+            differing_covered[size].append(_holds(signal.differing, true_differing[size]))
+        for k, truth in true_pass.items():
+            pass_covered[k].append(_holds(signal.pass_at[k], truth))
+
+    return [
+        {
+            "world": world,
+            "rows": rows,
+            "measured": group_size,
+            "planned": size,
+            "truth": true_differing[size],
+            "coverage": float(np.mean(differing_covered[size])),
+            "pass@1": float(np.mean(pass_covered[1])),
+            f"pass@{group_size}": float(np.mean(pass_covered[group_size])),
+        }
+        for size in planned_sizes
+    ]
+
+
+def _holds(interval: Estimate, truth: float) -> bool:
+    return interval.low - 1e-9 <= truth <= interval.high
 
 
 # --- ceilings -------------------------------------------------------------------------------------------------------
@@ -325,44 +339,52 @@ def simulate_groups(tasks: int, quick: bool) -> list[dict[str, Any]]:
 
 def simulate_ceilings(tasks: int, quick: bool, rows: int = 64) -> list[dict[str, Any]]:
     """How often the bracket holds the true ceiling, and how far naive and cross are from it."""
-    cells = []
-    for spread, base in (
-        ((0.0, 0.5),) if quick else ((0.0, 0.5), (1.0, 0.5), (3.0, 0.5), (1.0, 0.2))
-    ):
-        for choices in (4,) if quick else (4, 8):
-            for repeats in (2,) if quick else (2, 4, 8):
-                rng = np.random.default_rng([9, choices, repeats])
-                population = _chances(rng, 40_000, choices, base, spread)
-                truth = float(population.max(axis=1).mean())
-                held = []
-                naive = []
-                cross = []
-                widths = []
-                for _ in range(tasks):
-                    chances = _chances(rng, rows, choices, base, spread)
-                    scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(
-                        float
-                    )
-                    ceiling = measure_ceiling(scores, [str(place) for place in range(choices)])
-                    assert ceiling.cross is not None
-                    held.append(ceiling.low <= truth <= ceiling.high)
-                    naive.append(ceiling.naive.mean - truth)
-                    cross.append(ceiling.cross.mean - truth)
-                    widths.append(ceiling.high - ceiling.low)
-                cells.append(
-                    {
-                        "spread": spread,
-                        "base": base,
-                        "choices": choices,
-                        "repeats": repeats,
-                        "truth": truth,
-                        "coverage": float(np.mean(held)),
-                        "naive": float(np.mean(naive)),
-                        "cross": float(np.mean(cross)),
-                        "width": float(np.mean(widths)),
-                    }
-                )
-    return cells
+    spreads_and_bases = [(0.0, 0.5), (1.0, 0.5), (3.0, 0.5), (1.0, 0.2)]
+    choice_counts = (4, 8)
+    repeat_counts = (2, 4, 8)
+    if quick:
+        spreads_and_bases = [(0.0, 0.5)]
+        choice_counts = (4,)
+        repeat_counts = (2,)
+    return [
+        _simulate_ceiling(spread, base, choices, repeats, rows, tasks)
+        for (spread, base), choices, repeats in product(
+            spreads_and_bases, choice_counts, repeat_counts
+        )
+    ]
+
+
+def _simulate_ceiling(
+    spread: float, base: float, choices: int, repeats: int, rows: int, tasks: int
+) -> dict[str, Any]:
+    rng = np.random.default_rng([9, choices, repeats])
+    population = _chances(rng, 40_000, choices, base, spread)
+    truth = float(population.max(axis=1).mean())
+    covered = []
+    naive = []
+    cross = []
+    widths = []
+    names = [str(number) for number in range(choices)]
+    for _ in range(tasks):
+        chances = _chances(rng, rows, choices, base, spread)
+        scores = (rng.random((rows, choices, repeats)) < chances[:, :, None]).astype(float)
+        ceiling = measure_ceiling(scores, names)
+        assert ceiling.cross is not None
+        covered.append(ceiling.low <= truth <= ceiling.high)
+        naive.append(ceiling.naive.mean - truth)
+        cross.append(ceiling.cross.mean - truth)
+        widths.append(ceiling.high - ceiling.low)
+    return {
+        "spread": spread,
+        "base": base,
+        "choices": choices,
+        "repeats": repeats,
+        "truth": truth,
+        "coverage": float(np.mean(covered)),
+        "naive": float(np.mean(naive)),
+        "cross": float(np.mean(cross)),
+        "width": float(np.mean(widths)),
+    }
 
 
 def _chances(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +85,8 @@ FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
     "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
     "on_policy_minus_imitation": "On-policy distillation, with a teacher that moved, minus imitation",
 }
-OTHERS = (
-    "base, first",
-    "base, final",
-    "trained, first",
-)  # besides the trained weights under the final prompt
+# Weights and prompt that are scored besides the trained weights under the final prompt.
+OTHERS = ("base, first", "base, final", "trained, first")
 FORK = multiprocessing.get_context("fork")  # this process never imports torch
 UNLOCKED = 0.5  # exact match on the questions that end on a relation
 
@@ -97,12 +96,13 @@ Cell = tuple[str, str, int, str]
 def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
     """World, reflector, seed and method of each cell of the protocol, in the order of the runs."""
     for methods in (PRIMARY, SECONDARY):
-        for world, reflector in SETTINGS:
-            for seed in seeds:
-                for method in methods:
-                    if method != "rl" or reflector == "easy":  # RL has no reflector
-                        yield world, reflector, seed, method
-    yield from ((*SETTINGS[0], seed, method) for seed in seeds for method in DISTILLED)
+        for (world, reflector), seed, method in product(SETTINGS, seeds, methods):
+            if method == "rl" and reflector != "easy":  # RL has no reflector: it runs once
+                continue
+            yield world, reflector, seed, method
+    world, reflector = SETTINGS[0]
+    for seed, method in product(seeds, DISTILLED):
+        yield world, reflector, seed, method
 
 
 # --- pure: what the cells say -------------------------------------------------------------------------------------
@@ -113,7 +113,10 @@ Found = Mapping[Cell, Mapping[str, Any]]
 
 def by_cell(records: Iterable[Mapping[str, Any]]) -> dict[Cell, Mapping[str, Any]]:
     """Records by their cell."""
-    return {(one["world"], one["reflector"], one["seed"], one["method"]): one for one in records}
+    return {
+        (record["world"], record["reflector"], record["seed"], record["method"]): record
+        for record in records
+    }
 
 
 def difference(
@@ -126,13 +129,14 @@ def difference(
     """
     values = []
     for seed in sorted({seed for _, _, seed, _ in found}):
-        pairs = [
-            (found.get((*one, seed, method)), found.get((*one, seed, other))) for one in settings
-        ]
-        if all(a is not None and b is not None for a, b in pairs):
-            values.append(
-                statistics.fmean(share(a["correct"]) - share(b["correct"]) for a, b in pairs)
-            )  # type: ignore[index]
+        gaps = []
+        for setting in settings:
+            record = found.get((*setting, seed, method))
+            other_record = found.get((*setting, seed, other))
+            if record is not None and other_record is not None:
+                gaps.append(share(record["correct"]) - share(other_record["correct"]))
+        if len(gaps) == len(settings):
+            values.append(statistics.fmean(gaps))
     if not values:
         return {"n": 0}
     one_sided = seed_interval(values, 0.9).low if len(values) > 1 else None
@@ -145,11 +149,8 @@ def difference(
 
 def complete(found: Found, methods: Sequence[str]) -> list[tuple[str, str]]:
     """The settings that have the cells of these methods on all seeds: those that the primary outcome is about."""
-    return [
-        one
-        for one in SETTINGS
-        if all((*one, seed, method) in found for seed in SEEDS for method in methods)
-    ]
+    runs = list(product(SEEDS, methods))
+    return [setting for setting in SETTINGS if all((*setting, *run) in found for run in runs)]
 
 
 def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
@@ -162,49 +163,46 @@ def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
 
 def unlocked(record: Mapping[str, Any]) -> int:
     """Guarded relations that a question may end on and that the agent gets right more often than not."""
-    ends = [one for one in record["guarded"] if one in record["ends"]]
-    right = {
-        one: [
-            c == "1" for c, end in zip(record["correct"], record["ends"], strict=True) if end == one
-        ]
-        for one in ends
-    }
-    return sum(statistics.fmean(values) >= UNLOCKED for values in right.values())
+    right: dict[str, list[bool]] = {}
+    for correct, relation in zip(record["correct"], record["ends"], strict=True):
+        right.setdefault(relation, []).append(correct == "1")
+    guarded_ends = set(record["guarded"]) & right.keys()
+    return sum(statistics.fmean(right[relation]) >= UNLOCKED for relation in guarded_ends)
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By setting and method: exact match with its interval, calls, and the secondary outcomes."""
-    rows: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
-    for one in records:
-        rows.setdefault(f"{one['world']}, {one['reflector']}", {}).setdefault(
-            one["method"], []
-        ).append(one)
-    return {
-        setting: {method: _row(some) for method, some in methods.items()}
-        for setting, methods in rows.items()
-    }
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for record in records:
+        setting = f"{record['world']}, {record['reflector']}"
+        groups.setdefault((setting, record["method"]), []).append(record)
+    summary: dict[str, dict[str, Any]] = {}
+    for (setting, method), group in groups.items():
+        summary.setdefault(setting, {})[method] = _row(group)
+    return summary
 
 
 def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    until = [calls_until_good(one["curve"]) for one in records]
+    until = [calls_until_good(record["curve"]) for record in records]
     reached = [calls for calls in until if calls is not None]
-    ranks = [
-        espl_sandbox.correlations(one["rated"])["rating"]
-        for one in records
-        if len(one["rated"]) > 2
-    ]
-    ranks = [rank for rank in ranks if rank == rank]
+    ranks = []
+    for record in records:
+        if len(record["rated"]) > 2:
+            rank = espl_sandbox.correlations(record["rated"])["rating"]
+            if not math.isnan(rank):
+                ranks.append(rank)
+    other_scores = {}
+    for name in OTHERS:
+        mean = statistics.fmean(record["others"][name] for record in records)
+        other_scores[name] = round(mean, 3)
     return {
-        **interval([share(one["correct"]) for one in records]),
+        **interval([share(record["correct"]) for record in records]),
         "n": len(records),
-        "calls": round(statistics.fmean(one["calls"] for one in records)),
+        "calls": round(statistics.fmean(record["calls"] for record in records)),
         "good": len(reached),
         "calls_until_good": round(statistics.median(reached)) if reached else None,
-        **{
-            name: round(statistics.fmean(one["others"][name] for one in records), 3)
-            for name in OTHERS
-        },
-        "unlocked": round(statistics.fmean(unlocked(one) for one in records), 2),
+        **other_scores,
+        "unlocked": round(statistics.fmean(map(unlocked, records)), 2),
         "spearman": interval(ranks) if ranks else None,
     }
 
@@ -226,56 +224,57 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         settings = complete(found, methods) or SETTINGS[:1]
         result[name] = {
             **difference(found, *methods, settings),
-            "settings": [", ".join(one) for one in settings],
+            "settings": [", ".join(setting) for setting in settings],
         }
-    result["each"] = {
-        ", ".join(one): {
-            name: row
-            for name, methods in pairs.items()
-            if (row := difference(found, *methods, [one]))["n"]
-        }
-        for one in SETTINGS
-    }
+    result["each"] = {}
+    for setting in SETTINGS:
+        rows = {name: difference(found, *methods, [setting]) for name, methods in pairs.items()}
+        measured = {name: row for name, row in rows.items() if row["n"]}
+        result["each"][", ".join(setting)] = measured
     calls: dict[str, list[int]] = {}
-    for one in records:
-        calls.setdefault(one["method"], []).append(one["calls"])
-    result["calls"] = {method: round(statistics.fmean(some)) for method, some in calls.items()}
+    for record in records:
+        calls.setdefault(record["method"], []).append(record["calls"])
+    result["calls"] = {method: round(statistics.fmean(each)) for method, each in calls.items()}
     return result
 
 
 def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
     """The outcomes that the protocol counts against us, first; then the other ones and what was not run."""
-    told = outcomes(records)
+    results = outcomes(records)
     lines = []
-    for what, name, bound, least in AGAINST:
-        row = told[name]
+    for failure, name, bound, threshold in AGAINST:
+        row = results[name]
         if row["n"] < len(SEEDS):
-            lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {what}.")
+            lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {failure}.")
             continue
-        said = "Not so" if row[bound] > least else "**Against us**"
-        about = (
-            f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings"
-        )
-        about += f"; one-sided lower bound {row[bound]:+.3f}" if bound == "low_one_sided" else ""
-        lines.append(f"- {said}: {what}. {about}.")
+        verdict = "Not so" if row[bound] > threshold else "**Against us**"
+        basis = f"over {len(row['settings'])} of {len(SETTINGS)} settings"
+        if bound == "low_one_sided":
+            basis += f"; one-sided lower bound {row[bound]:+.3f}"
+        lines.append(f"- {verdict}: {failure}. Difference {shown(row, '+')}, {basis}.")
     lines.sort(key=lambda line: "Against" not in line)
-    for name, what in FURTHER.items():
-        if told[name]["n"]:
-            settings = len(told[name]["settings"])
-            about = f"on {told[name]['n']} seeds, over {settings} of {len(SETTINGS)} settings"
-            lines.append(f"- {what}: {shown(told[name], '+')}, {about}.")
-    every = list(cells())
-    planned, absent = (
-        Counter(", ".join(one[:2]) for one in some)
-        for some in (every, set(every) - by_cell(records).keys())
-    )
-    if absent:
-        some = "; ".join(
+    for name, title in FURTHER.items():
+        row = results[name]
+        if row["n"]:
+            settings = len(row["settings"])
+            basis = f"on {row['n']} seeds, over {settings} of {len(SETTINGS)} settings"
+            lines.append(f"- {title}: {shown(row, '+')}, {basis}.")
+
+    # Cells without a record, by setting.
+    measured = by_cell(records)
+    planned: Counter[str] = Counter()
+    absent: Counter[str] = Counter()
+    for cell in cells():
+        setting = ", ".join(cell[:2])
+        planned[setting] += 1
+        absent[setting] += cell not in measured
+    if any(absent.values()):
+        counts = [
             f"*{setting}*, {absent[setting]} of {planned[setting]}"
             for setting in planned
             if absent[setting]
-        )
-        lines.append(f"- Cells that are not run yet: {some}.")
+        ]
+        lines.append(f"- Cells that are not run yet: {'; '.join(counts)}.")
     return "\n".join(lines)
 
 
@@ -295,11 +294,9 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
         for method in sorted(methods, key=ORDER.index):
             row = methods[method]
             shares = [f"{row[name]:.3f}" for name in OTHERS]
-            good = (
-                f"{row['calls_until_good']} ({row['good']} of {row['n']})"
-                if row["good"]
-                else f"0 of {row['n']}"
-            )
+            good = f"{row['good']} of {row['n']}"
+            if row["good"]:
+                good = f"{row['calls_until_good']} ({good})"
             rank = shown(row["spearman"], digits=2)
             rows.append(
                 [
@@ -321,7 +318,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
     """The differences in each setting as a Markdown table."""
-    told = outcomes(records)["each"]
+    differences = outcomes(records)["each"]
     titles = {
         "one_call_minus_joint": "one call minus joint [95 %]",
         "one_call_minus_gepa": "one call minus GEPA, then GRPO [95 %]",
@@ -329,7 +326,7 @@ def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
         "paired_minus_one_call": "paired ratings minus one call [95 %]",
     }
     rows = []
-    for setting, row in told.items():
+    for setting, row in differences.items():
         if row:
             seeds = " / ".join(str(row[name]["n"]) for name in titles if name in row)
             rows.append([setting, *(shown(row.get(name), "+") for name in titles), seeds])
@@ -339,13 +336,13 @@ def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
 def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
     """Whether the protocol was committed before all of these commits, from which the records come."""
     added = git("log", "--format=%H", f"-S{heading}", "--", "docs/evidence.md").split()
-    return bool(added) and all(
-        subprocess.run(
-            ["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY
-        ).returncode
-        == 0
-        for commit in set(commits)
-    )
+    if not added:
+        return False
+    for commit in set(commits):
+        command = ["git", "merge-base", "--is-ancestor", added[-1], commit]
+        if subprocess.run(command, cwd=REPOSITORY).returncode != 0:
+            return False
+    return True
 
 
 # --- the script ---------------------------------------------------------------------------------------------------
@@ -354,19 +351,15 @@ def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
 def path_of(folder: Path, cell: Cell) -> Path:
     """The file of a finished cell."""
     world, reflector, seed, method = cell
-    return (
-        folder
-        / "cells"
-        / f"{world}-{reflector.strip('.')}-{seed}-{method.replace(', ', '-').replace(' ', '-')}.json"
-    )
+    method_name = method.replace(", ", "-").replace(" ", "-")
+    return folder / "cells" / f"{world}-{reflector.strip('.')}-{seed}-{method_name}.json"
 
 
 def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
     """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
     for record in recorded:
-        path = path_of(
-            folder, (record["world"], record["reflector"], record["seed"], record["method"])
-        )
+        cell = (record["world"], record["reflector"], record["seed"], record["method"])
+        path = path_of(folder, cell)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, json.dumps(record))
@@ -378,9 +371,11 @@ def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
     A cell that fails is logged and passed over: the same command tries it again.
     """
     about = {
-        "commit": git("rev-parse", "--short=12", "HEAD")
-    }  # of the code that this process has loaded
-    about["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
+        "commit": git(
+            "rev-parse", "--short=12", "HEAD"
+        ),  # of the code that this process has loaded
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+    }
     for cell in todo:
         if not path_of(folder, cell).exists():
             process = FORK.Process(target=_work_on, args=(cell, folder, about, options))
@@ -422,15 +417,14 @@ def claimed(path: Path) -> Iterator[None]:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The records of the finished cells, in the order of the protocol."""
-    found = [
-        json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")
-    ]
+    paths = (folder / "cells").glob("*.json")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
-    def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
-        setting = SETTINGS.index((one["world"], one["reflector"]))
-        return setting, one["seed"], ORDER.index(one["method"])
+    def order(record: Mapping[str, Any]) -> tuple[int, int, int]:
+        setting = SETTINGS.index((record["world"], record["reflector"]))
+        return setting, record["seed"], ORDER.index(record["method"])
 
-    return sorted(found, key=place)
+    return sorted(records, key=order)
 
 
 def main() -> None:
@@ -469,8 +463,8 @@ def main() -> None:
     print(f"{table(records)}\n\n{verdicts(records)}" if records else "no cell is done yet")
     result = {
         "missing": missing(records, todo if options.quick else cells()),
-        "leaks": sum(one.get("leaks", 0) for one in records),
-        "protocol_first": protocol_first(one["commit"] for one in records),
+        "leaks": sum(record.get("leaks", 0) for record in records),
+        "protocol_first": protocol_first(record["commit"] for record in records),
         **outcomes(records),
         "seconds": round(time.perf_counter() - started),
     }

@@ -33,10 +33,10 @@ def untrained(records: Sequence[Mapping[str, Any]]) -> str:
         if record["kind"] == "untrained":
             for counts in record["counts"]:
                 latest[record["model"], counts["form"]] = counts
-    lines = [
-        [model, form, counts["n"], *shares(counts)] for (model, form), counts in latest.items()
-    ]
-    return markdown(["model", "form", "questions", *COLUMNS], lines)
+    rows = []
+    for (model, form), counts in latest.items():
+        rows.append([model, form, counts["n"], *shares(counts)])
+    return markdown(["model", "form", "questions", *COLUMNS], rows)
 
 
 def warm_started(records: Sequence[Mapping[str, Any]]) -> str:
@@ -45,10 +45,10 @@ def warm_started(records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         if record["kind"] == "warm start":
             latest[record["model"], record["seed"]] = record
-    lines = []
+    rows = []
     for (model, seed), record in latest.items():
+        after = f"after {record['steps']} steps, {record['seconds']} s"
         for counts in record["counts"]:
-            effort = f"{record['steps']} steps, {record['seconds']} s"
-            when = "before" if counts["form"] == "before" else f"after {effort}"
-            lines.append([model, seed, when, counts["n"], *shares(counts)])
-    return markdown(["model", "seed", "", "questions", *COLUMNS], lines)
+            stage = "before" if counts["form"] == "before" else after
+            rows.append([model, seed, stage, counts["n"], *shares(counts)])
+    return markdown(["model", "seed", "", "questions", *COLUMNS], rows)

@@ -93,9 +93,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     if not latest:
         return NOT_RECORDED
     rows = []
-    for figures in zip(*(entry["figures"] for entry in latest.values()), strict=True):
-        cells = [f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in figures]
-        rows.append([figures[0]["name"], *cells])
+    columns = [entry["figures"] for entry in latest.values()]
+    for figures in zip(*columns, strict=True):
+        row = [figures[0]["name"]]
+        for figure in figures:
+            row.append(f"{figure['mean']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]")
+        rows.append(row)
     rows.append(["verdict", *(entry["sentence"] for entry in latest.values())])
     for name in ("rollouts", "calls", "seconds"):
         rows.append([name, *(round(entry[name]) for entry in latest.values())])

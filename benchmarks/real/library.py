@@ -62,6 +62,9 @@ SETTINGS: Mapping[str, Sequence[str]] = {
 }
 
 
+COLUMNS = ("asked", "exact match", "gained", "by rewards", "failed", "minutes")
+
+
 def command(setting: str, device: str, seed: int, output: Path) -> list[str]:
     """The words that run a setting: on the CPU the demonstration, on a GPU its program with 192 questions."""
     words = ["--seed", str(seed), *SETTINGS[setting]]
@@ -74,10 +77,10 @@ def command(setting: str, device: str, seed: int, output: Path) -> list[str]:
     return [sys.executable, str(program), "--config", str(config), *words]
 
 
-def run_all(wanted: Sequence[tuple[str, int]], device: str, folder: Path, records: Records) -> None:
+def run_all(runs: Sequence[tuple[str, int]], device: str, folder: Path, records: Records) -> None:
     """Run settings with seeds and record their summaries: one after another on the CPU, all at once on a GPU."""
     running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-    for setting, seed in wanted:
+    for setting, seed in runs:
         log(f"{setting}, seed {seed}")
         output = _output(folder, setting, seed)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -104,31 +107,20 @@ def _output(folder: Path, setting: str, seed: int) -> Path:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row for each seed of the first protocol: the three models, and what the rewards alone gained."""
-    titles = ("seed", "asked", "exact match", "gained", "by rewards", "failed", "minutes")
     rows = []
     for record in records:
         if record["device"] == "cpu":
             rows.append((record["seed"], *_cells(record["summary"])))
-    return markdown(titles, rows)
+    return markdown(("seed", *COLUMNS), rows)
 
 
 def settings_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row for each run of the second protocol."""
-    titles = (
-        "setting",
-        "seed",
-        "asked",
-        "exact match",
-        "gained",
-        "by rewards",
-        "failed",
-        "minutes",
-    )
     rows = []
     for record in records:
         if record["device"] != "cpu":
             rows.append((record["setting"], record["seed"], *_cells(record["summary"])))
-    return markdown(titles, rows)
+    return markdown(("setting", "seed", *COLUMNS), rows)
 
 
 def _cells(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,7 +138,7 @@ def _cells(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _of_all_models(summary: Mapping[str, Any], name: str) -> str:
     """The share of the published model, after the warm start if there was one, and after training."""
-    keys = [f"{name}_{when}" for when in ("before", "warm", "after")]
+    keys = [f"{name}_{stage}" for stage in ("before", "warm", "after")]
     return " → ".join(f"{summary[key]:.3f}" for key in keys if key in summary)
 
 
@@ -166,17 +158,13 @@ def main() -> None:
     options = parser.parse_args()
     records = Records(options.records)
     if options.json:
-        wanted = []
+        protocol = []
         for setting, seeds in SEEDS[options.device].items():
             if not options.settings or setting in options.settings:
-                wanted += [(setting, options.device, seed) for seed in seeds]
-        missing = records.missing(["setting", "device", "seed"], wanted)
-        run_all(
-            [(setting, seed) for setting, _, seed in missing],
-            options.device,
-            options.folder,
-            records,
-        )
+                protocol += [(setting, options.device, seed) for seed in seeds]
+        missing = records.missing(["setting", "device", "seed"], protocol)
+        runs = [(setting, seed) for setting, _, seed in missing]
+        run_all(runs, options.device, options.folder, records)
         print(json.dumps(records.read()))
     else:
         print(table(records.read()), settings_table(records.read()), sep="\n\n")

@@ -743,10 +743,14 @@ def trainings(seeds: list[int], records: Path | None) -> Iterator[dict[str, Any]
         with tempfile.TemporaryDirectory() as folder:
             for way in ("functions", "MCP"):
                 result = train(way, Path(folder), seed)
-                if records:
-                    with gzip.open(records, "at", encoding="utf-8") as file:
-                        file.write(json.dumps(result) + "\n")
+                append_record(records, result)
                 yield result
+
+
+def append_record(path: Path | None, record: dict[str, Any]) -> None:
+    if path is not None:
+        with gzip.open(path, "at", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def main() -> None:

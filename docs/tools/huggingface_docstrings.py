@@ -21,9 +21,8 @@ ROOMS = (
 HIDDEN = {"__getstate__", "__setstate__", "__reduce__", "__del__"}
 """What Python calls and no reader does."""
 
-_ITEMS = re.compile(
-    r"( +)(\w+ \(.+\))(?:, \*optional\*)?:(.*)"
-)  # "a (`int`): ..." or "a (`int`), b (`str`): ..."
+# "a (`int`): ..." or "a (`int`), b (`str`): ..."
+_ITEMS = re.compile(r"( +)(\w+ \(.+\))(?:, \*optional\*)?:(.*)")
 _OUTCOME = re.compile(r"^( +)((?:\[?`[^`]+`\]?(?:, | or )?)+):")
 _NAMED = re.compile(r"\[`~?([\w.]+)`\](?!\[|\()")
 
@@ -95,12 +94,17 @@ def google(text: str, pages: dict[str, str]) -> str:
             section = heading[1]
         elif line and not line.startswith(" "):
             section = ""
-        elif section in ("Args", "Attributes"):
-            line = "\n".join(_items(line))
-        elif section in ("Raises", "Returns", "Yields"):
-            line = _OUTCOME.sub(lambda item: f"{item[1]}{_type(item[2])}:", line)
-        lines.append(line)
+        lines.append(_in_google_format(line, section))
     return _NAMED.sub(lambda name: _link(name[1], pages), "\n".join(lines))
+
+
+def _in_google_format(line: str, section: str) -> str:
+    """A line of a section; the text outside of the sections and their headings stay as they are."""
+    if section in ("Args", "Attributes"):
+        return "\n".join(_items(line))
+    if section in ("Raises", "Returns", "Yields"):
+        return _OUTCOME.sub(lambda item: f"{item[1]}{_type(item[2])}:", line)
+    return line
 
 
 def _items(line: str) -> list[str]:

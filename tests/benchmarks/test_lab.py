@@ -19,9 +19,9 @@ from benchmarks.learning import calls
 def test_settings_are_the_files_with_changes(config):
     values = yaml.safe_load(config.read_text())
     found = lab.settings(config, seed=7, max_steps=3)
-    assert not {*lab.NOT_OURS} & found.keys() and {*lab.NOT_OURS} & values.keys()
+    assert not {*lab.PROGRAM_KEYS} & found.keys() and {*lab.PROGRAM_KEYS} & values.keys()
     assert (found["seed"], found["max_steps"], found["disable_tqdm"]) == (7, 3, True)
-    unchanged = values.keys() - {"seed", "max_steps", *lab.NOT_OURS}
+    unchanged = values.keys() - {"seed", "max_steps", *lab.PROGRAM_KEYS}
     assert unchanged and all(found[name] == values[name] for name in unchanged)
 
 

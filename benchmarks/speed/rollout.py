@@ -33,6 +33,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,28 @@ class Workload:
     ) -> Workload:
         """2 or 3 interactions each, as the sandbox's questions of two and three hops take."""
         rng = random.Random(f"{seed} {n} {tokens} {reply}")
+
+        def draw_latency() -> float:
+            return reply * rng.lognormvariate(0.0, 0.6)
+
+        def draw_length() -> int:
+            return max(1, int(tokens * rng.lognormvariate(0.0, sigma)))
+
         counts = [rng.randint(2, MAX_INTERACTIONS) for _ in range(n)]
-        latencies = [
-            [reply * rng.lognormvariate(0.0, 0.6) for _ in range(count)] for count in counts
-        ]
-        lengths = [
-            [max(1, int(tokens * rng.lognormvariate(0.0, sigma))) for _ in range(count + 1)]
-            for count in counts
-        ]
+        latencies = []
+        for count in counts:
+            latencies.append([draw_latency() for _ in range(count)])
+        lengths = []
+        for count in counts:
+            lengths.append([draw_length() for _ in range(count + 1)])
         return cls(latencies, lengths, scale)
 
     @property
     def limit(self) -> float:
         """The longest chain of one rollout, alone."""
+        rollouts = zip(self.latencies, self.lengths, strict=True)
         return self.scale * max(
-            sum(replies) + sum(turns) * (STEP + STEP_PER_ROW)
-            for replies, turns in zip(self.latencies, self.lengths, strict=True)
+            sum(replies) + sum(turns) * (STEP + STEP_PER_ROW) for replies, turns in rollouts
         )
 
     def asks(self, rollout: int, turn: int) -> bool:
@@ -114,25 +121,28 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     import trl
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer = Tokenizer(
-        models.BPE({byte: number for number, byte in enumerate(sorted(alphabet))}, [])
-    )
+    vocabulary = {byte: number for number, byte in enumerate(sorted(alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-    tokenizer.add_tokens(
-        [
-            AddedToken(t, normalized=False)
-            for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")
-        ]
-    )
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(
-        encoding="utf-8"
-    )
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    fast.chat_template = template.read_text(encoding="utf-8")
     return fast
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """A turn at work: its request, the tokens it will have, and the step at which it ends."""
+
+    job: PendingRequest[SampleRequest, Sample]
+    ids: list[int]
+    end: int
 
 
 class Clock(Engine[SampleRequest, Sample]):
@@ -142,9 +152,7 @@ class Clock(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread=True)
         self.workload = workload
         self.write = write
-        self.rows: list[
-            tuple[PendingRequest[SampleRequest, Sample], list[int], int]
-        ] = []  # job, what it says, at which step it ends
+        self.rows: list[SampledTurn] = []
         self.steps = 0
         self.due = 0.0
 
@@ -155,21 +163,21 @@ class Clock(Engine[SampleRequest, Sample]):
     def drop(self) -> list[PendingRequest[SampleRequest, Sample]]:
         rows = self.rows
         self.rows = []
-        return [job for job, _, _ in rows]
+        return [row.job for row in rows]
 
     def step(self, arrived: list[PendingRequest[SampleRequest, Sample]]) -> None:
         now = time.perf_counter()
         if not self.rows:
             self.due = now  # nothing was at work
         for job in arrived:
-            said, tokens = self.write(job.request.context)
-            self.rows.append((job, said, self.steps + tokens))
+            ids, length = self.write(job.request.context)
+            self.rows.append(SampledTurn(job, ids, self.steps + length))
         self.steps += 1
         self.due += self.workload.scale * (STEP + STEP_PER_ROW * len(self.rows))
         time.sleep(max(0.0, self.due - time.perf_counter()))
-        ended = [(job, Sample(said)) for job, said, end in self.rows if end <= self.steps]
-        self.rows = [row for row in self.rows if row[2] > self.steps]
-        self.finish(ended)
+        finished = [(row.job, Sample(row.ids)) for row in self.rows if row.end <= self.steps]
+        self.rows = [row for row in self.rows if row.end > self.steps]
+        self.finish(finished)
 
 
 def numbers(text: str, replied: str) -> tuple[int, int]:
@@ -177,12 +185,18 @@ def numbers(text: str, replied: str) -> tuple[int, int]:
     return int(re.search(r"rollout (\d+)", text)[1]), text.count(replied)  # type: ignore[index]
 
 
+def prompts_of(workload: Workload) -> list[list[dict[str, str]]]:
+    """The conversations that its rollouts begin with."""
+    numbers = range(len(workload.latencies))
+    return [[{"role": "user", "content": f"rollout {number}"}] for number in numbers]
+
+
 def check(interactions: list[int], workload: Workload) -> None:
     """Every loop must have done the same work."""
-    wanted = [len(chain) for chain in workload.latencies]
-    if interactions != wanted:
+    expected = [len(latencies) for latencies in workload.latencies]
+    if interactions != expected:
         raise AssertionError(
-            f"a loop played {sum(interactions)} interactions, the workload has {sum(wanted)}"
+            f"a loop played {sum(interactions)} interactions, the workload has {sum(expected)}"
         )
 
 
@@ -199,20 +213,15 @@ class Tags:
             "<think> go on </think>\n<interaction_prompt> more </interaction_prompt>"
         )
         self.answering = self.format.turn_ids("<think> done </think>\n<answer> noted </answer>")
-        self.rollouts = [
-            Rollout(
-                self.format.prompt_ids([{"role": "user", "content": f"rollout {i}"}]),
-                row={"number": i},
-                seed=i,
-            )
-            for i in range(len(workload.latencies))
-        ]
+        self.rollouts = []
+        for number, prompt in enumerate(prompts_of(workload)):
+            prompt_ids = self.format.prompt_ids(prompt)
+            self.rollouts.append(Rollout(prompt_ids, row={"number": number}, seed=number))
 
     def write(self, context: list[int]) -> tuple[list[int], int]:
         rollout, turn = numbers(byte_tokenizer().decode(context), "<interaction_response>")
-        return self.asking if self.workload.asks(
-            rollout, turn
-        ) else self.answering, self.workload.lengths[rollout][turn]
+        ids = self.asking if self.workload.asks(rollout, turn) else self.answering
+        return ids, self.workload.lengths[rollout][turn]
 
     async def step(self, rollout: Rollout) -> Observation:
         return Observation(await self.workload.reply(rollout.row["number"], len(rollout.turns) - 1))
@@ -247,13 +256,13 @@ def play_in_lockstep(workload: Workload) -> float:
         lengths = [length for _, length in turns]
         seconds = max(lengths) * STEP + sum(lengths) * STEP_PER_ROW
         time.sleep(workload.scale * seconds)
-        for rollout, (said, _) in zip(running, turns, strict=True):
-            rollout.add_turn(Sample(said), tags.format.parse(said))
+        for rollout, (turn_ids, _) in zip(running, turns, strict=True):
+            rollout.add_turn(Sample(turn_ids), tags.format.parse(turn_ids))
         running = [rollout for rollout in running if rollout.turns[-1].kind == "act"]
-        for rollout, observation in zip(running, asyncio.run(ask(running)), strict=True):
-            rollout.add_observation(
-                observation, tags.format.observation_ids(observation.text, after=rollout.ids)
-            )
+        observations = asyncio.run(ask(running))
+        for rollout, observation in zip(running, observations, strict=True):
+            ids = tags.format.observation_ids(observation.text, after=rollout.ids)
+            rollout.add_observation(observation, ids)
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
@@ -272,13 +281,12 @@ class ToolCalls:
     def write(self, context: list[int]) -> tuple[list[int], int]:
         tokenizer = byte_tokenizer()
         rollout, turn = numbers(tokenizer.decode(context), "noted")
-        said = "all is said"
+        text = "all is said"
         if self.workload.asks(rollout, turn):
             call = {"name": "ask", "arguments": {"rollout": rollout, "turn": turn}}
-            said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        return [*tokenizer(said)["input_ids"], tokenizer.eos_token_id], self.workload.lengths[
-            rollout
-        ][turn]
+            text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        return ids, self.workload.lengths[rollout][turn]
 
     def tool(self) -> Any:
         async def ask(rollout: int, turn: int) -> str:
@@ -294,17 +302,17 @@ class ToolCalls:
         return ask
 
 
-def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
+def make_trl_loop(kind: Any, tool: Any, **options: Any) -> Any:
     """An `_AsyncRolloutLoop` of which only `_generate_one` is called."""
     from datasets import Dataset
 
-    here = multiprocessing.get_context("spawn")
-    queues = here.Queue(), here.Queue(1), here.Queue()
-    for (
-        queue
-    ) in queues:  # nothing reads them, and the process must not wait at its end for a reader
+    spawn = multiprocessing.get_context("spawn")
+    finished = spawn.Queue()
+    raised = spawn.Queue(1)
+    metrics = spawn.Queue()
+    # Nothing reads them, and the process must not wait at its end for a reader.
+    for queue in (finished, raised, metrics):
         queue.cancel_join_thread()
-    finished, raised, metrics = queues
     return kind(
         model_name="policy",
         dataset=Dataset.from_list([{"prompt": []}]),
@@ -312,15 +320,15 @@ def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
         processing_class=byte_tokenizer(),
         eos_token_ids=[byte_tokenizer().eos_token_id],
         rollout_buffer=finished,
-        model_version_value=here.Value("i", 0),
-        heartbeat_value=here.Value("d", 0.0),
-        failed_event=here.Event(),
+        model_version_value=spawn.Value("i", 0),
+        heartbeat_value=spawn.Value("d", 0.0),
+        failed_event=spawn.Event(),
         exception_info_queue=raised,
         metrics_queue=metrics,
         tools=[tool],
         max_inflight_tasks=1024,
         max_tool_calling_iterations=MAX_INTERACTIONS,
-        **more,
+        **options,
     )
 
 
@@ -338,13 +346,10 @@ def play_trl_async(workload: Workload) -> float:
             return sample.ids, [0.0] * len(sample.ids)
 
     loop = make_trl_loop(Loop, tool)
-    prompts = [
-        [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
-    ]
+    prompts = prompts_of(workload)
     started = time.perf_counter()
-    run_with_engine(
-        engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts)
-    )
+    episodes = (loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts)
+    run_with_engine(engine, gather(episodes))
     seconds = time.perf_counter() - started
     check(calls.asked, workload)
     return seconds
@@ -366,17 +371,19 @@ def play_trl(workload: Workload) -> float:
         turns = [calls.write(context) for context in contexts]
         lengths = [length for _, length in turns]
         time.sleep(workload.scale * (max(lengths) * STEP + sum(lengths) * STEP_PER_ROW))
-        return [said for said, _ in turns], None
+        return [ids for ids, _ in turns], None
 
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
-    model = Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
     )
+    model = Qwen3ForCausalLM(config)
+    training_rows = [{"prompt": prompts_of(workload)[0]}] * 8
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=model,
@@ -391,15 +398,11 @@ def play_trl(workload: Workload) -> float:
                 per_device_train_batch_size=8,
                 max_tool_calling_iterations=MAX_INTERACTIONS,
             ),
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": "rollout 0"}]}] * 8
-            ),
+            train_dataset=Dataset.from_list(training_rows),
             tools=[tool],
         )
         trainer._generate_single_turn = sample
-        prompts = [
-            [{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))
-        ]
+        prompts = prompts_of(workload)
         trainer._sync_tool_dicts = [{} for _ in prompts]
         trainer._async_tool_dicts = [{"ask": tool} for _ in prompts]
         started = time.perf_counter()
@@ -433,9 +436,10 @@ def measure(
         "lockstep_over_ours": row["lockstep_s"] / ours,
         "async_loop_over_ours": row["async_loop_s"] / ours,
     }
-    return {
-        key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()
-    }
+    for name, value in row.items():
+        if isinstance(value, float):
+            row[name] = round(value, 3)
+    return row
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -448,17 +452,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "lock-step",
         "TRL's async loop",
         "TRL's tool loop",
+        "ours / limit",
+        "lock-step / ours",
+        "async loop / ours",
     )
-    titles += ("ours / limit", "lock-step / ours", "async loop / ours")
     lines = [" | ".join(titles), " | ".join("---" for _ in titles)]
+    seconds = ("limit_s", "ours_s", "lockstep_s", "async_loop_s", "trl_s")
+    ratios = ("to_limit", "lockstep_over_ours", "async_loop_over_ours")
     for row in rows:
-        seconds = ("limit_s", "ours_s", "lockstep_s", "async_loop_s", "trl_s")
         cells = [str(row[name]) for name in ("n", "tokens", "replies")]
         cells += ["" if row[name] is None else f"{row[name]:.2f} s" for name in seconds]
-        cells += [
-            f"{row[name]:.2f}"
-            for name in ("to_limit", "lockstep_over_ours", "async_loop_over_ours")
-        ]
+        cells += [f"{row[name]:.2f}" for name in ratios]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -478,25 +482,19 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     scale = 1 / 16 if arguments.quick else 1 / 8
-    cells = [
-        (n, turns, replies)
-        for n in ((64,) if arguments.quick else (64, 256))
-        for turns in TURNS
-        for replies in REPLIES
-    ]
+    rollout_counts = (64,) if arguments.quick else (64, 256)
+    cells = list(product(rollout_counts, TURNS, REPLIES))
     for play in (play_ours, play_trl_async):  # imports and threads
         play(Workload.draw(8, 20, 0.4, 0.1, scale, 0))
     rows = [measure(*cell, scale, arguments.seed, with_trl=cell is cells[0]) for cell in cells]
     print(table(rows))
     if arguments.json:
+        lockstep_over_ours = statistics.median(row["lockstep_over_ours"] for row in rows)
+        async_loop_over_ours = statistics.median(row["async_loop_over_ours"] for row in rows)
         result = {
             "worst_to_limit": max(row["to_limit"] for row in rows),
-            "median_lockstep_over_ours": round(
-                statistics.median(row["lockstep_over_ours"] for row in rows), 2
-            ),
-            "async_loop_over_ours": round(
-                statistics.median(row["async_loop_over_ours"] for row in rows), 2
-            ),
+            "median_lockstep_over_ours": round(lockstep_over_ours, 2),
+            "async_loop_over_ours": round(async_loop_over_ours, 2),
             "trl_over_ours": round(rows[0]["trl_s"] / rows[0]["ours_s"], 1),
             "scale": scale,
         }

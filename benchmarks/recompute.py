@@ -88,9 +88,12 @@ def rollout_grid(records: Entries) -> str:
 def growth(records: Entries) -> str:
     """Sentences on the costs that grow with rollouts, turns, prompts and cached replies, from the latest full run."""
     full = latest_full(records, "growth.py")
-    cost, memory, turns = full["rollouts"], full["memory_kb"], full["turns"]
+    cost = full["rollouts"]
+    memory = full["memory_kb"]
+    turns = full["turns"]
     first, *_, last = cost
-    later, second = (turns["8"] - turns["4"]) / 4, turns["2"] - turns["1"]
+    later = (turns["8"] - turns["4"]) / 4
+    second = turns["2"] - turns["1"]
     sentences = [
         f"Among {first} rollouts of 4 turns, with replies of 2,048 characters, each costs {cost[first]:.1f} ms and "
         f"{memory[first]:.0f} KB, among {last} {cost[last]:.1f} ms and {memory[last]:.0f} KB.",
@@ -163,7 +166,8 @@ def broken(records: Entries) -> str:
     """The table of problems that learning.py found in the latest runs with one part broken."""
     rows = []
     for what, one in {record["what"]: record for record in records}.items():
-        demo, espl = one["demo"], one["espl"]["exact_match"]
+        demo = one["demo"]
+        espl = one["espl"]["exact_match"]
         start, first, end = (
             espl[f"policy {row} prompt"][0]
             for row in ("before, initial", "after, initial", "after, best")
@@ -339,9 +343,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recompute the pages' figures from records/.")
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
-    wrong, by_hand = 0, []
+    wrong = 0
+    by_hand = []
     for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
-        page, place = path.read_text(encoding="utf-8"), path.relative_to(REPOSITORY)
+        page = path.read_text(encoding="utf-8")
+        place = path.relative_to(REPOSITORY)
         anew, names = recompute(page)
         if options.write and anew != page:
             path.write_text(anew, encoding="utf-8")

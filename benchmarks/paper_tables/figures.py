@@ -96,7 +96,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
             [one.mean - one.low for _, one in found],
             [one.high - one.mean for _, one in found],
         ]
-        (colour, _) = LINES[number % len(LINES)]
+        colour, _ = LINES[number % len(LINES)]
         hatch = _HATCHES[number // len(LINES) % len(_HATCHES)]
         places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
         look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
@@ -171,7 +171,7 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
     ]
     for name, number in case.items():
         record = records[number]
-        (em, f1) = (scores[metric][number] for metric in exact)
+        em, f1 = (scores[metric][number] for metric in exact)
         shown = "no score" if em is None or f1 is None else f"exact match {em:.2f}, F1 {f1:.2f}"
         lines += [
             f"## {name}: {shown}",

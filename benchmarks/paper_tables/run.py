@@ -124,7 +124,8 @@ def _evaluated(
     progress: bool,
 ) -> Evaluation:
     """Every system on every task."""
-    config, evaluation = shop.config, Evaluation()
+    config = shop.config
+    evaluation = Evaluation()
     for system in config.systems:
         if sandbox:
             from .sandbox import no_way_to_answer, stand_in
@@ -229,7 +230,9 @@ Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
 
 def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
     """The configuration's tasks, the training rows of each, and the connected models."""
-    tasks, lessons, models = [], {}, connect(config.models, cache_of_replies, stack)
+    tasks = []
+    lessons = {}
+    models = connect(config.models, cache_of_replies, stack)
     for name, (chat, _) in models.items():
         if chat.needs_key and not chat.find_key():
             fix = "export OPENAI_API_KEY=YOUR_KEY, give its `base_url`, or see the table run with --sandbox"
@@ -287,7 +290,8 @@ def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:
 def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
     from .sandbox import sandbox_models, sandbox_task, sandbox_task_for, stand_in_tasks
 
-    tasks, lessons = stand_in_tasks(config), {}
+    tasks = stand_in_tasks(config)
+    lessons = {}
     for name, task in zip(config.tasks, tasks, strict=True):
         rows = sandbox_task(sandbox_task_for(name), config.train_rows, config.seed, "train").rows
         lessons[task.name] = Lessons(name, rows)

@@ -104,13 +104,11 @@ class Workshop:
         cache: ReplayCache | None,
         seed: int | None = None,
     ):
-        self.config, self.models, self.folder, self.cache, self.seed = (
-            config,
-            models,
-            folder,
-            cache,
-            seed,
-        )
+        self.config = config
+        self.models = models
+        self.folder = folder
+        self.cache = cache
+        self.seed = seed
         self.notes: dict[tuple[str, str], str] = {}
         self._loaded: tuple[str, System | None] = (
             "",
@@ -181,11 +179,10 @@ class Workshop:
         self, system: SystemConfig, prompt: str, task: EvaluationTask, lessons: Lessons
     ) -> System:
         """The prompt that an optimiser found; found once, then read."""
-        (chat, sampling), (editor, _) = (
-            self._model(system.settings),
-            self._model(system.settings, "editor"),
-        )
-        metric, validation = _label_metric(task), lessons.validation
+        chat, sampling = self._model(system.settings)
+        editor, _ = self._model(system.settings, "editor")
+        metric = _label_metric(task)
+        validation = lessons.validation
         settings = {
             "kind": system.kind,
             "model": str(getattr(chat, "model", "")),
@@ -199,7 +196,8 @@ class Workshop:
         if path.exists():
             found = Found(**json.loads(path.read_text(encoding="utf-8")))
         else:
-            budget, seed = self.config.calls_budget, self.config.seed
+            budget = self.config.calls_budget
+            seed = self.config.seed
             objective = Objective(
                 chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling
             )
@@ -210,7 +208,8 @@ class Workshop:
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
 
     def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
-        (chat, sampling), (critic, _) = self._model(settings), self._model(settings, "critic")
+        chat, sampling = self._model(settings)
+        critic, _ = self._model(settings, "critic")
         verifier: Verifier | None = (
             critic if settings.get("setting", "verifier") == "verifier" else None
         )
@@ -239,7 +238,8 @@ class Workshop:
 
         from .training import TRAINED, plain_spec
 
-        settings, environment = dict(system.settings), None
+        settings = dict(system.settings)
+        environment = None
         if settings.get("environment"):
             chat, sampling = self._model(settings, "environment")
             environment = LLMEnvironment(chat, **sampling)
@@ -248,10 +248,8 @@ class Workshop:
             folder = self._of_seed(
                 settings.get("folder") or str(self.folder / "trained" / system.name)
             )
-            rows, arguments = (
-                lessons.fit() or lessons.train,
-                {"seed": self.config.seed, **settings.get("arguments", {})},
-            )
+            rows = lessons.fit() or lessons.train
+            arguments = {"seed": self.config.seed, **settings.get("arguments", {})}
             source: Any = TRAINED[system.kind](
                 settings["base"], rows, folder, plain_spec(), **arguments
             )

@@ -155,8 +155,12 @@ def concurrency(size: Size, in_flight: int = 1024) -> dict[str, Any]:
     ):
         ask_all(chat, ["warm up"])
         for number in range(size.repeats):
-            baseline, threads, peak = resident_mb(), threading.active_count(), [0.0, 0]
-            processor, started, done = time.process_time(), time.perf_counter(), threading.Event()
+            baseline = resident_mb()
+            threads = threading.active_count()
+            peak = [0.0, 0]
+            processor = time.process_time()
+            started = time.perf_counter()
+            done = threading.Event()
 
             def watch(peak: list = peak, done: threading.Event = done) -> None:
                 while not done.wait(0.02):
@@ -222,7 +226,8 @@ def run_through_outage(
             self.good_since += not self.back.is_alive()
             control.should_training_stop = self.good_since > 2
 
-    rows, watch = Dataset.from_list(as_rows(make_split(0, n_test=8)[1])), BringsItDown()
+    rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
+    watch = BringsItDown()
     with (
         MisbehavingServer(latency=0.02, say=killed_runs.oracle()) as server,
         OpenAIChat(
@@ -330,51 +335,56 @@ def measure(size: Size) -> dict[str, Any]:
     return result
 
 
-def table(r: dict[str, Any]) -> str:
-    c, o, k, b = r["concurrency"], r["outage"], r["kill9"], r["base_exceptions"]
-    second, changed, forged, lead = (
-        r["second_starts"],
-        r["resume_changes"],
-        r["forged_tokens"],
-        r["kills"],
-    )
-    nothing = f"{r['lost']} / {r['duplicated']} / {r['answered_with_error_text']}"
-    through = f"went on: {o['survived']}, {o['failed_rollouts']} rollouts failed"
-    hasty = f"{o['failed_steps_without_patience']} steps failed whole, {o['weights_moved']} moved a weight"
+def table(result: dict[str, Any]) -> str:
+    concurrency = result["concurrency"]
+    outage = result["outage"]
+    kills = result["kill9"]
+    exceptions = result["base_exceptions"]
+    second = result["second_starts"]
+    changed = result["resume_changes"]
+    forged = result["forged_tokens"]
+    lead = result["kills"]
+    nothing = f"{result['lost']} / {result['duplicated']} / {result['answered_with_error_text']}"
+    through = f"went on: {outage['survived']}, {outage['failed_rollouts']} rollouts failed"
+    hasty = f"{outage['failed_steps_without_patience']} steps failed whole, {outage['weights_moved']} moved a weight"
     rows = [
         (
             "calls at 30 % random faults",
-            f"{r['calls']:,} ({r['attempts']:,} requests, {r['seconds']} s)",
+            f"{result['calls']:,} ({result['attempts']:,} requests, {result['seconds']} s)",
             "",
         ),
         ("lost / duplicated / answered with error text", nothing, "0 / 0 / 0"),
-        ("success with default retries", f"{r['success_share']:.2%}", "≥ 99 %"),
-        ("calls in flight at once", f"{c['in_flight']:,}", "1,024"),
+        ("success with default retries", f"{result['success_share']:.2%}", "≥ 99 %"),
+        ("calls in flight at once", f"{concurrency['in_flight']:,}", "1,024"),
         (
-            f"time, as a multiple of a latency of {c['latency']:g} s",
-            f"{c['ratio_to_latency']:.2f}",
+            f"time, as a multiple of a latency of {concurrency['latency']:g} s",
+            f"{concurrency['ratio_to_latency']:.2f}",
             "≤ 1.3",
         ),
-        ("processor time a call", f"{c['processor_ms_a_call']:.1f} ms", ""),
-        ("memory on top", f"{c['extra_mb']:.0f} MB", "< 300 MB"),
-        ("threads on top", f"{c['extra_threads']:.0f}", "no thread a call"),
-        (f"training through an outage of {o['seconds']:g} s", through, "goes on"),
+        ("processor time a call", f"{concurrency['processor_ms_a_call']:.1f} ms", ""),
+        ("memory on top", f"{concurrency['extra_mb']:.0f} MB", "< 300 MB"),
+        ("threads on top", f"{concurrency['extra_threads']:.0f}", "no thread a call"),
+        (f"training through an outage of {outage['seconds']:g} s", through, "goes on"),
         ("the same without patience", hasty, "0 moved"),
-        ("killed with -9 at random moments / resumed", f"{k['tried']} / {k['resumed']}", "all"),
         (
-            f"… replies paid twice / in vain, of {k['replies']} a run",
-            f"{k['paid_twice']} / {k['paid_in_vain']}",
+            "killed with -9 at random moments / resumed",
+            f"{kills['tried']} / {kills['resumed']}",
+            "all",
+        ),
+        (
+            f"… replies paid twice / in vain, of {kills['replies']} a run",
+            f"{kills['paid_twice']} / {kills['paid_in_vain']}",
             "0 / 0",
         ),
         (
             "… losses and weights as undisturbed, bit for bit",
-            f"{k['same_losses'] and k['same_weights']}",
+            f"{kills['same_losses'] and kills['same_weights']}",
             "",
         ),
-        ("kinds of fault tried, each ending as documented", str(r["faults_tried"]), "≥ 25"),
+        ("kinds of fault tried, each ending as documented", str(result["faults_tried"]), "≥ 25"),
         (
             "calls whose code exits, is cancelled, ...: hang",
-            f"{b['hangs']} of {b['cases']}",
+            f"{exceptions['hangs']} of {exceptions['cases']}",
             "0 of ≥ 40",
         ),
         (
@@ -397,7 +407,7 @@ def table(r: dict[str, Any]) -> str:
             f"{lead['tried']} kills: {lead['lost']} / {lead['twice']}",
             "≥ 20: 0 / 0",
         ),
-        ("hostile inputs tried, none of effect", f"{r['inputs_tried']:,}", "≥ 10,000"),
+        ("hostile inputs tried, none of effect", f"{result['inputs_tried']:,}", "≥ 10,000"),
     ]
     return "\n".join(
         ["| | measured | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

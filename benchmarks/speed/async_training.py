@@ -46,10 +46,15 @@ TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
 LEADS = 0, 1, 2, 3
-GROUPS, ROLLOUTS = 16, 8
+GROUPS = 16
+ROLLOUTS = 8
 RECORDS = RECORDED / "lead.jsonl.gz"
 # For the scores; the batch is smaller to save time.
-SEEDS, STEPS, SCORE_GROUPS, QUESTIONS, TEMPERATURE = range(5), 24, 8, 256, 1.0
+SEEDS = range(5)
+STEPS = 24
+SCORE_GROUPS = 8
+QUESTIONS = 256
+TEMPERATURE = 1.0
 
 
 # --- in the sandbox: real time, and scores ----------------------------------------------------------------------------
@@ -62,7 +67,9 @@ class Sleeps:
         from agentic_prompting import LLMEnvironment
         from agentic_prompting.sandbox import Oracle
 
-        self.oracle, self.median, self.sigma = LLMEnvironment(Oracle()), median, sigma
+        self.oracle = LLMEnvironment(Oracle())
+        self.median = median
+        self.sigma = sigma
 
     async def step(self, rollout: Any) -> Any:
         if self.median:
@@ -118,7 +125,8 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
     """
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
-    sandbox, found = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps), {}
+    sandbox = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps)
+    found = {}
     for lead in (0, 1, 2):
         first = (
             1 + 4 * lead
@@ -301,7 +309,8 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     """Count the losses of runs that are killed at a random moment and resumed to their end."""
-    here, rng = multiprocessing.get_context("forkserver"), random.Random(0)
+    here = multiprocessing.get_context("forkserver")
+    rng = random.Random(0)
     here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.async_rollouts"])
 
     def begun(name: str) -> Any:
@@ -314,10 +323,8 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     started = time.monotonic()
     whole = begun("whole")
     whole.join()
-    seconds, found = (
-        time.monotonic() - started,
-        Counter({"discarded": 0, "paid_twice": 0, "killed": 0}),
-    )
+    seconds = time.monotonic() - started
+    found = Counter({"discarded": 0, "paid_twice": 0, "killed": 0})
     while found["killed"] < times:
         name = f"killed {rng.random()}"
         process = begun(name)
@@ -371,7 +378,8 @@ def main() -> None:
         if wanted("virtual"):
             from agentic_prompting.planning.virtual_clock import Pace, run_on_virtual_clock
 
-            layouts, steps = ("server", "two nodes", "one node"), 20 if options.quick else 60
+            layouts = ("server", "two nodes", "one node")
+            steps = 20 if options.quick else 60
             found["virtual"] = {
                 layout: {lead: run_on_virtual_clock(Pace(), layout, lead, steps) for lead in LEADS}
                 for layout in layouts

@@ -177,7 +177,8 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
 
 def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
     """The loss with every token of the conversation labelled."""
-    compute, trainer_kind = GRPOTrainer._compute_loss, type(trainer)
+    compute = GRPOTrainer._compute_loss
+    trainer_kind = type(trainer)
     ours = trainer_kind._get_per_token_logps_and_entropies
     trainer_kind._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
     try:
@@ -364,7 +365,8 @@ def measure_updates(folder: str, quick: bool = False) -> list[dict[str, Any]]:
                     spent, losses[positions] = update_seconds(model, precision, batch)
                     seconds[positions].append(spent)
             loss_of_trainer.selectable_backbone = select
-            every, scored = min(seconds["every"]), min(seconds["scored"])
+            every = min(seconds["every"])
+            scored = min(seconds["scored"])
             rows.append(
                 {
                     "way": way,
@@ -413,7 +415,8 @@ def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict
     captured.pop("rollout")
     if not torch.cuda.is_available():
         skip_unlabelled(False)
-    ours, plain = StepTimes(), StepTimes()
+    ours = StepTimes()
+    plain = StepTimes()
     for number in range(rounds):
         for times in (ours, plain) if number % 2 else (plain, ours):
             where = folder / f"{number}"
@@ -425,7 +428,8 @@ def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict
             trainer.add_callback(times)
             trainer.train()
             del times.seconds[-steps]  # the first step of a run allocates
-    ours_s, plain_s = statistics.median(ours.seconds), statistics.median(plain.seconds)
+    ours_s = statistics.median(ours.seconds)
+    plain_s = statistics.median(plain.seconds)
     return {
         "step_s": round(ours_s, 3),
         "plain_step_s": round(plain_s, 3),

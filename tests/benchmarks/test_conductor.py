@@ -153,7 +153,8 @@ def test_the_variants_leave_room_for_their_promises():
     variant = VARIANTS["budget"]
     rows = [{**row, "budget": "high"} for row in make_split(7, 1, 128, FACTS)[1]]
     measured = measure_scripts(BUDGET_BASELINES, rows, variant.environment(FACTS), 7)
-    twin, expert = measured["right plan, rumours"], measured["right plan"]
+    twin = measured["right plan, rumours"]
+    expert = measured["right plan"]
     assert twin["usd"] < 0.6 * expert["usd"] and share(twin["correct"]) > 0.7
     assert share(measured["best of nine, rumours"]["correct"]) < 0.35
     environment = VARIANTS["outages"].environment(FACTS)

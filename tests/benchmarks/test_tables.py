@@ -154,7 +154,8 @@ def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(
     agents = "opro: {}\n  prompt_r1: {kind: agent, folder: runs/x, environment: oracle}"
     config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
     run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
-    counting, countries = "gsm8k (sandbox_counting)", "prompt_r1/test/hotpot (sandbox_countries)"
+    counting = "gsm8k (sandbox_counting)"
+    countries = "prompt_r1/test/hotpot (sandbox_countries)"
     assert [one.task for one in run.evaluation.results if one.system == "prompt_r1"] == [countries]
     assert [one.task for one in run.comparisons if one.first == "prompt_r1"] == [countries]
     lines = run.files["md"].read_text().splitlines()
@@ -177,7 +178,8 @@ def test_agents_of_a_table(asking_policy, tmp_path):
     config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
     systems = {system.name: system for system in config.systems}
     models = {name: (model, {}) for name, model in sandbox_models().items()}
-    task, lessons = sandbox_task("sandbox_countries", 1), Lessons("countries", [])
+    task = sandbox_task("sandbox_countries", 1)
+    lessons = Lessons("countries", [])
     workshop = Workshop(config, models, tmp_path, None)
     (answer,) = workshop.make(systems["agent"], task, lessons)([task.rows[0]])
     assert answer.error is None and answer.calls == 1 and answer.trajectory["turns"]

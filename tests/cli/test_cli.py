@@ -334,7 +334,8 @@ def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, sta
 @pytest.mark.timeout(600)
 def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     """A real SIGINT to the command, which passes it on to the process that trains."""
-    folder, log = tmp_path / "run", tmp_path / "log"
+    folder = tmp_path / "run"
+    log = tmp_path / "log"
     shutil.copytree(tiny_policy, folder / "warm_start")
     command = [
         sys.executable,

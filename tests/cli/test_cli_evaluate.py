@@ -45,7 +45,8 @@ def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(
     run, asking_policy, mine, tmp_path
 ):
     """Else the score after more training would be the one before it, without a word and without a call."""
-    trained, where = tmp_path / "run", ["--output-dir", tmp_path / "out"]
+    trained = tmp_path / "run"
+    where = ["--output-dir", tmp_path / "out"]
     shutil.copytree(asking_policy, trained)
     (tmp_path / "own.py").write_text(
         "def environment(rollout):\n    return 'the answer is Nairobi .'\n"
@@ -81,7 +82,8 @@ def test_what_prompt_and_weights_are_worth(
     run, asking_policy, tiny_policy, mine, tmp_path, monkeypatch
 ):
     """A run of E-SPL: base and trained weights, each under the first and the final prompt."""
-    trained, asked = tmp_path / "run", []
+    trained = tmp_path / "run"
+    asked = []
     shutil.copytree(asking_policy, trained)
     spec = replace(AgentSpec.load(trained), system_prompt="the capital")
     spec.save(trained)

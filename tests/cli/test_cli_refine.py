@@ -22,11 +22,13 @@ COMMAND = [sys.executable, "-c", "from agentic_prompting.cli import main; main()
 @pytest.fixture
 def server():
     def said(body, number):
-        system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+        system = body["messages"][0]["content"]
+        user = body["messages"][-1]["content"]
         if body["model"] == "large":
             rule = improve if user.startswith("Prompt:") else critic
             return "<ACCURACY>0</ACCURACY>" if "Prediction:" in user else rule(system, user)
-        full, limit = answer(15)(system, user).split(), body["max_tokens"]
+        full = answer(15)(system, user).split()
+        limit = body["max_tokens"]
         return Answer(
             " ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop"
         )
@@ -110,7 +112,8 @@ def test_a_question_through_an_endpoint(run, models):
 
 
 def test_a_file_is_resumed(run, models, server, tmp_path):
-    questions, results = tmp_path / "queries.jsonl", tmp_path / "out" / "results.jsonl"
+    questions = tmp_path / "queries.jsonl"
+    results = tmp_path / "out" / "results.jsonl"
     rows = [
         {"question": "A?", "answers": [answer(15)("", "")]},
         {"question": "B?", "answers": ["other"]},
@@ -263,7 +266,8 @@ def test_a_line_that_is_no_json_is_named(run, tmp_path):
 
 
 def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path):
-    questions, results = tmp_path / "queries.jsonl", tmp_path / "results.jsonl"
+    questions = tmp_path / "queries.jsonl"
+    results = tmp_path / "results.jsonl"
     questions.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(4)))
 
     def said(body, number):

@@ -64,7 +64,7 @@ def test_prompt_r1_is_asked_for_by_file(hub):
     hub.rows["QwenQKing/Prompt-R1"] = ROWS["prompt_r1"]
     load_task("prompt_r1", split="test/hotpot")
     load_task("prompt_r1", split="test")
-    (one, twelve) = (options["data_files"]["rows"] for _, _, options in hub.calls)
+    one, twelve = (options["data_files"]["rows"] for _, _, options in hub.calls)
     assert one == "eval_data/hotpot.parquet" and one in twelve and len(twelve) == 12
 
 

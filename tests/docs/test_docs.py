@@ -70,7 +70,8 @@ def world(monkeypatch, tmp_path, tiny_policy):
 def test_python_of_a_page_runs(page, world):
     """From the first block to the last, in one namespace, as a reader who follows the page would; and every function of
     the page is called."""
-    names, called = {"__name__": "__main__"}, set()
+    names = {"__name__": "__main__"}
+    called = set()
     for block in BLOCKS[page]:
         if block.runs:
             block.run(names, world, called)
@@ -235,7 +236,8 @@ def test_the_reference_has_what_readers_call():
     griffe = pytest.importorskip("griffe", reason="the extra [docs] is not installed")
     extension = griffe.load_extensions(ROOT / "docs" / "tools" / "huggingface_docstrings.py")
     package = griffe.load("agentic_prompting", search_paths=[ROOT / "src"], extensions=extension)
-    waiting, names = [package], set()
+    waiting = [package]
+    names = set()
     while waiting:
         inside = [one for one in waiting.pop().members.values() if not one.is_alias]
         names |= {one.name for one in inside}

@@ -105,7 +105,8 @@ def test_an_undecided_first_look_is_topped_up_once():
         assert found.calls["prompts"] == len(chat.calls)
         return found
 
-    first, second = measure(), measure(top_up_calls=1000)
+    first = measure()
+    second = measure(top_up_calls=1000)
     assert (
         first.prompts.verdict == "cannot tell" and str(first.prompts.rows_needed) in first.report()
     )
@@ -230,7 +231,9 @@ class Untrained:
     def __init__(self, calls_each=2, max_turns=3, status=None):
         self.limits = Limits(max_turns=max_turns)
         self.environment = object() if calls_each else None
-        self.calls_each, self.status, self.rollouts = calls_each, status, 0
+        self.calls_each = calls_each
+        self.status = status
+        self.rollouts = 0
 
     def answer_all(self, rows, seed=0, progress=True):
         rollouts = []
@@ -561,7 +564,8 @@ def test_figures_are_read_from_the_file(tmp_path):
     found.save(tmp_path)
     figures = HeadroomFigures.read(tmp_path)
     assert figures == HeadroomFigures.read(tmp_path / HEADROOM_FILE) == found.figures
-    floor, ceiling = figures.find("floor"), figures.find("ceiling")
+    floor = figures.find("floor")
+    ceiling = figures.find("ceiling")
     assert floor.mean == found.signal.pass_at[1].mean and ceiling.high == found.requests.high
     assert figures.find("prompt_gain").low == found.prompts.gain.low
     assert figures.find("differing").mean == found.signal.differing.mean

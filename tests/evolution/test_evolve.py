@@ -341,7 +341,8 @@ def test_a_column_that_only_some_rows_have_reaches_the_reward():
 
 def test_what_a_failed_step_has_cost_is_known_after_a_resume(tmp_path):
     """The reference LLM's key is wrong, when the policy's calls of the step are paid."""
-    path, config = tmp_path / "evolution.json", EvolveConfig(**{**vars(SETTINGS), "steps": 1})
+    path = tmp_path / "evolution.json"
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1})
     locked = ScriptedChat(lambda messages: Reply(error=Misconfigured("wrong key")))
     policies = Policy(), Policy()
     stopped = evolve(policies[0], locked, ROWS, exact_match_reward, ROOT, config, checkpoint=path)
@@ -558,7 +559,8 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that played."""
     slow = {**vars(SETTINGS), "problems_per_step": 1, "steps": 10}
     config = EvolveConfig(**{**slow, "eval_every": 2, "eval_all": True})
-    policy, path = Policy(), tmp_path / "state.json"
+    policy = Policy()
+    path = tmp_path / "state.json"
     result = run(policy, config, eval_rows=HELD_OUT, checkpoint=path)
     curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
     assert [step for step, _ in curve] == [1, 3, 5, 7, 9]

@@ -44,7 +44,8 @@ def grown(p_crossover=0.0, members=2, **options):
 
 def match(generation, *rows, questions="abcdefgh", ids=None):
     """The results of the first prompts: a row of rewards each, two attempts a problem."""
-    members, ids = generation.population.members, range(len(rows)) if ids is None else ids
+    members = generation.population.members
+    ids = range(len(rows)) if ids is None else ids
     return [
         PromptResult(
             members[name].prompt,
@@ -95,10 +96,8 @@ def test_children_are_due_by_the_count_of_batches():
 def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
     """Carried groups were played under other prompts: rated apart, and only one of them has children."""
     generation = grown(members=4)
-    small, large = (
-        match(generation, [1.0], [0.0]),
-        match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3)),
-    )
+    small = match(generation, [1.0], [0.0])
+    large = match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3))
     task = generation.record([large, small])
     assert task.best.prompt.id == 3 and list(task.scores) == [2, 3]
     assert generation.population.rating(0).mu > 25 and len(generation.values) == 2
@@ -174,7 +173,8 @@ def test_a_task_outlives_json():
 def test_a_damaged_state_changes_nothing():
     generation = grown()
     generation.record([match(generation, [0.0], [1.0])])
-    before, state = generation.state_dict(), grown(members=3).state_dict()
+    before = generation.state_dict()
+    state = grown(members=3).state_dict()
     state["population"]["members"][1]["prompt"]["id"] = 7
     with pytest.raises(ValueError, match="damaged"):
         generation.load_state_dict(state)
@@ -244,7 +244,7 @@ def test_after_a_fatal_error_a_task_stays_pending():
         generation.join(task, [child_of(1), spent])
     assert generation.pending == [task] and len(generation.population.members) == 2
     down = Outcome("crossover", reason="call_failed", error=ServerFailed("down"))
-    (child, nothing) = generation.join(task, [child_of(1), down])
+    child, nothing = generation.join(task, [child_of(1), down])
     assert child.id == 2 and nothing is None and not generation.pending
 
 

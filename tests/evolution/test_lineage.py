@@ -26,7 +26,8 @@ from support.evolving import SETTINGS, Policy, run
 
 
 def test_evolve_keeps_it_beside_its_checkpoint(tmp_path):
-    whole, broken = tmp_path / "whole.json", tmp_path / "broken.json"
+    whole = tmp_path / "whole.json"
+    broken = tmp_path / "broken.json"
     result = run(checkpoint=whole)
     records = read_journal(journal_beside(whole))
     assert journal_beside(whole).name == "whole.evolution.jsonl"

@@ -197,10 +197,8 @@ def test_the_schema_is_the_form_that_is_read():
     operations = schema["properties"]["edits"]["items"]["properties"]["op"]["enum"]
     for op in operations:
         item = {"op": op, "ids": ["G0"], "search": "a" if op == "replace" else "", "text": "b"}
-        ((edit,), problems) = (
-            parse_edits(object_of(item)).edits,
-            parse_edits(object_of(item)).problems,
-        )
+        (edit,) = parse_edits(object_of(item)).edits
+        problems = parse_edits(object_of(item)).problems
         assert (edit.op, problems) == (op, ())
 
 

@@ -57,11 +57,9 @@ def test_the_four_stages_in_order():
 def test_what_the_prompts_show():
     chat = reference()
     mutate(chat, MIXED)
-    retell, critique, turn = (
-        chat.calls[0][0]["content"],
-        chat.calls[5][0]["content"],
-        chat.calls[6][0]["content"],
-    )
+    retell = chat.calls[0][0]["content"]
+    critique = chat.calls[5][0]["content"]
+    turn = chat.calls[6][0]["content"]
     for piece in (PROMPT.text, "question a", "truth a", "try a0", "Reward of the attempt: 1\n"):
         assert piece in retell
     # Problem c: the attempt that failed for outside reasons is no evidence; the others best first, thoughts left out.
@@ -193,10 +191,8 @@ def test_at_most_k_edits_a_problem_and_no_edit_of_anothers():
     outcome = mutate(reference(critique=critique), PromptResult(PROMPT, (problem("a", 1.0, 0.0),)))
     assert outcome.child.principles == (*PROMPT.principles, "New 0.", "New 1.")
     assert outcome.counts["refused/too_many"] == 2
-    mine, new = (
-        edits({"op": "modify", "id": "G2", "text": "Mine."}),
-        edits({"op": "add", "text": "New."}),
-    )
+    mine = edits({"op": "modify", "id": "G2", "text": "Mine."})
+    new = edits({"op": "add", "text": "New."})
     outcome = mutate(
         reference(critique=lambda request: mine if "question c" in request else new), MIXED
     )
@@ -439,7 +435,8 @@ def test_correction_fails_as_the_others_do():
 
 
 def test_both_operators_and_all_their_calls_run_side_by_side():
-    chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
+    chat = reference(latency=0.1)
+    batch = trials([1.0, 0.0], [0.0, 0.6])
     outcomes = asyncio.run(propose_children(chat, ReflectionTask(0, MIXED, tuple(batch))))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
     assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, (
@@ -454,7 +451,8 @@ def test_both_operators_and_all_their_calls_run_side_by_side():
 
 def test_a_critique_waits_for_its_own_problem_alone():
     """The other problem's summary comes only after this problem's critique was asked for."""
-    script, tasks = reference().script, []
+    script = reference().script
+    tasks = []
 
     async def waits(messages, **_):
         request = messages[0]["content"]

@@ -38,7 +38,9 @@ def members(ratings=RATINGS):
 
 def frequencies(rule, k, draws=DRAWS, candidates=None, **options):
     """How often each position is chosen, and how often it is the first."""
-    rng, chosen, first = random.Random(0), Counter(), Counter()
+    rng = random.Random(0)
+    chosen = Counter()
+    first = Counter()
     candidates = candidates or members()
     for _ in range(draws):
         picked = select(candidates, k, rule, rng, **options)
@@ -106,7 +108,8 @@ def test_the_top_one_is_the_youngest_of_equals():
 
 def test_independent_draws_are_those_of_eq_3():
     """Algorithm 1 draws M times from one distribution: each draw has it, and the same prompt may come twice."""
-    rng, temperature = random.Random(0), 2.0
+    rng = random.Random(0)
+    temperature = 2.0
     rule = selection_rule("softmax", temperature=temperature)
     drawn = [select(members(), 2, rule, rng, independent=True) for _ in range(DRAWS)]
     weights = [math.exp(score / temperature) for score in (29, 29, 32, 29, 26)]
@@ -177,7 +180,8 @@ def test_record_rates_and_returns_values():
 
 
 def test_a_prompt_drawn_twice_is_one_player():
-    twice, once = grown(2), grown(2)
+    twice = grown(2)
+    once = grown(2)
     values = twice.record([0, 1, 0], [[1.0, None], [0.5, 0.5], [0.0, 1.0]])
     assert values == [0.75, 0.5, 0.75]
     once.record([0, 1], [[0.5, 1.0], [0.5, 0.5]])
@@ -239,7 +243,8 @@ def test_best():
         [Rating(30, 1), Rating(33, 4), Rating(29, 0.1), Rating(50, 1)],
         strict=True,
     ):
-        member.rating, member.matches = rating, 1
+        member.rating = rating
+        member.matches = 1
     population.members[3].matches = 0
     assert [population.best(rule).id for rule in ("conservative", "mean", "newest")] == [2, 1, 3]
     population.exploration = 0.5
@@ -280,7 +285,8 @@ def play_on(population, steps, start=0):
 
 @pytest.mark.parametrize("options", [{"rule": rule} for rule in RULES])
 def test_resume_is_exact(options):
-    whole, first = grown(3, window=4, **options), grown(3, window=4, **options)
+    whole = grown(3, window=4, **options)
+    first = grown(3, window=4, **options)
     play_on(whole, 12)
     play_on(first, 12)
     second = Population(SystemPrompt("root"), window=4, seed=99, **options)

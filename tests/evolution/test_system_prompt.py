@@ -120,10 +120,8 @@ def test_into_the_conversation():
 @pytest.mark.parametrize("place", ["system", "user", "after"])
 @pytest.mark.parametrize("text", ["Be brief.", "Be brief.\n[G0]. Ask.", ""])
 def test_out_of_the_conversation_again(place, text):
-    user, system = (
-        {"role": "user", "content": "\n\n2+2?"},
-        {"role": "system", "content": "Use tools."},
-    )
+    user = {"role": "user", "content": "\n\n2+2?"}
+    system = {"role": "system", "content": "Use tools."}
     prompt = SystemPrompt.of(text)
     for conversation in ([user], [system, user]):
         assert prompt.left_out(prompt.messages(conversation, place)) == conversation
@@ -175,7 +173,8 @@ def test_the_length_limit_is_inclusive_and_can_be_set():
 
 
 def test_merged_and_removed_principles_do_not_come_back():
-    merge, remove = Edit("merge", ("G0", "G1"), "Both."), Edit("remove", ("G2",))
+    merge = Edit("merge", ("G0", "G1"), "Both.")
+    remove = Edit("remove", ("G2",))
     late = [
         Edit("modify", ("G0",), "Again."),
         Edit("merge", ("G1", "G3"), "x"),

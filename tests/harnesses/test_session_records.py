@@ -288,10 +288,8 @@ def test_records_hold_what_we_have(tmp_path, name):
 
 
 def test_titles_and_broken_arguments_are_no_difference(tmp_path):
-    title, broken = (
-        ChatMessage("assistant", "A title"),
-        ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": '),)),
-    )
+    title = ChatMessage("assistant", "A title")
+    broken = ChatMessage("assistant", tool_calls=(ToolCall("c", "write", '{"path": '),))
     turns = recorded(tmp_path, RECORDS["pi"])
     assert compare_turns([call(broken), call(SAID), call(title, ())], turns) == []
     assert compare_turns([call(CALLED), call(SAID), call(broken)], turns) == [], (

@@ -20,7 +20,8 @@ RolloutWorkerProtocol = find_in_trl("RolloutWorkerProtocol")
 
 
 def worker_on(tiny_policy, rows, environment, **changes):
-    tokenizer, spec = AutoTokenizer.from_pretrained(tiny_policy), AgentSpec.load(tiny_policy)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    spec = AgentSpec.load(tiny_policy)
     policy = Policy(ChatFormat(tokenizer, spec.grammar))
     rewards = [lambda rollout, **columns: [float(one.seed % 2) for one in rollout]]
     return RolloutWorker(

@@ -193,7 +193,8 @@ def test_earlier_spending_moves_to_the_new_budget(server, tmp_path):
 
 
 def test_replies_from_the_cache_cost_nothing(server, tmp_path):
-    cache, budget = ReplayCache(tmp_path / "replies.sqlite"), Budget(tokens=16)
+    cache = ReplayCache(tmp_path / "replies.sqlite")
+    budget = Budget(tokens=16)
     for _ in range(3):
         with chat_at(server, cache=cache) as chat:
             charge(budget, environment=chat)

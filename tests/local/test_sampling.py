@@ -169,7 +169,8 @@ def test_padding_is_not_penalised_as_repetition():
     """A longer neighbour means padding in front; with the end token as padding, no row may end later for it."""
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.pad_token = tokenizer.eos_token
-    model, end = small_model(tokenizer), tokenizer.eos_token_id
+    model = small_model(tokenizer)
+    end = tokenizer.eos_token_id
     preferences = torch.zeros(len(tokenizer))
     preferences[[end, 40]] = torch.tensor([2.0, 1.5])
     model.lm_head.register_forward_hook(
@@ -189,7 +190,8 @@ def test_the_global_random_state_has_no_part(policy, tokenizer):
     sampler = Sampler(policy, tokenizer)
     requests = requests_for(tokenizer, 4)
     torch.manual_seed(1)
-    first, state = sampler(requests), torch.get_rng_state()
+    first = sampler(requests)
+    state = torch.get_rng_state()
     torch.manual_seed(2)
     assert sampler(requests) == first
     torch.manual_seed(1)
@@ -249,7 +251,8 @@ def transformers_probabilities(model, context, sampling):
 def assert_drawn_from(tokens, probabilities):
     """Chi-square over the tokens expected at least five times, the others together; within five standard deviations."""
     n = len(tokens)
-    counts, expected = np.bincount(tokens, minlength=len(probabilities)), n * probabilities
+    counts = np.bincount(tokens, minlength=len(probabilities))
+    expected = n * probabilities
     assert counts[probabilities == 0].sum() == 0, "a token was drawn that cannot be"
     common = expected >= 5
     cells = [
@@ -302,8 +305,10 @@ def test_the_check_above_can_fail(policy, tokenizer):
 
 def test_an_even_grid_of_numbers_gives_exact_frequencies():
     """The inversion itself, without chance: n evenly spaced numbers draw each token n·p times, off by less than one."""
-    n, probabilities = 10_000, torch.tensor([0.0, 0.3, 1e-4, 0.0, 0.1999, 0.5, 0.0])
-    scores, uniform = probabilities.log().expand(n, -1), (torch.arange(n).double() + 0.5) / n
+    n = 10_000
+    probabilities = torch.tensor([0.0, 0.3, 1e-4, 0.0, 0.1999, 0.5, 0.0])
+    scores = probabilities.log().expand(n, -1)
+    uniform = (torch.arange(n).double() + 0.5) / n
     tokens, logprobs = Sampling().choose(scores, uniform)
     counts = tokens.bincount(minlength=len(probabilities))
     assert ((counts - n * probabilities).abs() <= 1).all() and (
@@ -314,7 +319,8 @@ def test_an_even_grid_of_numbers_gives_exact_frequencies():
 
 def test_an_even_grid_over_a_large_vocabulary():
     """The same where the vocabulary has many blocks, most tokens are rare, and some blocks are empty."""
-    n, generator = 20_000, torch.Generator().manual_seed(0)
+    n = 20_000
+    generator = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 5_000, generator=generator) * 3
     scores[0, 256:1024] = -torch.inf
     probabilities = scores.double().softmax(-1)[0]
@@ -383,7 +389,8 @@ def test_every_row_has_its_own_limit(policy, tokenizer):
 
 def test_end_of_turn_token_and_limit():
     tokenizer = tokenizer_for("chatml")
-    end, x = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("x")
+    end = tokenizer.eos_token_id
+    x = tokenizer.convert_tokens_to_ids("x")
     script = [[x, x, end, x, x], [x] * 6, [x, x, x, end], [end], [x, x, x, x, end]]
     samples = follow(tokenizer, script, limits=[5, 4, 4, 1, 4])
     assert [sample.ids for sample in samples] == [
@@ -401,7 +408,8 @@ def test_padding_with_the_end_token():
     """Many tokenizers have no padding token of their own."""
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.pad_token = tokenizer.eos_token
-    end, x = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("x")
+    end = tokenizer.eos_token_id
+    x = tokenizer.convert_tokens_to_ids("x")
     samples = follow(tokenizer, [[x, end], [x] * 9, [x, x, x, x, end]], limits=[9, 3, 9])
     assert [sample.ids for sample in samples] == [[x, end], [x] * 3, [x, x, x, x, end]]
     assert [sample.finished for sample in samples] == [True, False, True]
@@ -410,11 +418,9 @@ def test_padding_with_the_end_token():
 def test_padding_token_as_a_real_one():
     """A model may sample the padding token; it counts like any other."""
     tokenizer = tokenizer_for("chatml")
-    pad, end, x = (
-        tokenizer.pad_token_id,
-        tokenizer.eos_token_id,
-        tokenizer.convert_tokens_to_ids("x"),
-    )
+    pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
+    x = tokenizer.convert_tokens_to_ids("x")
     samples = follow(tokenizer, [[x, pad, pad, end], [pad, pad]], limits=[9, 2])
     assert [sample.ids for sample in samples] == [[x, pad, pad, end], [pad, pad]]
     assert [sample.finished for sample in samples] == [True, False]
@@ -463,7 +469,8 @@ def test_a_stop_text_of_several_tokens(split):
     spell = (
         single_characters if split == "into characters" else lambda t, text: t(text)["input_ids"]
     )
-    turn, more = spell(tokenizer, TURN), spell(tokenizer, "\n<interaction_response> I am the reply")
+    turn = spell(tokenizer, TURN)
+    more = spell(tokenizer, "\n<interaction_response> I am the reply")
     stop = "</interaction_prompt>"
     assert len(turn) > 5
     script = [turn + more, spell(tokenizer, "</interaction_prompt") + more, turn + more]
@@ -510,7 +517,8 @@ def test_stop_texts_that_are_not_ascii():
 def test_rows_beyond_the_tokenizers_vocabulary():
     """Models are padded to a round number of rows; an id that is no token stops nothing and breaks nothing."""
     tokenizer = tokenizer_for("chatml")
-    beyond, end = len(tokenizer) + 1, tokenizer.eos_token_id
+    beyond = len(tokenizer) + 1
+    end = tokenizer.eos_token_id
     samples = follow(tokenizer, [[beyond, beyond, end]], stop_texts=["</answer>"])
     assert samples[0].ids == [beyond, beyond, end]
 
@@ -531,7 +539,8 @@ def test_stop_texts_of_the_sandbox_tokenizer(policy, tokenizer):
 @pytest.mark.parametrize("training", [True, False])
 def test_mode_and_settings_are_restored(policy, tokenizer, training):
     model = copy.deepcopy(policy).train(training)
-    before, seen = copy.deepcopy(model.generation_config), []
+    before = copy.deepcopy(model.generation_config)
+    seen = []
     model.model.register_forward_hook(lambda module, *_: seen.append(module.training))
     Sampler(model, tokenizer, Sampling(temperature=0.5))(requests_for(tokenizer, 3))
     assert seen and not any(seen), "dropout must not act on what is sampled"

@@ -550,8 +550,8 @@ def test_trainer_forgets_caches_before_weights_change(asking_policy, rows, tmp_p
             for r in read_rollouts(folder / "rollouts")
         ]
 
-    (nothing, plain) = records(0)
-    (some, cached) = records(50)
+    nothing, plain = records(0)
+    some, cached = records(50)
     assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
     assert cached == plain and len(plain) == 12
 

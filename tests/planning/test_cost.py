@@ -67,7 +67,8 @@ def test_a_budget_that_ends_early_is_warned_of():
 
 
 def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
-    log, usage = RolloutLog(tmp_path / "rollouts"), Usage(400, 100, cost_usd=0.01)
+    log = RolloutLog(tmp_path / "rollouts")
+    usage = Usage(400, 100, cost_usd=0.01)
     records = []
     for calls in (1, 3):
         one = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
@@ -87,10 +88,8 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
         50.0,
         150.0,
     )
-    names, pilot = (
-        "calls, agent_tokens, call_seconds, usd",
-        f"{tmp_path}: 2 rollouts of 2 questions",
-    )
+    names = "calls, agent_tokens, call_seconds, usd"
+    pilot = f"{tmp_path}: 2 rollouts of 2 questions"
     assert names in found.notes[0] and pilot in found.notes[0]
     assert (
         found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
@@ -163,7 +162,8 @@ def piloted(folder, questions, rollouts):
 
 def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
     """Asked eight times, forty questions say as much about other questions as asked once."""
-    once, often = piloted(tmp_path / "1", 40, 1), piloted(tmp_path / "8", 40, 8)
+    once = piloted(tmp_path / "1", 40, 1)
+    often = piloted(tmp_path / "8", 40, 8)
     for name in ("calls", "agent_tokens", "call_seconds"):
         assert often.intervals[name] == pytest.approx(once.intervals[name])
     low, high = often.intervals["calls"]

@@ -240,7 +240,9 @@ def test_what_is_offloaded_is_not_on_the_gpu(form):
         zero = {name.format(what): value for what in whats for name, value in form.items()}
         return Layout(8, 80, "zero3", zero).training_moments(MEASURED, 2560)
 
-    plain, states, weights = moments(), moments("optimizer"), moments("param")
+    plain = moments()
+    states = moments("optimizer")
+    weights = moments("param")
     for name in (SCORING, PASSES, OPTIMIZER):
         assert (
             states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
@@ -435,10 +437,8 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
         return made
 
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)
-    config, zero3 = (
-        ROOT / "examples" / "configs" / "qwen3_4b.yaml",
-        ROOT / "examples" / "accelerate" / "zero3.yaml",
-    )
+    config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
+    zero3 = ROOT / "examples" / "accelerate" / "zero3.yaml"
     words = [
         f"--config={config}",
         f"--accelerate-config={zero3}",

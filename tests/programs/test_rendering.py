@@ -41,7 +41,7 @@ TEMPLATES = [
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_seam_is_what_the_whole_conversation_has_there(name, new):
     form = byte_format(name)
-    (reply, entries) = NEW[new]
+    reply, entries = NEW[new]
     renderer = Renderer(form)
     tools = [ADD] if reply.tool_calls else []
     whole = [ASKED, reply, *entries]

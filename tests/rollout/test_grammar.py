@@ -209,7 +209,8 @@ def test_any_text_is_read(grammar, data):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), asks=st.booleans(), space=st.sampled_from(["", " ", "\n\n"]))
 def test_parts_make_the_turn_they_came_from(grammar, data, asks, space):
-    thought, request = data.draw(contents(grammar)), data.draw(contents(grammar))
+    thought = data.draw(contents(grammar))
+    request = data.draw(contents(grammar))
     tag = grammar.act if asks else grammar.answer
     text = f"<{grammar.think}>{space}{thought}</{grammar.think}>{space}<{tag}>{request}{space}</{tag}>{space}"
     turn = parse_turn(text, grammar)

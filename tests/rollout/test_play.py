@@ -271,7 +271,8 @@ def test_calls_of_a_turn_are_concurrent():
 
 def test_a_sampler_that_raises_cancels_what_is_in_flight():
     chat_format = ChatFormat(tokenizer_for("chatml"))
-    waiting, cancelled = [], []
+    waiting = []
+    cancelled = []
 
     class Never:
         async def step(self, rollout):

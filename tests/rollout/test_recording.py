@@ -196,7 +196,8 @@ class FullDisk:
     """`open` for writing fails while `full`, after half of what was to be written where `torn`."""
 
     def __init__(self, torn=False):
-        self.full, self.torn = True, torn
+        self.full = True
+        self.torn = torn
 
     def __call__(self, path, mode="r", **options):
         file = open(path, mode, **options)  # noqa: SIM115  # as what it stands for

@@ -194,7 +194,7 @@ def test_values_that_clients_cannot_take_are_no_json(value):
 def test_half_a_surrogate_pair_is_replaced():
     call = read_call('{"name": "write", "arguments": {"\\udfff": ["a\\uD800b", "\\ud83d\\ude42"]}}')
     (key,) = call.arguments
-    (first, second) = call.arguments[key]
+    first, second = call.arguments[key]
     text = json.dumps(call.arguments, ensure_ascii=False)
     assert text.encode() and first[0] + first[-1] == "ab" and second == "🙂"
 

@@ -120,7 +120,8 @@ def test_a_hung_reset_fails_its_rollout_alone():
 def test_each_of_several_environments_has_its_limit():
     limits = Limits(environments={"slow": {"step_timeout": 0.2}})
     rollout = Rollout([1], {"environment": "slow"})
-    slow, quick = CatchesAll(), Plain()
+    slow = CatchesAll()
+    quick = Plain()
     slow.steps = 1
     environment = as_environment({"slow": slow, "quick": quick})
     observation = run(observe(environment, rollout, limits.for_row(rollout.row).step_timeout))
@@ -288,7 +289,9 @@ def test_a_hung_reward_is_named(warnings):
 
 
 def test_given_up_threads_are_replaced():
-    threads, event, ended = DaemonThreads(2, "test"), threading.Event(), []
+    threads = DaemonThreads(2, "test")
+    event = threading.Event()
+    ended = []
     hung = [threads.submit(event.wait) for _ in range(2)]
     waiting = threads.submit(lambda: "free")
     time.sleep(0.05)

@@ -316,7 +316,8 @@ def test_an_outage_is_an_error_and_no_answer(serve, error, status):
 def test_a_broken_sampler_is_an_error_and_the_next_request_works(serve):
     address = serve()
     policy = serve.service.models["agent"].agent.policy
-    real, policy.sampler = policy.sampler, lambda requests: 1 / 0
+    real = policy.sampler
+    policy.sampler = lambda requests: 1 / 0
     with pytest.raises(openai.InternalServerError) as caught:
         ask(address)
     assert caught.value.status_code == 503 and "ZeroDivisionError" in str(caught.value.body)
@@ -743,10 +744,8 @@ def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
         run_service(Service(answers, ServeConfig(port=taken.getsockname()[1])))
     assert capsys.readouterr().out == ""
-    served, out = (
-        threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))]),
-        "",
-    )
+    served = threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))])
+    out = ""
     served.start()
     try:
         deadline = time.monotonic() + 30
@@ -831,7 +830,8 @@ def test_every_role_is_charged(tiny_policy, monkeypatch):
     """One budget for the agent's environment and ProRefine's four models, each with an account of its own."""
     roles = ("environment", "task", "feedback", "optimizer", "verifier")
     price = (10 * 0.15 + 5 * 0.60) / 1e6  # of a call of gpt-4o-mini
-    errors, spent = [], {}
+    errors = []
+    spent = {}
 
     def serve_two(service):
         agent = service.models["agent"]
@@ -957,7 +957,9 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
     )
     agent.policy.end.end_ids = (10**9,)  # a turn that would go on to its limit
     agent.limits = replace(agent.limits, max_turn_tokens=900)
-    step, rows, started = agent.policy.step, [], threading.Event()
+    step = agent.policy.step
+    rows = []
+    started = threading.Event()
 
     def watched(arrived):
         step(arrived)
@@ -980,7 +982,9 @@ def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy, 
     agent = PromptAgent.from_pretrained(
         tiny_policy, LLMEnvironment(ScriptedChat([reply()] * (8 * requests)))
     )
-    answers, kept, resident_mb = AgentAnswers(agent), [], []
+    answers = AgentAnswers(agent)
+    kept = []
+    resident_mb = []
 
     async def some(first):
         await asyncio.gather(
@@ -1135,7 +1139,8 @@ def test_a_failure_before_the_first_event_keeps_its_status(conductor):
 
 
 def test_progress_of_a_client_that_hangs_up_ends_the_episode(conductor):
-    started, released = threading.Event(), threading.Event()
+    started = threading.Event()
+    released = threading.Event()
 
     def facts(messages):
         started.set()

@@ -32,7 +32,8 @@ def uneven(trainer):
     The real policy's words get the form of a turn. Rows with an even number answer at once, the others ask twice
     before. The rows of a batch are on different processes, so one process plays one turn and the other three.
     """
-    chat_format, rows = trainer.chat_format, list(trainer.train_dataset)
+    chat_format = trainer.chat_format
+    rows = list(trainer.train_dataset)
     asked = []
 
     class Uneven(type(trainer.policy)):
@@ -51,7 +52,8 @@ def uneven(trainer):
             ids = chat_format.turn_ids(f"<think> {said} </think> {act}")
             return Sample(ids, [-1.0] * len(ids))
 
-    trainer.policy.__class__, trainer.policy.asked = Uneven, asked
+    trainer.policy.__class__ = Uneven
+    trainer.policy.asked = asked
 
 
 class Replays(Reference):
@@ -150,7 +152,8 @@ def plain(settings, method, lora):
     trainer = trainer_for(
         settings, f"{method}-{lora}", method, lora, shuffle_dataset=False, learning_rate=rate
     )
-    advantages, generate = [], trainer._generate_and_score_completions
+    advantages = []
+    generate = trainer._generate_and_score_completions
 
     def keep(inputs):
         batch = generate(inputs)
@@ -193,7 +196,8 @@ class Slow(LLMEnvironment):
 def carried(settings, method):
     """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
     where what was played since is written down."""
-    seen, take = [], AsyncSource.take_groups
+    seen = []
+    take = AsyncSource.take_groups
 
     def watched(self, wanted, place):
         groups = take(self, wanted, place)
@@ -209,7 +213,8 @@ def carried(settings, method):
         "save_strategy": "steps",
         "save_steps": 3,
     }
-    outcomes, asked = [], []
+    outcomes = []
+    asked = []
     for resume in (False, "checkpoint-3"):
         seen.append([])
         trainer = trainer_for(settings, f"carried-{method}", method, **options)
@@ -265,7 +270,8 @@ def fewer(settings):
 
 def skew_clocks():
     """Let the processes' clocks differ by a minute, as those of two machines may."""
-    read_clock, rank = time.time, int(os.environ.get("RANK", "0"))
+    read_clock = time.time
+    rank = int(os.environ.get("RANK", "0"))
     time.time = lambda: read_clock() + 60 * rank
 
 

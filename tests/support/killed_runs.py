@@ -59,7 +59,8 @@ def killed_and_resumed(
         `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as played anew),
         `left` (folders and processes of the killed runs that are there after the next start; its port is always one).
     """
-    rng, log = random.Random(seed), folder / "printed.log"
+    rng = random.Random(seed)
+    log = folder / "printed.log"
 
     def live_one(folder: Path, url: str, seconds: float = float("inf")) -> int:
         """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
@@ -73,7 +74,8 @@ def killed_and_resumed(
     with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
         began = time.monotonic()
         assert live_one(folder / "whole", server.base_url) == 0, log.read_text()[-3000:]
-        seconds, whole = time.monotonic() - began, _result(folder / "whole")
+        seconds = time.monotonic() - began
+        whole = _result(folder / "whole")
         seen: list[dict[str, Any]] = []
         while len(seen) < kills:
             one = _one_kill(
@@ -100,7 +102,8 @@ def _one_kill(
     if live_one(folder, server.base_url, moment) == 0:
         return {}
     time.sleep(2 * LATENCY)  # replies in flight are lost
-    paid, kept = server.answered.total() - before, _replies(folder)
+    paid = server.answered.total() - before
+    kept = _replies(folder)
     resumed = live_one(folder, server.base_url) == 0
     now = (
         _result(folder)

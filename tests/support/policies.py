@@ -32,11 +32,10 @@ def make_asking_policy(tiny: Path, folder: Path) -> Path:
     from agentic_prompting.trainers import warm_start
 
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
-    spec, tokenizer = AgentSpec.load(folder), AutoTokenizer.from_pretrained(folder)
-    model, chat_format = (
-        AutoModelForCausalLM.from_pretrained(folder),
-        ChatFormat(tokenizer, spec.grammar),
-    )
+    spec = AgentSpec.load(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    chat_format = ChatFormat(tokenizer, spec.grammar)
     ask = "<think> the language </think> <interaction_prompt> what is the language of Kenya ? </interaction_prompt>"
     end = "<think> done </think> <answer> Swahili </answer>"
     questions = [row["question"] for row in as_rows(make_split(0)[0][:40])] + [
@@ -100,19 +99,22 @@ def make_asking_conductor(folder: Path) -> Path:
     )
     from agentic_prompting.trainers import warm_start
 
-    grammar, world = AskGrammar(), load_world()
+    grammar = AskGrammar()
+    world = load_world()
     names = [name for values in world.values.values() for name in values]
     tokenizer = build_tokenizer([*vocabulary(world, grammar), "#1", "#2"], names, grammar)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ('<ask to="', '">')])
     spec = AgentSpec(SANDBOX_TEMPLATE, grammar=grammar)
-    chat_format, policy = ChatFormat(tokenizer, grammar), build_policy(tokenizer)
+    chat_format = ChatFormat(tokenizer, grammar)
+    policy = build_policy(tokenizer)
     ask = (
         '<think> the language </think> <ask to=" language "> what is the language of Kenya ? </ask> '
         '<ask to=" country "> what is the language of #1 ? </ask>'
     )
     end = "<think> done </think> <answer> Swahili </answer>"
     shown = "#1 : the answer is Swahili .\n#2 : i do not understand ."
-    environment, rollouts = conductor_pool(lambda messages: ""), []
+    environment = conductor_pool(lambda messages: "")
+    rollouts = []
     for row in as_rows(make_split(0)[0][:48]):
         prompt = [{"role": "user", "content": SANDBOX_TEMPLATE.format(question=row["question"])}]
         row = environment.reset({**row, "prompt": prompt, "reset_seed": len(rollouts)})

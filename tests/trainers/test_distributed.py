@@ -23,7 +23,8 @@ BACKENDS = [pytest.param(one, marks=LONG) if one == "zero2" else one for one in 
 @pytest.fixture(scope="module")
 def play(tiny_policy, tmp_path_factory):
     """What each process saw, by back end and number of processes; each launched once, when first asked for."""
-    seen, kept = {}, tmp_path_factory.mktemp("kept")
+    seen = {}
+    kept = tmp_path_factory.mktemp("kept")
 
     def runs(backend, processes=2):
         if (backend, processes) not in seen:
@@ -57,7 +58,8 @@ def column(run, name):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_same_seed_same_losses(play, backend, part):
     """With uneven episodes, LoRA or all weights, beta > 0: to 1e-5 what one process computes."""
-    one, others = play("ddp", 1)[0][part], [process[part] for process in play(backend)]
+    one = play("ddp", 1)[0][part]
+    others = [process[part] for process in play(backend)]
     for process, turns in zip(others, (1, 3), strict=True):
         assert (process["type"], process["world"]) == (TYPES[backend], 2)
         assert process["sharded"] == (backend in SHARDED)
@@ -83,7 +85,8 @@ def test_all_processes_record_one_run(play, part):
 @pytest.mark.parametrize("part", PARTS)
 def test_advantages_do_not_depend_on_the_processes(play, part):
     """eq 1-2 of E-SPL, eq 14 of Prompt-R1: wherever a group's rows are computed."""
-    alone, seen = play("ddp", 1)[0][part]["advantages"], play("ddp")
+    alone = play("ddp", 1)[0][part]["advantages"]
+    seen = play("ddp")
     for step in range(3):
         spread = [advantage for process in seen for advantage in process[part]["advantages"][step]]
         assert np.allclose(spread, alone[step], atol=1e-6) and np.ptp(alone[step]) > 0
@@ -94,7 +97,8 @@ def test_advantages_do_not_depend_on_the_processes(play, part):
 def test_espl_population_is_the_same_everywhere(play, backend, part):
     """Selections, ratings, crossovers and children: on both processes, and as on one. The paper's reflection,
     and with LoRA one call."""
-    one, (first, second) = play("ddp", 1)[0][part], [process[part] for process in play(backend)]
+    one = play("ddp", 1)[0][part]
+    first, second = [process[part] for process in play(backend)]
     assert first["population"] == second["population"] == one["population"]
     assert one["population"]["batches"] == 3 and len(one["population"]["population"]["members"]) > 1
 

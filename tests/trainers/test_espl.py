@@ -180,7 +180,8 @@ def test_the_policy_reflects_in_a_session(monkeypatch):
 
 def test_other_processes_take_part_in_collective_sampling(monkeypatch):
     """They wait for the outcomes afterwards; before, both would wait, each in another collective."""
-    calls, words = [], [1, 1, 0]
+    calls = []
+    words = [1, 1, 0]
 
     def gather(values):
         calls.append("gather")

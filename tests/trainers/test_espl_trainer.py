@@ -52,7 +52,8 @@ class WritesOne(Writes):
     """Writes always the same word."""
 
     def __init__(self, trainer, word):
-        self.trainer, self.word = trainer, word
+        self.trainer = trainer
+        self.word = word
 
     def __call__(self, requests):
         return [Sample(self.trainer.chat_format.turn_ids(self.word)) for _ in requests]
@@ -75,7 +76,8 @@ def rewards_of(folder):
 
 def watched_batches(trainer):
     """The batches whose rewards are known, as they come."""
-    batches, after = [], trainer._after_rewards
+    batches = []
+    after = trainer._after_rewards
     trainer._after_rewards = lambda batch, totals: batches.append(batch) or after(batch, totals)
     return batches
 
@@ -155,7 +157,8 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     metadata = [trainer.prompts.choose_metadata(i, training=True) for i in range(8)]
     rows = [{"question": "q", "answers": ["x"]}] * 8
     played = Batch(BatchPosition(0, "train", 0), rows, metadata, [Rollout([0])] * 8)
-    root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
+    root_wins = [1.0, 0.5, 0.0, 0.0] * 2
+    root_loses = [0.0, 0.0, 1.0, 0.5] * 2
     trainer._rate(root_wins, played)
     trainer.load_state_dict(
         json.loads(json.dumps(trainer.state_dict()))
@@ -253,7 +256,8 @@ def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
     trainer = trainer_for(
         tiny_policy, tmp_path, rows, mode="alternating", phase_steps=2, max_steps=6, evolution_lag=0
     )
-    steps, train = [], trainer._generate_and_score_completions
+    steps = []
+    train = trainer._generate_and_score_completions
 
     def weights():
         return torch.cat(
@@ -542,7 +546,8 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
     """What it does not take is written with the next lines, once."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), evolution_lag=0)
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
-    write, tries = trainer._journal.append, iter(range(100))
+    write = trainer._journal.append
+    tries = iter(range(100))
 
     def full_twice(attempts):
         if next(tries) < 2:
@@ -717,17 +722,16 @@ def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
 
 def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows, tmp_path):
     """Training stops in the second batch of a step, and the step is played again: its first batch was rated before."""
-    reference, two = (
-        Reference(),
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2},
-    )
+    reference = Reference()
+    two = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2}
 
     def build():
         trainer = trainer_for(tiny_policy, tmp_path, rows, reference, **two)
         trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         return trainer
 
-    stopped, reasons = build(), iter(["", "down"])
+    stopped = build()
+    reasons = iter(["", "down"])
     stopped.monitor.failures.check_batch = lambda *facts, **options: next(reasons)
     with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
         stopped.train()

@@ -202,7 +202,8 @@ def test_an_agent_with_greedy_answers(weights, autocast, asking_policy):
     model = cast(
         AutoModelForCausalLM.from_pretrained(asking_policy, dtype=weights).eval(), autocast
     )
-    tokenizer, spec = AutoTokenizer.from_pretrained(asking_policy), AgentSpec.load(asking_policy)
+    tokenizer = AutoTokenizer.from_pretrained(asking_policy)
+    spec = AgentSpec.load(asking_policy)
     environment = LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
     agent = PromptAgent(model, tokenizer, environment, spec, greedy_answer=True)
     rollouts = agent.answer_all(["unheard of"] * 3, progress=False)
@@ -238,12 +239,15 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
         fp16=precision == "fp16",
         model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},
     )
-    seen, doing, played = {"sampling": set(), "scoring": set()}, "sampling", []
+    seen = {"sampling": set(), "scoring": set()}
+    doing = "sampling"
+    played = []
     block = next(
         module for name, module in trainer.model.named_modules() if name.endswith("layers.0")
     )
     block.register_forward_pre_hook(lambda *_: seen[doing].add(_autocast_now()))
-    play, trainer.current_gradient_accumulation_steps = trainer.player.play, 1
+    play = trainer.player.play
+    trainer.current_gradient_accumulation_steps = 1
     trainer.player.play = lambda rollouts, description: (
         play(rollouts, description) or played.extend(rollouts)
     )

@@ -119,7 +119,8 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
                 begun.update(group.number for group in first.batch_source.groups_in_flight)
                 raise KeyboardInterrupt
 
-    begun, first = set(), trainer_of(tiny_policy, tmp_path, Program(uneven), **options)
+    begun = set()
+    first = trainer_of(tiny_policy, tmp_path, Program(uneven), **options)
     first.add_callback(Killed())
     with pytest.raises(KeyboardInterrupt):
         first.train()
@@ -128,7 +129,8 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
         for line in (tmp_path / "in_flight" / "00000.jsonl").read_text().splitlines()
     ]
     second = trainer_of(tiny_policy, tmp_path, Program(uneven), **options)
-    asked, policy = [], second.policy
+    asked = []
+    policy = second.policy
 
     class Counted(type(policy)):
         async def __call__(self, request):

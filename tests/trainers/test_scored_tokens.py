@@ -23,7 +23,8 @@ class Watched:
     """A model that notes the labels it is called with."""
 
     def __init__(self, model):
-        self.model, self.labels = model, []
+        self.model = model
+        self.labels = []
 
     def __call__(self, *args, labels, **kwargs):
         self.labels.append(labels)
@@ -85,7 +86,8 @@ def test_the_head_is_asked_for_the_agents_tokens_only(trainer):
 @pytest.fixture
 def head_positions(monkeypatch):
     """The numbers of positions that TRL's head computes, one for each call."""
-    positions, apply = [], trl_utils._ChunkedLogProbFunction.apply
+    positions = []
+    apply = trl_utils._ChunkedLogProbFunction.apply
 
     def count(hidden, *args):
         positions.append(len(hidden))
@@ -173,7 +175,8 @@ def test_slices_get_their_own_rows_and_the_callers_labels_stay():
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
     """A tiny Qwen3-MoE whose configuration asks for router logits, saved."""
-    tokenizer, folder = world_tokenizer(), tmp_path_factory.mktemp("experts")
+    tokenizer = world_tokenizer()
+    folder = tmp_path_factory.mktemp("experts")
     config = Qwen3MoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -206,7 +209,8 @@ def test_experts_are_trained_with_their_auxiliary_loss(experts, rows, tmp_path, 
 
 def test_experts_that_trl_cannot_count_are_refused(rows, tmp_path):
     """Granite's configuration calls their number otherwise; TRL's head fails at the first step."""
-    tokenizer, folder = world_tokenizer(), tmp_path / "granite"
+    tokenizer = world_tokenizer()
+    folder = tmp_path / "granite"
     config = GraniteMoeConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,

@@ -38,7 +38,8 @@ class Shop(Environment):
     """Answers `shop`, and keeps the names of what it was asked for."""
 
     def __init__(self):
-        self.seen, self.closed = [], False
+        self.seen = []
+        self.closed = False
 
     def reset(self, row):
         return {**row, "price": 3}
@@ -195,7 +196,8 @@ def test_a_checkpoint_keeps_the_states(tiny_policy, both, tmp_path):
 
 
 def test_the_parts_of_several():
-    shop, spent = Shop(), {}
+    shop = Shop()
+    spent = {}
     one = Environments({"oracle": LLMEnvironment(Oracle()), "shop": shop})
     one.by_name["oracle"].charge_to = lambda budget, account: spent.update({account: budget})
     one.charge_to(budget := Budget(), "environment")

@@ -145,7 +145,8 @@ def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
     rng = np.random.default_rng(0)
     shape = batch["completion_ids"].shape
     new = rng.normal(-2, 0.5, shape)
-    old, reference = new + rng.normal(0, 0.3, shape), new + rng.normal(0, 0.3, shape)
+    old = new + rng.normal(0, 0.3, shape)
+    reference = new + rng.normal(0, 0.3, shape)
     batch["old_per_token_logps"] = torch.tensor(old)
     batch["ref_per_token_logps"] = torch.tensor(reference)
     batch.pop("sampled_at")  # as above
@@ -374,7 +375,8 @@ def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
 def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
     """Evaluation has its own seeds: twice the same, and training afterwards is not disturbed by it."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, options={"eval_dataset": rows})
-    first, second = trainer.evaluate(), trainer.evaluate()
+    first = trainer.evaluate()
+    second = trainer.evaluate()
     for name in ("eval_reward", "eval_rollout/agent_tokens", "eval_completions/mean_length"):
         assert first[name] == second[name]
 
@@ -543,7 +545,8 @@ def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(
     tiny_policy, rows, tmp_path, capfd, quiet_libraries
 ):
     """Of the steps' lines the first, then one a minute, and the last; of a warm start, nothing before a minute."""
-    spec, tokenizer = AgentSpec.load(tiny_policy), AutoTokenizer.from_pretrained(tiny_policy)
+    spec = AgentSpec.load(tiny_policy)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     trace = {"question": "which country ?", "turns": [END.format("yen")], "observations": []}
     rollout = rollout_from_trace(trace, spec, ChatFormat(tokenizer))
     settings = {"use_cpu": True, "bf16": False, "max_steps": 2, "gradient_checkpointing": False}
@@ -828,7 +831,8 @@ def test_an_eval_dataset_works_by_default(tiny_policy, rows, tmp_path, kind, con
         output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], eval_strategy="no"
     )
     more = rows.select([0] * 40)
-    held_out, environment = rows.to_pandas(), LLMEnvironment(Oracle())
+    held_out = rows.to_pandas()
+    environment = LLMEnvironment(Oracle())
     trainer = kind(
         str(tiny_policy), PromptR1Reward(), args, more, held_out, environment=environment
     )

@@ -28,7 +28,8 @@ from support.vllm_stand_in import Server
 def test_each_row_is_cut_to_its_own_limit(tiny_policy, rows, tmp_path):
     """The batch's limit to vLLM, each row's own afterwards, and log-probabilities cut with the ids."""
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    end, asked = trainer.eos_token_ids[0], []
+    end = trainer.eos_token_ids[0]
+    asked = []
 
     def generate(contexts, images, num_generations):
         asked.append((contexts, num_generations, trainer.vllm_generation.max_completion_length))
@@ -129,7 +130,8 @@ class Others:
     """What the other process says in each round of a lockstep of two."""
 
     def __init__(self, monkeypatch, *words):
-        self.words, self.told = list(words), []
+        self.words = list(words)
+        self.told = []
         monkeypatch.setattr(
             "agentic_prompting.trainers.policies.batch_samplers.gather_object", self.gather
         )

@@ -130,7 +130,8 @@ def touches():
     """The names of TRL that files of trainers/ use, by file."""
     found = {}
     for path in sorted(TRAINERS.rglob("*.py")):
-        theirs, name = names_of_trl(), path.relative_to(TRAINERS).as_posix()
+        theirs = names_of_trl()
+        name = path.relative_to(TRAINERS).as_posix()
         if name == "contract.py":
             continue
         if name == "config.py":  # there `self` is a GRPOConfig, whose fields are documented
@@ -626,10 +627,8 @@ def test_use_vllm_and_continuous_batching_are_flags(trained):
 
 def test_vllm_stops_at_stop_strings_of_generation_kwargs():
     """Ours puts `stop` into `args.generation_kwargs`, which vLLM's sampling parameters must get in both modes."""
-    init, generate = (
-        inspect.getsource(GRPOTrainer.__init__),
-        inspect.getsource(VLLMGeneration.generate),
-    )
+    init = inspect.getsource(GRPOTrainer.__init__)
+    generate = inspect.getsource(VLLMGeneration.generate)
     assert "generation_kwargs=args.generation_kwargs" in init
     assert '"generation_kwargs": self.generation_kwargs' in generate  # server
     assert "generation_kwargs.update(self.generation_kwargs)" in generate  # colocate
@@ -643,7 +642,9 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
 
     class Noting(VLLMGeneration):
         def _init_vllm(self):
-            self.vllm_client, self.asked, self.synced = self, 0, []
+            self.vllm_client = self
+            self.asked = 0
+            self.synced = []
 
         def get_server_info(self):
             self.asked += 1

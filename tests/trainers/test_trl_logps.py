@@ -14,7 +14,8 @@ from agentic_prompting.trainers.patches import compute_importance_ratio
 from support.asking import Asks, Counts
 from support.training import Acts, one_batch, trainer_for
 
-MEAN, MAX = "sampling/logp_difference/mean", "sampling/logp_difference/max"
+MEAN = "sampling/logp_difference/mean"
+MAX = "sampling/logp_difference/max"
 TRLS = "sampling/sampling_logp_difference/mean"
 
 

@@ -61,7 +61,9 @@ class Scripted(BatchEngine):
 
     def __init__(self, form, turns, seeds):
         super().__init__(self.sample, on_callers_thread=True)
-        self.form, self.turns, self.seeds = form, turns, seeds
+        self.form = form
+        self.turns = turns
+        self.seeds = seeds
 
     def sample(self, requests):
         return [

@@ -25,7 +25,7 @@ def test_two_real_starts_at_once(tmp_path, kind):
     """Of runs that begin together, from a barrier, one writes; the folder is free again when it ended."""
     barrier = threading.Barrier(4)
     ended = []
-    (alone, together) = (tmp_path / name for name in ("alone", "together"))
+    alone, together = (tmp_path / name for name in ("alone", "together"))
 
     def start():
         barrier.wait()

@@ -55,6 +55,6 @@ def through_google():
     return text, models.count_tokens(model="agent", contents="1+1").total_tokens
 
 
-(one, counted) = through_anthropic()
-(two, total) = through_google()
+one, counted = through_anthropic()
+two, total = through_google()
 print(f"{one} {two} {counted == total > 0}")

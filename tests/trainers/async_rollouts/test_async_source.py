@@ -35,7 +35,8 @@ class OnStep(TrainerCallback):
 @pytest.fixture
 def steps(monkeypatch):
     """The groups that each step used."""
-    seen, take = [], AsyncSource.take_groups
+    seen = []
+    take = AsyncSource.take_groups
 
     def watched(self, wanted, place):
         seen.append(take(self, wanted, place))
@@ -121,7 +122,8 @@ def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, t
         trainer = build(
             tiny_policy, tmp_path / str(lead), rows.select(range(5)), async_lead=lead, max_steps=5
         )
-        questions, generate = [], trainer._generate_and_score_completions
+        questions = []
+        generate = trainer._generate_and_score_completions
 
         def watched(inputs, questions=questions, generate=generate):
             questions += [row["question"] for row in inputs]
@@ -189,7 +191,10 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(
     """TRL's ratio, bounded, without vLLM: of the agent's tokens now and when they were sampled."""
     ratio = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": clip_max}
     trainer = build(tiny_policy, tmp_path, rows, max_steps=2, **ratio)
-    batches, generate, losses, clipped = [], trainer._generate_and_score_completions, [], []
+    batches = []
+    generate = trainer._generate_and_score_completions
+    losses = []
+    clipped = []
 
     def watched(inputs):
         batches.append(generate(inputs))
@@ -245,7 +250,8 @@ def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, t
 def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
     """What benchmarks/speed/async_training.py compares with: the same loss, as if each ratio were 1."""
     trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
-    kept, compute = [], trainer._compute_loss
+    kept = []
+    compute = trainer._compute_loss
     monkeypatch.setattr(
         trainer,
         "_compute_loss",
@@ -297,7 +303,8 @@ def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(
         options={"eval_dataset": rows.select(range(4))},
         **{**LEAD, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
     )
-    seen, step = set(), trainer.policy.step
+    seen = set()
+    step = trainer.policy.step
 
     def watched(arrived):
         seen.add((trainer.state.global_step, trainer.policy.updates))
@@ -311,7 +318,9 @@ def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(
 def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
     """One that is asked for in the first step and given when two updates have been."""
     trainer = build(tiny_policy, tmp_path, rows)
-    policy, free, slow = Policy(trainer.chat_format), threading.Event(), []
+    policy = Policy(trainer.chat_format)
+    free = threading.Event()
+    slow = []
 
     async def sampled(request):
         if not slow:
@@ -453,7 +462,8 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
 
 
 def test_a_fresh_run_takes_nothing_from_an_earlier_one(tiny_policy, rows, tmp_path):
-    first, second = Counts(), Counts()
+    first = Counts()
+    second = Counts()
     build(tiny_policy, tmp_path, rows, first, max_steps=2).train()
     shutil.rmtree(tmp_path / "rollouts")  # with which a second run would be refused
     build(tiny_policy, tmp_path, rows, second, max_steps=2).train()
@@ -494,7 +504,8 @@ def test_a_failed_reset_fails_its_own_rollout(tiny_policy, rows, tmp_path, steps
 
 def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps):
     """As without a lead; one group after another would multiply the seconds of a `reset` by the groups of a step."""
-    at_once, most = Counter(), []
+    at_once = Counter()
+    most = []
 
     class Slow(Counts):
         async def reset(self, row):
@@ -566,7 +577,8 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(
         prompt_template="question : {question}",
     )
     trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
-    rated, record = [], trainer.population.record
+    rated = []
+    record = trainer.population.record
 
     def watched(prompts, scores):
         rated.append(([prompt.id for prompt in prompts], [len(row) for row in scores]))

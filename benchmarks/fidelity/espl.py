@@ -116,7 +116,7 @@ def message_passing(
 def rated(
     ratings: Sequence[tuple[float, float]], scores: Sequence[float]
 ) -> list[tuple[float, float]]:
-    return [(new.mu, new.sigma) for new in rate([Rating(*one) for one in ratings], scores)]
+    return [(new.mu, new.sigma) for new in rate([Rating(*rating) for rating in ratings], scores)]
 
 
 def ratings() -> Iterator[Row]:
@@ -524,7 +524,7 @@ def _in(parts: Sequence[str], text: str) -> bool:
 def numbers() -> Iterator[Row]:
     from agentic_prompting import ESPLConfig
 
-    defaults = {one.name: one.default for one in fields(ESPLConfig)}
+    defaults = {setting.name: setting.default for setting in fields(ESPLConfig)}
     for rule, name, value in (
         ("group size N = 5", "num_generations", 5),
         ("M = 3 prompts a batch", "prompts_per_step", 3),

@@ -230,13 +230,13 @@ def reward(told: Sequence[tuple[str, str, str]], golds: Sequence[str]) -> Fracti
 
 
 def rewards() -> Iterator[Row]:
-    for one in fields(PromptR1Reward):
-        if one.name in WEIGHTS:
+    for setting in fields(PromptR1Reward):
+        if setting.name in WEIGHTS:
             yield Row(
                 "Appendix G",
-                f"{one.name} = {WEIGHTS[one.name]}",
-                float(WEIGHTS[one.name]),
-                one.default,
+                f"{setting.name} = {WEIGHTS[setting.name]}",
+                float(WEIGHTS[setting.name]),
+                setting.default,
             )
     t = ("w", ASK, "p")
     end = ("w", ANSWER, "right")
@@ -404,7 +404,7 @@ def table_6() -> Iterator[Row]:
     run = yaml.safe_load((EXAMPLES / "configs" / "qwen3_4b.yaml").read_text(encoding="utf-8"))
     from agentic_prompting import PromptR1Config
 
-    defaults = {one.name: one.default for one in fields(PromptR1Config)}
+    defaults = {setting.name: setting.default for setting in fields(PromptR1Config)}
     gpus = 8
     n = run["num_generations"]
     questions = run["generation_batch_size"] / n
@@ -510,9 +510,9 @@ def data() -> Iterator[Row]:
         (EXAMPLES / "configs" / "eval_prompt_r1_table5.yaml").read_text(encoding="utf-8")
     )
     used = [
-        (one.get("folder"), one.get("environment"))
-        for one in swapped["systems"].values()
-        if "folder" in one
+        (system.get("folder"), system.get("environment"))
+        for system in swapped["systems"].values()
+        if "folder" in system
     ]
     yield Row("Table 5", "two trained agents x two environments", 4, len(set(used)))
     yield Row(

@@ -277,7 +277,7 @@ def table_1() -> Iterator[Row]:
         "aqua/test",
     }
     yield Row("Table 1", "the five sets are asked", set(), five - set(table["tasks"]))
-    settings = {one.get("setting") for one in table["systems"].values() if one}
+    settings = {system.get("setting") for system in table["systems"].values() if system}
     yield Row(
         "Table 1",
         "all three verifier settings",

@@ -54,7 +54,8 @@ class _Gradients(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
         parts = [
-            torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in model.parameters()
         ]
         self.kept.append(torch.cat([part.detach().float().flatten() for part in parts]))
 
@@ -192,9 +193,9 @@ def main() -> int:
     if options.json:
         print(json.dumps({"same_gradient": results}))
     far = [
-        one
-        for one in results.values()
-        if "apart" in one and one["apart"] > ROUNDING * max(1.0, one["largest"])
+        result
+        for result in results.values()
+        if "apart" in result and result["apart"] > ROUNDING * max(1.0, result["largest"])
     ]
     return 1 if far else 0
 

@@ -48,7 +48,7 @@ def invert_mask() -> None:
 
     def inverted(*args: Any, **options: Any) -> dict[str, Any]:
         batch = right(*args, **options)
-        return {**batch, "env_mask": [[1 - one for one in mask] for mask in batch["env_mask"]]}
+        return {**batch, "env_mask": [[1 - flag for flag in mask] for mask in batch["env_mask"]]}
 
     Batch.to_trl = inverted  # type: ignore[method-assign]
 

@@ -71,7 +71,7 @@ SETTINGS = {"today": "never", "replies shared": "step"}  # the environment's `sh
 
 def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Each world and setting against `today`, paired by seed."""
-    runs = {(one["world"], one["setting"], one["seed"]): one for one in records}
+    runs = {(record["world"], record["setting"], record["seed"]): record for record in records}
     rows = {}
     for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
         of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}

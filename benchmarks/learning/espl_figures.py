@@ -106,7 +106,9 @@ def curve_of(run: Path) -> list[tuple[int, float]]:
     if (state := run / "state.json").exists():
         steps = json.loads(state.read_text(encoding="utf-8"))["steps"]
         return [
-            (one["step"] + 1, one["held_out"]) for one in steps if one.get("held_out") is not None
+            (step["step"] + 1, step["held_out"])
+            for step in steps
+            if step.get("held_out") is not None
         ]
     return []
 
@@ -153,7 +155,7 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
 
 def _spearman(points: Sequence[Mapping[str, Any]]) -> float | None:
     """The rank correlation of rating and held-out score; `None` where one of them does not vary."""
-    value = spearman([one["mu"] for one in points], [one["held_out"] for one in points])
+    value = spearman([point["mu"] for point in points], [one["held_out"] for one in points])
     return None if value != value else round(value, 3)
 
 
@@ -189,9 +191,12 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
                 color=LINES[0][0],
                 ecolor="#9CC9E3",
             )
-            for one in points:
+            for point in points:
                 axis.annotate(
-                    str(one["id"]), (one["mu"], one["held_out"]), (4, 4), textcoords="offset points"
+                    str(point["id"]),
+                    (point["mu"], point["held_out"]),
+                    (4, 4),
+                    textcoords="offset points",
                 )
         axis.set(xlabel="rating μ ± σ", ylabel="held-out reward")
     axis.grid(alpha=0.3)

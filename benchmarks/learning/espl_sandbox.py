@@ -55,7 +55,7 @@ def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The correlations of the recorded seeds as a Markdown table, means with intervals."""
-    rated = [one["rated"] for one in records]
+    rated = [record["rated"] for record in records]
     found = [correlations(one) for one in rated]
     rows = []
     for name in found[0]:

@@ -304,7 +304,7 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """By harness: means with intervals over the seeds."""
     rows = {}
     for name in HARNESSES:
-        if own := [one for one in records if one["harness"] == name]:
+        if own := [record for record in records if record["harness"] == name]:
             rows[name] = {
                 "before": interval([one["before"] for one in own]),
                 "after": interval([one["after"] for one in own]),

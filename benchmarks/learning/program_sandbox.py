@@ -59,7 +59,9 @@ def table(records: Entries) -> str:
     if not records:
         return NOTHING
     after = {
-        name: {one["seed"]: share(one["after"]) for one in records if one["agent"] == name}
+        name: {
+            record["seed"]: share(record["after"]) for record in records if record["agent"] == name
+        }
         for name in AGENTS
     }
     rows = []
@@ -93,7 +95,7 @@ def verdict(records: Entries) -> str:
     """What the protocol asks, answered: is the script within the native loop's interval, and do the others gain?"""
     if not records:
         return NOTHING
-    after = {(one["agent"], one["seed"]): share(one["after"]) for one in records}
+    after = {(record["agent"], record["seed"]): share(record["after"]) for record in records}
     pairs = [
         after["script", seed] - native
         for (agent, seed), native in after.items()
@@ -150,7 +152,7 @@ def ask(model: Path, agent: str, rows: Sequence[Any], seed: int) -> tuple[str, f
 
     asked = PromptAgent.from_pretrained(model, environment_of(agent, seed), max_batch_size=BATCH)
     rollouts = asked.answer_all(list(rows), seed=seed, progress=False)
-    if failed := [one.error for one in rollouts if one.error is not None]:
+    if failed := [rollout.error for rollout in rollouts if rollout.error is not None]:
         raise RuntimeError(f"{len(failed)} of {len(rollouts)} rollouts failed: {failed[0]}")
     return correct(rollouts), fmean(len(one.sequences) for one in rollouts)
 

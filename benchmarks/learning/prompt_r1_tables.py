@@ -51,9 +51,9 @@ def of(
     """The records of one setting, by seed."""
     wanted = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
     return {
-        one["seed"]: one
-        for one in records
-        if all(one[key] == value for key, value in wanted.items())
+        record["seed"]: record
+        for record in records
+        if all(record[key] == value for key, value in wanted.items())
     }
 
 
@@ -125,7 +125,7 @@ def _row(
     cells = [
         *cells,
         shown(list(scores.values())),
-        ", ".join(f"{one:.3f}" for one in scores.values()),
+        ", ".join(f"{score:.3f}" for score in scores.values()),
     ]
     cells += [
         shown(paired(scores, full), "+"),

@@ -246,9 +246,9 @@ def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
 def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, float]:
     """Accuracy per seed, the mean over the kinds."""
     scores: dict[int, list[float]] = {}
-    for one in records:
-        if all(one.get(key) == value for key, value in wanted.items()):
-            scores.setdefault(one["seed"], []).append(share(one["correct"]))
+    for record in records:
+        if all(record.get(key) == value for key, value in wanted.items()):
+            scores.setdefault(record["seed"], []).append(share(record["correct"]))
     return {seed: statistics.fmean(values) for seed, values in scores.items()}
 
 
@@ -260,7 +260,9 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     cases += [{"method": m, "budget": b, "anew": a} for b in BUDGETS for a in ANEW for m in OTHERS]
     for case in cases:
         of_case = [
-            one for one in records if all(one.get(key) == value for key, value in case.items())
+            record
+            for record in records
+            if all(record.get(key) == value for key, value in case.items())
         ]
         if of_case:
             values = by_seed(of_case)

@@ -155,8 +155,8 @@ def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) 
 def differences(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each environment the score after training on both, minus that after training on it alone, paired by seed."""
     after = {
-        (one["trained"], one["seed"], name): share(one["after"][name])
-        for one in records
+        (record["trained"], record["seed"], name): share(record["after"][name])
+        for record in records
         for name in NAMES
     }
     found = {}
@@ -177,7 +177,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Exact match on the held-out questions by environment and by what was trained on."""
     rows = []
     for trained in (*NAMES, "both"):
-        if not (own := [one for one in records if one["trained"] == trained]):
+        if not (own := [record for record in records if record["trained"] == trained]):
             continue
         scores = [
             [shown([share(one[when][name]) for one in own]) for when in ("before", "after")]

@@ -37,10 +37,10 @@ def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]
         rollouts (`Iterable[dict]`): The training's records: `mode`, `step`, `system_prompt`, `reward`.
     """
     rewards: dict[int, dict[int, list[float]]] = {}
-    for one in rollouts:
-        if one["mode"] == "train" and one["reward"] is not None:
-            rewards.setdefault(one["step"], {}).setdefault(one["system_prompt"], []).append(
-                one["reward"]
+    for rollout in rollouts:
+        if rollout["mode"] == "train" and rollout["reward"] is not None:
+            rewards.setdefault(rollout["step"], {}).setdefault(rollout["system_prompt"], []).append(
+                rollout["reward"]
             )
     agree = [
         (ratings[better] - ratings[worse]) * (mean[better] - mean[worse]) > 0
@@ -60,7 +60,8 @@ def agreement_in(run: Path) -> float:
         "members"
     ]
     return agreement(
-        {one["prompt"]["id"]: one["rating"][0] for one in members}, read_rollouts(run / "rollouts")
+        {member["prompt"]["id"]: member["rating"][0] for member in members},
+        read_rollouts(run / "rollouts"),
     )
 
 

@@ -159,7 +159,7 @@ def load_config(path: str | Path) -> TableConfig:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ValueError(f"{path}: expected settings by name, got {type(values).__name__}")
-    known = {one.name for one in fields(TableConfig)}
+    known = {setting.name for setting in fields(TableConfig)}
     _check_names(values, known, str(path))
     for needed in ("title", "systems", "tasks"):
         if not values.get(needed):

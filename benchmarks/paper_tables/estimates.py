@@ -44,7 +44,7 @@ def over_seeds(results: Sequence[Result]) -> Result:
     """
     names = results[0].estimates
     means = {
-        name: [mean.mean for one in results if (mean := one.estimates.get(name)) is not None]
+        name: [mean.mean for result in results if (mean := result.estimates.get(name)) is not None]
         for name in names
     }
     values = {
@@ -74,7 +74,7 @@ def _joined(
         task=task,
         values=values,
         estimates=estimates,
-        answers=sum(one.answers for one in results),
+        answers=sum(result.answers for result in results),
         failed=sum(one.failed for one in results),
         ungraded={name: sum(one.ungraded.get(name, 0) for one in results) for name in estimates},
         fit_calls=sum(one.fit_calls for one in results),
@@ -113,7 +113,7 @@ def mean_of_means(
     rng = np.random.default_rng(0)
     samples = [np.asarray(group, dtype=float) for group in groups]
     draws = [
-        [one[rng.integers(0, one.size, one.size)].mean() for one in samples]
+        [sample[rng.integers(0, sample.size, sample.size)].mean() for sample in samples]
         for _ in range(n_resamples)
     ]
     low, high = np.quantile(np.mean(draws, axis=1), [0.5 - level / 2, 0.5 + level / 2])
@@ -142,7 +142,7 @@ def _student(level: float, freedom: int) -> float:
 
 def stars(share: Estimate, baselines: Sequence[Estimate]) -> str:
     """A star for each baseline whose interval lies below: with Wald's intervals the marks of ProRefine's Table 1."""
-    return "*" * sum(share.low > one.high for one in baselines)
+    return "*" * sum(share.low > baseline.high for baseline in baselines)
 
 
 def wald_of(result: Result) -> Estimate | None:

@@ -188,7 +188,9 @@ def _said(record: Mapping[str, Any]) -> str:
     trajectory = record.get("trajectory")
     if isinstance(trajectory, Mapping) and "turns" in trajectory:
         said = [turn["text"] for turn in trajectory["turns"]]
-        replies = [f"[reply] {one['text']}" for one in trajectory.get("observations", [])]
+        replies = [
+            f"[reply] {observation['text']}" for observation in trajectory.get("observations", [])
+        ]
         return "\n".join(
             text for pair in zip(said, [*replies, ""], strict=False) for text in pair if text
         )

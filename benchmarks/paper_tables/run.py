@@ -198,12 +198,12 @@ def _finish(
         }
         run.comparisons = compare_systems(run.evaluation, against)
     marks = {
-        one.name: [
-            config.baseline_of(one, name)
+        system.name: [
+            config.baseline_of(system, name)
             for name in config.marks
-            if config.baseline_of(one, name) != one.name
+            if config.baseline_of(system, name) != system.name
         ]
-        for one in config.systems
+        for system in config.systems
         if config.marks and not seeds  # the interval over seeds differs
     }
     title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
@@ -217,7 +217,7 @@ def _finish(
         note = {"note": notes.get((result.system, result.task), "")} if notes else {}
         return {**wald(result), **note}
 
-    blank = [Result(*one, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0, 0) for one in run.not_asked]
+    blank = [Result(*row, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0, 0) for row in run.not_asked]
     shown = Evaluation([*run.evaluation.results, *blank])
     run.files = write_tables(folder, shown, run.comparisons, title, extra)
     draw_figures(run, config, folder)

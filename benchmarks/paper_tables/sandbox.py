@@ -92,7 +92,9 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
         kind = sandbox_task_for(name)
         rows = left[kind][:n]
         left[kind] = left[kind][n:]
-        wanted = [one for one in config.metrics_of(name) or () if one != "semantic_similarity"]
+        wanted = [
+            metric for metric in config.metrics_of(name) or () if metric != "semantic_similarity"
+        ]
         metrics = config.sandbox.get("metrics") or dict.fromkeys(
             [*(one for one in wanted if one == "judged"), _METRICS[kind], *wanted]
         )

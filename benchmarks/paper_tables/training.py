@@ -103,7 +103,7 @@ def train_single_turn(
     if (folder / SPEC_FILE).exists():
         return folder
     if config := arguments.pop("config", None):
-        known = {one.name for one in fields(PromptR1Config)} - {"output_dir", "max_turns"}
+        known = {setting.name for setting in fields(PromptR1Config)} - {"output_dir", "max_turns"}
         values = yaml.safe_load(find_example(Path(config)).read_text(encoding="utf-8"))
         arguments = {
             **{name: value for name, value in values.items() if name in known},

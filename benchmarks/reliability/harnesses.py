@@ -93,12 +93,14 @@ class Styled(ScriptedAgent):
 def samples_in(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The samples in the loss, each as the ids before it and its own."""
     found = []
-    for one in rollout.sequences:
+    for sequence in rollout.sequences:
         at = 0
-        for in_loss, run in groupby(one.mask):
+        for in_loss, run in groupby(sequence.mask):
             end = at + len(list(run))
             if in_loss:
-                found.append(((*one.prompt_ids, *one.ids[:at]), tuple(one.ids[at:end])))
+                found.append(
+                    ((*sequence.prompt_ids, *sequence.ids[:at]), tuple(sequence.ids[at:end]))
+                )
             at = end
     return found
 
@@ -164,7 +166,7 @@ def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The latest record of each harness in each dialect."""
-    latest = {(one["harness"], one["dialect"]): one for one in records}
+    latest = {(record["harness"], record["dialect"]): record for record in records}
     rows = [
         (
             one["harness"],

@@ -185,7 +185,9 @@ def step(
             model=str(model),
             environment=fixed_replies(int((context - 64) / turns) - own - 24),
             args=args,
-            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout],
+            reward_funcs=lambda rollout, **columns: [
+                float(sum(episode.ids) % 7) for episode in rollout
+            ],
             peft_config=peft,
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": "Kenya"}]}] * 64

@@ -126,8 +126,10 @@ def initialised(model: Any) -> Any:
     import torch
 
     torch.manual_seed(0)
-    for one in model.parameters():
-        torch.nn.init.ones_(one) if one.dim() == 1 else torch.nn.init.normal_(one, std=0.02)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter) if parameter.dim() == 1 else torch.nn.init.normal_(
+            parameter, std=0.02
+        )
     return model
 
 
@@ -243,7 +245,7 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
 
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of memory."""
-    run = [one for one in records if "rows" in one][-1]
+    run = [record for record in records if "rows" in record][-1]
     found = ratios(run["rows"])
     cells = [
         [f"{int(name):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"]
@@ -258,7 +260,7 @@ def memory(records: Sequence[Mapping[str, Any]]) -> str:
 
 def times(records: Sequence[Mapping[str, Any]]) -> str:
     """The latest figures of time."""
-    run = [one for one in records if "steps" in one][-1]
+    run = [record for record in records if "steps" in record][-1]
     cells = [
         [
             f"{int(name):,}",

@@ -209,11 +209,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """The settings' latest records, with the worst error of one process and of FSDP2 below."""
-    latest = {one["setting"]: one for one in records}
+    latest = {record["setting"]: record for record in records}
     rows = [latest[name] for name in SETTINGS if name in latest]
     cells = [
-        [one["setting"], one["predicted"], one["measured"], f"{round(one['error'], 3) or 0.0:.1%}"]
-        for one in rows
+        [row["setting"], row["predicted"], row["measured"], f"{round(row['error'], 3) or 0.0:.1%}"]
+        for row in rows
     ]
     worst = summary([dict(one) for one in rows])
     found = [

@@ -150,7 +150,7 @@ def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
 
 def memory(records: Sequence[Mapping[str, Any]]) -> str:
     """The table of memory, from the latest plan of each model, with the formulas beside it."""
-    latest = {(one["model"], one["trained"]): one["moments"] for one in records}
+    latest = {(record["model"], record["trained"]): record["moments"] for record in records}
     rows = []
     for model in MODELS:
         for kind in ("full", "LoRA"):
@@ -287,11 +287,11 @@ def main() -> None:
     if not options.plan:
         return print(report())
     found = []
-    for one in plans(Assumptions()):
-        found.append(one)
-        print(f"{one['model']}, {one['trained']}: {one['moments']}", flush=True)
+    for plan in plans(Assumptions()):
+        found.append(plan)
+        print(f"{plan['model']}, {plan['trained']}: {plan['moments']}", flush=True)
         if options.record:
-            Records(RECORDS / "scale.jsonl.gz").add(one)
+            Records(RECORDS / "scale.jsonl.gz").add(plan)
     print(memory(found))
 
 

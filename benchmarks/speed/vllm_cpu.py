@@ -177,8 +177,8 @@ class Versions:
     @torch.no_grad()
     def write(self, version: int) -> None:
         weights = {name: one for name, one in self.model.named_parameters() if "lora_" in name}
-        for one in weights.values():
-            one.normal_(std=0.15)
+        for weight in weights.values():
+            weight.normal_(std=0.15)
         self.model.save_pretrained(self.folder / f"policy-{version}", save_embedding_layers=False)
         self.kept[version] = {name: one.clone() for name, one in weights.items()}
 

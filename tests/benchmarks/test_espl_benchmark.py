@@ -111,7 +111,10 @@ def test_figures_from_what_runs_leave(tmp_path, capsys):
         return "b" if "Learn" in messages[0]["content"] else f"{sum(map(ord, str(messages))) % 2}"
 
     teach = lambda messages: json.dumps([{"op": "add", "text": "Learn."}])  # noqa: E731
-    right = lambda completions, **_: [float(one[0]["content"] == "b") for one in completions]  # noqa: E731
+
+    def right(completions, **_):
+        return [float(completion[0]["content"] == "b") for completion in completions]
+
     config = EvolveConfig(
         steps=3, problems_per_step=2, reflect_on="imperfect", eval_every=1, eval_all=True
     )
@@ -132,7 +135,10 @@ def test_figures_from_what_runs_leave(tmp_path, capsys):
         "population" not in drawn["8"]
         and "no prompt has a held-out score" in drawn["8"]["missing"]["joint"]
     )
-    assert {one["held_out"] for one in espl_figures.ratings_of(pair / "evolution")} == {0.0, 1.0}
+    assert {rating["held_out"] for rating in espl_figures.ratings_of(pair / "evolution")} == {
+        0.0,
+        1.0,
+    }
     for name in ("1", "11", "12", "13", "14", "15"):
         assert Path(drawn[name]["picture"]).read_bytes().startswith(b"\x89PNG"), name
     state.rename(pair / "joint" / "population.json")

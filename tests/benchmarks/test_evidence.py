@@ -175,7 +175,8 @@ def test_a_blind_critic_is_not_paid_for():
 
     rows = make_puzzles(6, 3, ("bbh_word_sorting",))
     seeing, blind = (
-        budget.refined(3, "bbh_word_sorting", rows, blind=one, max_steps=2) for one in (False, True)
+        budget.refined(3, "bbh_word_sorting", rows, blind=value, max_steps=2)
+        for value in (False, True)
     )
     assert sum(one.calls for one in blind) < sum(one.calls for one in seeing)
 

@@ -30,7 +30,7 @@ def test_every_row_holds(printed):
         "E-SPL",
         "ProRefine",
     }
-    assert all(one["why"] for one in printed["untested"])
+    assert all(rule["why"] for rule in printed["untested"])
 
 
 def test_no_row_is_there_twice(printed):

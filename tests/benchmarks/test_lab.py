@@ -47,7 +47,7 @@ def test_records_are_appended_and_what_is_missing_is_found(tmp_path):
     records.add({"name": "a", "seed": 2, "score": 0.5})
     records.add({"name": "b", "seed": 1, "score": 0.25})
     assert records.missing(("name", "seed"), wanted) == [("a", 1)]
-    assert [one["score"] for one in records.read()] == [0.5, 0.25]
+    assert [record["score"] for record in records.read()] == [0.5, 0.25]
     assert {"commit", "date", "machine"} <= records.read()[0].keys()
     with gzip.open(records.path, "rt") as file:
         assert len([json.loads(line) for line in file]) == 2
@@ -92,7 +92,7 @@ def test_a_training_is_evaluated_until_it_is_good(asking_policy, rows, tmp_path,
 def test_a_saved_agent_is_asked_with_changed_settings(asking_policy, rows):
     environment = LLMEnvironment(Oracle())
     rollouts = lab.ask(asking_policy, environment, rows, seed=3)
-    assert [one.row["question"] for one in rollouts] == rows["question"]
+    assert [rollout.row["question"] for rollout in rollouts] == rows["question"]
     assert set(lab.correct(rollouts)) <= {"0", "1"} and len(lab.correct(rollouts)) == 8
     again = lab.ask(asking_policy, environment, rows, seed=3, limits=Limits(max_turns=1))
     assert max(len(one.turns) for one in again) == 1 < max(len(one.turns) for one in rollouts)

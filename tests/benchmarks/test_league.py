@@ -200,7 +200,7 @@ def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path, monkeypatch):
     league.work(list(league.cells())[:9], tmp_path)
     assert ran.read_text().splitlines()[1:] == ["523 joint", "523 GEPA, then GRPO"]
     records = league.read(tmp_path)
-    assert len(records) == 9 and all(one["commit"] and one["date"] for one in records)
+    assert len(records) == 9 and all(record["commit"] and record["date"] for record in records)
 
 
 def test_another_machine_goes_on_from_the_records(tmp_path, monkeypatch):

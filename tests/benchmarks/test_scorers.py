@@ -13,17 +13,23 @@ def differences():
 
 
 def test_every_difference_has_a_listed_reason(differences):
-    assert [one for one in differences if one.reason not in scorers.REASONS] == []
+    assert [
+        difference for difference in differences if difference.reason not in scorers.REASONS
+    ] == []
 
 
 def test_most_pairs_have_the_same_score(differences):
-    for name in {one.scorer for one in differences}:
+    for name in {difference.scorer for difference in differences}:
         assert sum(one.scorer == name for one in differences) < 0.2 * scorers.PAIRS
 
 
 def test_math_verify_is_only_contradicted_with_reason(differences):
     """Where math-verify finds an answer right and ours does not, it is a hedge or a very small number."""
-    stricter = [one for one in differences if one.scorer == "math-verify" and one.reference == 1.0]
+    stricter = [
+        difference
+        for difference in differences
+        if difference.scorer == "math-verify" and difference.reference == 1.0
+    ]
     assert {one.reason for one in stricter} <= {"hedge", "small number"}
 
 

@@ -14,10 +14,10 @@ def test_the_reflector_is_right_wrong_and_idle_as_often_as_asked():
     rng = random.Random(0)
     outcomes = [ratings.reflect(PROMPT, 0.6, 0.1, rng) for _ in range(3000)]
     worth = [
-        sum(1 if text.startswith("help") else -1 for text in one.child.principles)
-        if one.child
+        sum(1 if text.startswith("help") else -1 for text in outcome.child.principles)
+        if outcome.child
         else 0
-        for one in outcomes
+        for outcome in outcomes
     ]
     assert set(worth) == {-1, 0, 1}
     for value, share in ((1, 0.6), (-1, 0.1), (0, 0.3)):
@@ -33,7 +33,9 @@ def test_quality_follows_from_the_principles():
     )
     assert world.quality(worse) < world.quality(PROMPT) < world.quality(better)
     (result,) = world.play([PROMPT])
-    assert len(result.problems) == 8 and {len(one.attempts) for one in result.problems} == {4}
+    assert len(result.problems) == 8 and {len(problem.attempts) for problem in result.problems} == {
+        4
+    }
 
 
 def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monkeypatch):

@@ -63,8 +63,8 @@ def test_the_papers_configurations_are_sound(path):
     roles = ("model", "environment", "critic", "editor")
     named = {
         value
-        for one in config.systems
-        for role, value in one.settings.items()
+        for system in config.systems
+        for role, value in system.settings.items()
         if role in roles and value
     }
     assert named | ({config.judge} if config.judge else set()) <= set(config.models)
@@ -156,8 +156,12 @@ def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(
     run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
     counting = "gsm8k (sandbox_counting)"
     countries = "prompt_r1/test/hotpot (sandbox_countries)"
-    assert [one.task for one in run.evaluation.results if one.system == "prompt_r1"] == [countries]
-    assert [one.task for one in run.comparisons if one.first == "prompt_r1"] == [countries]
+    assert [result.task for result in run.evaluation.results if result.system == "prompt_r1"] == [
+        countries
+    ]
+    assert [
+        comparison.task for comparison in run.comparisons if comparison.first == "prompt_r1"
+    ] == [countries]
     lines = run.files["md"].read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {counting} | prompt_r1 |")]
     assert (
@@ -329,11 +333,11 @@ systems:
   fixed: {kind: prompted, model: large}
 """
     config = load_config(written(tmp_path, text))
-    assert [one.name for one in config.systems] == [
+    assert [system.name for system in config.systems] == [
         *("cot, small", "cot, large", "prorefine, small", "prorefine, large", "fixed")
     ]
     run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
-    pairs = {(one.first, one.second) for one in run.comparisons}
+    pairs = {(comparison.first, comparison.second) for comparison in run.comparisons}
     assert pairs == {(f"prorefine, {model}", f"cot, {model}") for model in ("small", "large")}
     assert {result.task for result in run.evaluation.results} == {
         "bbh_word_sorting/test (sandbox_sorting)"

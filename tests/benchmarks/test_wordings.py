@@ -43,6 +43,6 @@ def test_the_table_is_that_of_the_records():
     assert wordings.verdict(records).endswith(
         "less than the expected 0.8 on an unseen wording (first, second)."
     )
-    for one in records:
-        one["correct"] = dict.fromkeys(wordings.TRIALS, "1111")
+    for record in records:
+        record["correct"] = dict.fromkeys(wordings.TRIALS, "1111")
     assert wordings.verdict(records).startswith("As expected")

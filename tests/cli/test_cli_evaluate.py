@@ -94,7 +94,11 @@ def test_what_prompt_and_weights_are_worth(
     def answers(agent, questions, **options):
         rollouts = answer_all(agent, questions, **options)
         asked.append(
-            (agent.spec.system_prompt, agent.policy, any(one.observations for one in rollouts))
+            (
+                agent.spec.system_prompt,
+                agent.policy,
+                any(rollout.observations for rollout in rollouts),
+            )
         )
         assert agent.spec.system_prompt in agent.chat_format.tokenizer.decode(
             rollouts[0].prompt_ids
@@ -107,7 +111,7 @@ def test_what_prompt_and_weights_are_worth(
     )
     assert status == 0, err
     record = json.loads(out)
-    names = [one["system"] for one in record["results"]]
+    names = [result["system"] for result in record["results"]]
     assert names == [
         f"{weights} weights, {which} prompt"
         for weights in ("base", "trained")
@@ -118,7 +122,7 @@ def test_what_prompt_and_weights_are_worth(
     assert not any(one[2] for one in asked[:2]) and all(one[2] for one in asked[2:]), (
         "only the trained policy asks"
     )
-    assert {one["second"] for one in record["comparisons"]} == {names[0]}
+    assert {comparison["second"] for comparison in record["comparisons"]} == {names[0]}
     assert read_evaluation(trained / "evaluation") is not None, "the report shows it"
 
 

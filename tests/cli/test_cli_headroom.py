@@ -84,8 +84,8 @@ def test_a_spent_budget_stops_it(run, sums, tmp_path):
 
 def test_the_signal_of_an_agent(run, asking_policy, tmp_path):
     rows = [
-        {"question": f"what is the {thing} of Kenya ?", "answers": ["x"]}
-        for thing in ("language", "capital")
+        {"question": f"what is the {relation} of Kenya ?", "answers": ["x"]}
+        for relation in ("language", "capital")
     ] * 10
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -186,8 +186,8 @@ def test_a_picture_beside_the_file(run, tmp_path):
 def test_a_training_run_from_its_configuration(run, asking_policy, tmp_path):
     """Its model, environment, rows, reward, group size and limits; the result lies in its folder."""
     rows = [
-        {"question": f"what is the {thing} of Kenya ?", "answers": ["Nairobi"]}
-        for thing in ("language", "capital")
+        {"question": f"what is the {relation} of Kenya ?", "answers": ["Nairobi"]}
+        for relation in ("language", "capital")
     ] * 10
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tmp_path / "run.yaml"

@@ -239,7 +239,7 @@ def test_the_reference_has_what_readers_call():
     waiting = [package]
     names = set()
     while waiting:
-        inside = [one for one in waiting.pop().members.values() if not one.is_alias]
+        inside = [member for member in waiting.pop().members.values() if not member.is_alias]
         names |= {one.name for one in inside}
         waiting += inside
     assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names

@@ -607,9 +607,10 @@ def test_a_saved_run_is_loaded_with_the_same_numbers(two_systems):
 def test_tables_in_four_forms(two_systems, tmp_path):
     _, evaluation = two_systems
     comparisons = compare_systems(evaluation, "adds")
-    assert [(one.first, one.paired.wins, one.paired.losses) for one in comparisons] == [
-        ("guess | 50%", 0, 14)
-    ]
+    assert [
+        (comparison.first, comparison.paired.wins, comparison.paired.losses)
+        for comparison in comparisons
+    ] == [("guess | 50%", 0, 14)]
     table = results_table(evaluation)
     assert "guess \\| 50%" in to_markdown(table)
     paths = write_tables(tmp_path / "tables", evaluation, comparisons, "Sums")

@@ -257,7 +257,7 @@ def test_an_evaluation_in_metrics_of_the_package(script, tmp_path):
     wer = script("wer")
 
     def answer(questions):
-        return [None if "9" in one else one[8:-1] for one in questions]
+        return [None if "9" in question else question[8:-1] for question in questions]
 
     metrics = [same, wer, "exact_match"]
     evaluation = evaluate_agent(

@@ -24,7 +24,9 @@ SHORT = "What is 17 plus 4?"
 
 def find(principle, *questions, parents=(ROOT,), preamble="Answer."):
     child = SystemPrompt(preamble, (principle,))
-    return find_copied_problem(child, parents, [ProblemResult(one, "21") for one in questions])
+    return find_copied_problem(
+        child, parents, [ProblemResult(question, "21") for question in questions]
+    )
 
 
 def test_a_copied_problem_is_found_whatever_its_case():

@@ -446,7 +446,11 @@ def test_plain_functions_texts_and_pairs_will_do():
         "[G0]. Always mention amber."
     )
     seen = []
-    reward_of_text = lambda prompts, completions, **_: [seen.append(one) or 0.5 for one in prompts]  # noqa: E731
+
+    def reward_of_text(prompts, completions, **_):
+        seen.extend(prompts)
+        return [0.5 for _ in prompts]
+
     evolve(
         policy,
         says_mention,

@@ -63,7 +63,7 @@ def kernel_files():
         f"/proc/{entry}" for entry in entries if os.path.isdir(f"/proc/{entry}") and entry != "net"
     ]
     return [path for path in files if can_open(path)] + [
-        path for one in folders for path in writable_below(one)
+        path for folder in folders for path in writable_below(folder)
     ]
 
 

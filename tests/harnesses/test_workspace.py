@@ -80,9 +80,9 @@ def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
             "tests": {},
         }
         rollouts, _ = play_program(command, row=row, n=2, workspace=WORKSPACE)
-    for one in rollouts:
-        assert one.answer == "x", one.error
-        seen = one.returned["seen"]
+    for rollout in rollouts:
+        assert rollout.answer == "x", rollout.error
+        seen = rollout.returned["seen"]
         assert (seen["cwd"], seen["home"]) == ("/tmp/agent/work", "/tmp/agent/home"), (
             "the same in each rollout"
         )
@@ -403,7 +403,7 @@ def test_names_that_a_command_looks_up_are_listed(tmp_path):
 @needs_sandbox
 def test_many_at_once(tmp_path):
     rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=WORKSPACE, n=16)
-    assert [one.answer for one in rollouts] == ["hello"] * 16 and not left_over()
+    assert [rollout.answer for rollout in rollouts] == ["hello"] * 16 and not left_over()
 
 
 # --- the end of the trainer -------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_dspys_sampling_reaches_the_model(awaited):
     ]
     assert [message["role"] for message in chat.calls[0]] == ["system", "user"]
     assert response.text == "Lima, " and response.finish_reason == "stop"
-    assert [(one.field, one.action) for one in response.adaptations] == [
+    assert [(adaptation.field, adaptation.action) for adaptation in response.adaptations] == [
         ("config.user_id", "dropped")
     ]
 
@@ -141,7 +141,7 @@ def test_dspy_learns_how_an_episode_ended(status, theirs):
     agent = Ends()
     response = completed(agent, lm15.Request("m", lm15.Message.user("?"), config=config))
     assert agent.asked == [("?", 11)]
-    assert {(one.field, one.action) for one in response.adaptations} == {
+    assert {(adaptation.field, adaptation.action) for adaptation in response.adaptations} == {
         ("config.temperature", "dropped"),
         ("config.stop", "client_side"),
     }

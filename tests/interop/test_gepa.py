@@ -136,7 +136,7 @@ def test_a_candidate_replaces_the_agents_system_prompt(candidate, join):
         rows, {"system_prompt": candidate}, capture_traces=True
     )
     expected = replace(spec, system_prompt=candidate)
-    assert [one.prompt_ids for one in batch.trajectories] == [
+    assert [trajectory.prompt_ids for trajectory in batch.trajectories] == [
         agent.chat_format.prompt_ids(expected.messages(row)) for row in rows
     ]
     assert rewarded[0]["episode"] == ["WHICH COUNTRY ?"] * 2, (

@@ -23,7 +23,7 @@ def worker_on(tiny_policy, rows, environment, **changes):
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
     spec = AgentSpec.load(tiny_policy)
     policy = Policy(ChatFormat(tokenizer, spec.grammar))
-    rewards = [lambda rollout, **columns: [float(one.seed % 2) for one in rollout]]
+    rewards = [lambda rollout, **columns: [float(episode.seed % 2) for episode in rollout]]
     return RolloutWorker(
         policy, environment, spec, tokenizer, rewards, rows, num_generations=4, **changes
     )

@@ -130,7 +130,9 @@ def test_an_openenv_episode(game):
     )
     assert said(environment, rollout, call(number=4)) is None
     rewards = run(
-        environment.reward(environments=[one.row["environments"] for one in (rollout, other)])
+        environment.reward(
+            environments=[episode.row["environments"] for episode in (rollout, other)]
+        )
     )
     assert rewards == [0.75, 1.0] and environment.reward.__name__ == "OpenEnv"
 

@@ -155,14 +155,14 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
     # Each row was played twice, and ended as this framework ends it.
     seen = [
         (
-            one.row["style"],
-            (one.status, one.counts["program/calls"], one.counts["program/sequences"]),
+            rollout.row["style"],
+            (rollout.status, rollout.counts["program/calls"], rollout.counts["program/sequences"]),
         )
-        for one in program.played
+        for rollout in program.played
     ]
     assert Counter(seen) == Counter(list(expected.items()) * 2)
     records = list(read_rollouts(tmp_path / "rollouts"))
-    answers = {one["seed"]: one["answer"] for one in records}
+    answers = {record["seed"]: record["answer"] for record in records}
     assert len(answers) == 12 and all(
         (answers[one.seed] in ("shilling", "florin")) == (one.status == "answered")
         for one in program.played

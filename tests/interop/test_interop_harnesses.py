@@ -110,11 +110,11 @@ def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
     idle = "malformed" if name == "mini-swe-agent" else "answered"
     assert [one.status for one in program.played] == ["answered", idle] * 3
     assert [one.returned["reward"] for one in program.played] == [1.0, 0.0] * 3
-    for one in program.played[::2]:
+    for rollout in program.played[::2]:
         found = (
-            one.counts["program/calls"],
-            one.counts["program/sequences"],
-            one.counts["program/auxiliary_calls"],
+            rollout.counts["program/calls"],
+            rollout.counts["program/sequences"],
+            rollout.counts["program/auxiliary_calls"],
         )
         assert found == EXPECTED.get(name, (3, 1, 0))
     # Every sample is in the loss, token for token and once; but titles.
@@ -158,7 +158,7 @@ def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
     trainer.train()
     program.close()
     assert (model.lm_head.weight != before).any() and len(program.played) == 12
-    assert all(one.status == "answered" for one in program.played)
+    assert all(rollout.status == "answered" for rollout in program.played)
     ours, theirs = (
         ["Principle number" in text for text in texts]
         for texts in (

@@ -166,7 +166,7 @@ def test_a_guarded_function(kind, is_async):
 def test_a_guarded_object_keeps_its_name_and_result():
     class Length:
         def __call__(self, completions):
-            return [float(len(one)) for one in completions]
+            return [float(len(completion)) for completion in completions]
 
     reward = guarded(Length())
     assert reward.__name__ == "Length" and reward(completions=["abc"]) == [3.0]

@@ -146,7 +146,7 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch):
         )
         replies = [complete(chat, text) for text in "xy"]
         assert [reply.text for reply in replies] == ["ok", "ok"]
-        assert [one["host"] for one in server.headers] == ["model.invalid"] * 2
+        assert [headers["host"] for headers in server.headers] == ["model.invalid"] * 2
         assert [one["proxy-authorization"] for one in server.headers] == [BASIC] * 2
         assert [one["authorization"] for one in server.headers] == ["Bearer the-key"] * 2
 

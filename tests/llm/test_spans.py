@@ -137,7 +137,7 @@ def test_one_of_several_environments_has_its_own_name():
     with traced() as found:
         rollout = Rollout([1], {"environment": "shop"})
         observed = run(observe(Environments({"shop": Shop()}), rollout))
-    assert [one.name for one in found.all] == ["execute_tool Shop"]
+    assert [span.name for span in found.all] == ["execute_tool Shop"]
     assert "Shop.step" in str(observed.error) and "Environments" not in str(observed.error)
 
 
@@ -200,7 +200,9 @@ def test_failures_have_their_class_and_no_text():
     with traced() as found:
         rollout = played(LLMEnvironment(ScriptedChat([ServerFailed("planted-cause")])))
     assert rollout.status == "failed"
-    failed = {one.name: one.attributes["error.type"] for one in found.all if not one.status.is_ok}
+    failed = {
+        span.name: span.attributes["error.type"] for span in found.all if not span.status.is_ok
+    }
     names = ("chat ScriptedChat", "execute_tool LLMEnvironment", "invoke_agent agent")
     assert failed == dict.fromkeys(names, "ServerFailed") and "planted" not in found.text
 
@@ -218,7 +220,7 @@ def test_a_users_model_with_a_property_that_raises():
 
     with traced() as found:
         assert complete(Chat(), "q").text == "fine"
-    assert [one.name for one in found.all] == ["chat Chat"]
+    assert [span.name for span in found.all] == ["chat Chat"]
 
 
 # --- parents ----------------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ def test_each_tool_of_a_turn_has_a_span():
     (episode,) = found.below(None)
     assert episode[1][1] == ("execute_tool ToolEnvironment", [("execute_tool add", [])] * 2)
     results = {
-        one.attributes.get("gen_ai.tool.call.result") for one in found.named("execute_tool add")
+        span.attributes.get("gen_ai.tool.call.result") for span in found.named("execute_tool add")
     }
     errors = {one.attributes.get("error.type") for one in found.named("execute_tool add")}
     assert results == {"3", None} and errors == {"TypeError", None}
@@ -372,7 +374,7 @@ def test_a_refinement():
 
 def test_an_evaluation():
     chat = ScriptedChat(["1"])
-    system = lambda questions: [complete(chat, one).text for one in questions]  # noqa: E731
+    system = lambda questions: [complete(chat, question).text for question in questions]  # noqa: E731
     with traced() as found:
         evaluate_agent(
             system, {"sums": [{"question": "1", "answers": ["1"]}] * 2}, runs=2, progress=False
@@ -388,7 +390,7 @@ def test_a_reflection():
     assert (
         name == "invoke_workflow mutation"
         and calls
-        and {one[0] for one in calls} == {"chat ScriptedChat"}
+        and {call[0] for call in calls} == {"chat ScriptedChat"}
     )
 
 

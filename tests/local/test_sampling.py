@@ -47,7 +47,7 @@ class Sampler:
 
 def without_logprobs(samples):
     """Samples that can be compared: the last bits of log-probabilities depend on the batch."""
-    return [Sample(one.ids, finished=one.finished) for one in samples]
+    return [Sample(sample.ids, finished=sample.finished) for sample in samples]
 
 
 def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):
@@ -113,7 +113,7 @@ def follow(tokenizer, script, limits=None, stop_texts=(), context="ab", **option
     engine.script = script
     samples = sample(engine, requests)
     assert [(one.ids, one.finished) for one in samples] == [
-        (one.ids, one.finished) for one in batches
+        (batch.ids, batch.finished) for batch in batches
     ]
     return samples
 

@@ -64,7 +64,7 @@ def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):
 
 
 def ids(samples):
-    return [one.ids for one in samples]
+    return [sample.ids for sample in samples]
 
 
 # --- between turns ------------------------------------------------------------------------------------------------

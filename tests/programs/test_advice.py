@@ -37,7 +37,9 @@ def program_of(agent, **options):
 
 
 def warnings_in(caplog):
-    return [one.getMessage() for one in caplog.records if one.name.endswith("programs.advice")]
+    return [
+        record.getMessage() for record in caplog.records if record.name.endswith("programs.advice")
+    ]
 
 
 @pytest.mark.parametrize(("turns", "n", "warned"), [(1, 31, False), (1, 40, True), (2, 40, False)])
@@ -62,7 +64,7 @@ def test_replies_that_are_cut_are_counted_and_warned_of(length, warned, caplog):
         return "done"
 
     rollouts, _ = play_program(program_of(agent), lambda text, request: "x" * length, n=40)
-    assert [one.counts["program/cut_replies"] for one in rollouts] == [warned] * 40
+    assert [rollout.counts["program/cut_replies"] for rollout in rollouts] == [warned] * 40
     assert any("were cut off" in text for text in warnings_in(caplog)) == warned
 
 
@@ -72,7 +74,8 @@ def changed_date(messages):
 
 def changed_reply(messages):
     return [
-        {**one, "content": "I said so."} if one["role"] == "assistant" else one for one in messages
+        {**message, "content": "I said so."} if message["role"] == "assistant" else message
+        for message in messages
     ]
 
 

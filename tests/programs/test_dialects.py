@@ -291,7 +291,7 @@ def test_the_whole_set_of_events_of_a_message():
     thought = [block[0], block[1], *block[1:]]
     kinds = ["message_start", "ping", *thought, *block * 3, "message_delta", "message_stop"]
     assert [one["type"] for one in events] == kinds
-    deltas = [one["delta"] for one in events if one["type"] == "content_block_delta"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert deltas == [
         {"type": "thinking_delta", "thinking": "hm"},
         {"type": "signature_delta", "signature": "h"},
@@ -400,7 +400,9 @@ async def through_messages(address, key, stream):
             return blocks[-1]["text"]
         assert blocks[0]["thinking"] == "hm"
         results = [
-            {"type": "tool_result", "content": "2"} for one in blocks if one["type"] == "tool_use"
+            {"type": "tool_result", "content": "2"}
+            for block in blocks
+            if block["type"] == "tool_use"
         ]
         blocks = [{name: value for name, value in one.items() if name != "id"} for one in blocks]
         body["messages"] += [

@@ -89,7 +89,9 @@ def test_branches_and_rewrites_have_each_token_once_whatever_the_order():
         play_program(agent, lambda _, asked: str(asked.seed % 1000), row={"forward": one})[0]
         for one in (1, 0)
     ]
-    found = [[one.prompt_ids + one.ids for one in rollout.sequences] for rollout in plays]
+    found = [
+        [sequence.prompt_ids + sequence.ids for sequence in rollout.sequences] for rollout in plays
+    ]
     assert found[0] == found[1] and len(found[0]) == 5 and len(plays[0].turns) == 6
     sampled = sum(len(byte_tokenizer()(turn.text)["input_ids"]) + 1 for turn in plays[0].turns)
     assert sum(sum(one.mask) for one in plays[0].sequences) == sampled
@@ -99,7 +101,7 @@ def test_branches_and_rewrites_have_each_token_once_whatever_the_order():
 def test_the_same_question_twice_is_a_vote_with_two_samples():
     async def agent(row, base_url, api_key):
         votes = await asyncio.gather(*(say(base_url, api_key) for _ in range(3)))
-        return ",".join(sorted(one.message.content for one in votes))
+        return ",".join(sorted(vote.message.content for vote in votes))
 
     rollout, policy = play_program(agent, lambda text, request: str(request.seed % 1000))
     assert len({request.seed for request in policy.requests}) == 3 and len(rollout.sequences) == 3
@@ -229,7 +231,7 @@ def test_stop_and_max_tokens():
 
     rollout, _ = play_program(agent, lambda text, request: "<a>x</a> and more")
     assert rollout.returned["seen"] == ["<a>x", "stop", "<a>", "length"]
-    assert {decoded(one.ids) for one in rollout.sequences} == {"<a>x</a>", "<a>"}, (
+    assert {decoded(sequence.ids) for sequence in rollout.sequences} == {"<a>x</a>", "<a>"}, (
         "what came after is not learned"
     )
 
@@ -282,7 +284,7 @@ def test_logprobs_are_those_of_the_sampled_tokens():
         choice = await say(base_url, api_key, logprobs=True)
         return {
             "answer": "x",
-            "seen": [(one.token, one.logprob) for one in choice.logprobs.content],
+            "seen": [(logprob.token, logprob.logprob) for logprob in choice.logprobs.content],
         }
 
     rollout, _ = play_program(agent, lambda text, request: "ab")
@@ -552,7 +554,7 @@ def test_a_blocking_client_in_a_coroutine_and_a_plain_function():
         return asyncio.run(blocking(row, base_url, api_key))
 
     assert play_program(blocking)[0].answer == "hello"
-    assert [one.answer for one in play_program(plain, n=4)[0]] == ["hello"] * 4
+    assert [rollout.answer for rollout in play_program(plain, n=4)[0]] == ["hello"] * 4
 
 
 def test_the_system_prompt_of_the_run():
@@ -652,7 +654,10 @@ def test_untrained_calls_and_auxiliary_ones():
         return "A fine title" if "title" in text else "we did much" if "sum up" in text else "done"
 
     rollout, _ = play_program(agent, write)
-    roles = {decoded(one.ids): (one.role, sum(one.mask) > 0) for one in rollout.sequences}
+    roles = {
+        decoded(sequence.ids): (sequence.role, sum(sequence.mask) > 0)
+        for sequence in rollout.sequences
+    }
     assert roles["A fine title<|im_end|>"] == ("auxiliary", False)
     assert roles["we did much<|im_end|>"] == ("agent", True), "the summary comes back"
     assert rollout.counts["program/auxiliary_calls"] == 1 and rollout.role == "agent"
@@ -676,7 +681,7 @@ def test_a_second_model_name_is_auxiliary_beside_the_first():
         return await agent(row, base_url, api_key, ["gpt-4o", "gpt-4o"])
 
     rollout, _ = play_program(agent)
-    assert [one.role for one in rollout.sequences] == ["agent", "auxiliary"]
+    assert [sequence.role for sequence in rollout.sequences] == ["agent", "auxiliary"]
     assert [one.role for one in play_program(own_name)[0].sequences] == ["agent", "agent"]
 
 
@@ -768,9 +773,9 @@ def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog
     assert found[2][1]["message"].startswith("GET /v1/chat/completions is not served")
     assert found[3][1]["code"] == "request_too_large" and "4194304" in found[3][1]["message"]
     told = [
-        one
-        for one in caplog.records
-        if "cannot be read" in one.getMessage() and one.levelname == "WARNING"
+        record
+        for record in caplog.records
+        if "cannot be read" in record.getMessage() and record.levelname == "WARNING"
     ]
     assert len(told) == 1, "once, however often an agent sends it"
 

@@ -46,7 +46,7 @@ def test_rollouts_are_spread_over_the_workers(made, agent):
     program = made(agent, workers=2)
     rollouts, _ = play_program(program, n=6)
     assert [one.answer for one in rollouts] == ["hello"] * 6, rollouts[0].error
-    pids = [one.returned["pid"] for one in rollouts]
+    pids = [rollout.returned["pid"] for rollout in rollouts]
     assert sorted(pids.count(pid) for pid in {*pids}) == [3, 3] and os.getpid() not in pids
     assert not any(one.returned["torch"] for one in rollouts), (
         "a worker imports the agent's module alone"
@@ -119,7 +119,7 @@ def test_agents_that_compute_leave_the_trainers_process_free(made):
     play_program(program, n=2, row={"seconds": 0})  # imports
     before = time.process_time()
     rollouts, _ = play_program(program, n=4, row={"seconds": 0.4})
-    assert all(one.answer == "hello" for one in rollouts), rollouts[0].error
+    assert all(rollout.answer == "hello" for rollout in rollouts), rollouts[0].error
     assert time.process_time() - before < 0.8
 
 

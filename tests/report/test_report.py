@@ -567,8 +567,8 @@ def test_a_recording_makes_no_system_free(tmp_path):
             write_report(tmp_path / name, tmp_path / f"of-{name}", pictures=False).read_text(),
             "front",
         )
-        return sum(one["cost_usd"] for one in found.records), [
-            (one["name"], one["usd"]) for one in points
+        return sum(record["cost_usd"] for record in found.records), [
+            (point["name"], point["usd"]) for point in points
         ]
 
     with LoopbackServer(lambda request, number: "1") as server:

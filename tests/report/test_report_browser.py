@@ -132,7 +132,7 @@ def test_filters(browser, report):
     records = report[1]
     shows(page, 640)
     page.get_by_label("outcome").select_option("malformed")
-    malformed = [one for one in records if one["status"] == "malformed"]
+    malformed = [record for record in records if record["status"] == "malformed"]
     shows(page, len(malformed))
     assert all(
         "malformed" in text for text in page.locator("#trajectories .row").all_text_contents()
@@ -140,7 +140,11 @@ def test_filters(browser, report):
     page.get_by_label("task", exact=True).select_option("musique")
     page.get_by_label("from step").fill("2")
     page.get_by_label("to step").fill("3")
-    both = [one for one in malformed if one["task"] == "musique" and 2 <= one["step"] <= 3]
+    both = [
+        rollout
+        for rollout in malformed
+        if rollout["task"] == "musique" and 2 <= rollout["step"] <= 3
+    ]
     shows(page, len(both))
     page.get_by_label("text in question").fill("no such words")
     shows(page, 0)

@@ -313,7 +313,9 @@ def test_a_failed_judgement_is_no_zero_beside_other_rewards(judge, tiny_policy, 
     }
     trainer = trainer_for(tiny_policy, tmp_path, rows, options=options)
     assert one_batch(trainer)["advantages"].isfinite().all()
-    found = [(one["status"], one["reward"]) for one in read_rollouts(tmp_path / "rollouts")]
+    found = [
+        (record["status"], record["reward"]) for record in read_rollouts(tmp_path / "rollouts")
+    ]
     assert found[:2] == [("failed", None)] * 2 and all(
         reward is not None for _, reward in found[2:]
     )

@@ -45,12 +45,12 @@ def advice(way, reflector, result):
         signature = proposal.InstructionProposalSignature
         examples = [
             {
-                "Inputs": one.question,
+                "Inputs": problem.question,
                 "Generated Outputs": attempt.text,
                 "Feedback": "score 0; accepted answers: ['x']",
             }
-            for one in result.problems
-            for attempt in one.attempts
+            for problem in result.problems
+            for attempt in problem.attempts
         ]
         values = {"current_instruction_doc": result.prompt.text, "dataset_with_feedback": examples}
         reply = complete(reflector, signature.prompt_renderer(values)).text
@@ -111,7 +111,7 @@ def test_it_is_right_as_often_as_asked(accuracy):
 def test_it_errs_in_the_same_way_whoever_asks():
     """The same evidence gives the same advice, in a critique, in one call and in GEPA's request; another seed other."""
     cases = [shown((f"what is {word} ?", refused("city", word))) for word in WORDS]
-    given = {way: [advice(way, HonestReflector(0.5, 3), one) for one in cases] for way in WAYS}
+    given = {way: [advice(way, HonestReflector(0.5, 3), case) for case in cases] for way in WAYS}
     assert given["one_call"] == given["paper"] == given["gepa"]
     wrong = [
         principles

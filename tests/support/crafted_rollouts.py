@@ -80,7 +80,7 @@ class Crafted:
     def next_batch(self, rows, position):
         return Batch(
             position,
-            [dict(one.row) for one in self.rollouts],
+            [dict(rollout.row) for rollout in self.rollouts],
             [{}] * len(self.rollouts),
             self.rollouts,
         )

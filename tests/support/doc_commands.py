@@ -180,10 +180,10 @@ def _pip(words: Sequence[str]) -> list[str]:
     extras = set(project["optional-dependencies"])
     named = re.findall(r"(?:agentic-prompting|\.)\[([\w,-]+)\]", " ".join(words))
     return [
-        f"there is no extra [{one}]"
+        f"there is no extra [{name}]"
         for group in named
-        for one in group.split(",")
-        if one not in extras
+        for name in group.split(",")
+        if name not in extras
     ]
 
 

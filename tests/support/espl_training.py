@@ -70,7 +70,7 @@ class WritesBySeed(Writes):
 
 def reward_by_word(rollout, **kwargs):
     worth = {"Kenya": 1.0, "Nairobi": 0.0, "shilling": 0.5, "Africa": 0.25, "euro": 0.75}
-    return [worth.get(one.answer, 0.0) for one in rollout]
+    return [worth.get(episode.answer, 0.0) for episode in rollout]
 
 
 NOBODY = object()  # instead of a reference LLM

@@ -81,7 +81,9 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
             prompt_template=SANDBOX_TEMPLATE,
             environment=LLMEnvironment(ScriptedChat(lambda *_: "a")),
             train_dataset=Dataset.from_list(QUESTIONS),
-            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout],
+            reward_funcs=lambda rollout, **columns: [
+                float(sum(episode.ids) % 7) for episode in rollout
+            ],
             **options,
         )
     trainer.train()

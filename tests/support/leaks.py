@@ -28,8 +28,8 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     shown: list[dict] = []
 
     def warm_started(folder, recipe):
-        for some in recipe.traces(20 * recipe.steps, random.Random(recipe.drawn_by)):
-            shown.extend(some)
+        for trace in recipe.traces(20 * recipe.steps, random.Random(recipe.drawn_by)):
+            shown.extend(trace)
 
     with patch.object(setup, "warm_started", warm_started), TemporaryDirectory() as folder:
         if name == "prompt-r1":

@@ -98,7 +98,7 @@ def play_program(
     form = byte_format(name)
     policy = Scripted(say, form, delay)
     rollouts = [Rollout([1], row=dict(row or {"question": "q"}), seed=i) for i in range(n)]
-    run(gather(program.play_episode(one, policy, form, limits) for one in rollouts))
+    run(gather(program.play_episode(rollout, policy, form, limits) for rollout in rollouts))
     return (rollouts[0] if n == 1 else rollouts), policy
 
 

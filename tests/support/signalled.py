@@ -65,7 +65,7 @@ class Signalled:
         """Processes of its session that still run a second after its end."""
         deadline = time.monotonic() + 1
         while (
-            left := [one for one in psutil.process_iter() if self._of_session(one)]
+            left := [process for process in psutil.process_iter() if self._of_session(process)]
         ) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left

@@ -42,18 +42,18 @@ class Spans:
         return sorted(self._exporter.get_finished_spans(), key=lambda one: one.start_time)
 
     def named(self, name):
-        return [one for one in self.all if one.name == name]
+        return [span for span in self.all if span.name == name]
 
     def below(self, parent):
         """The names of a span's children, each with its own children: `[(name, [...]), ...]`."""
         key = None if parent is None else parent.context.span_id
-        children = [one for one in self.all if (one.parent and one.parent.span_id) == key]
-        return [(one.name, self.below(one)) for one in children]
+        children = [span for span in self.all if (span.parent and span.parent.span_id) == key]
+        return [(child.name, self.below(child)) for child in children]
 
     @property
     def text(self):
         """Everything that would be sent."""
-        return "\n".join(one.to_json() for one in self.all)
+        return "\n".join(span.to_json() for span in self.all)
 
 
 @contextmanager
@@ -97,7 +97,8 @@ class Collector:
                 )
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                     attributes = {
-                        one.key: one.value.string_value for one in resource.resource.attributes
+                        attribute.key: attribute.value.string_value
+                        for attribute in resource.resource.attributes
                     }
                     collector.resources.append(attributes)
                     collector.spans += [

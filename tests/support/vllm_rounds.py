@@ -57,7 +57,8 @@ def trainer_of_rounds(policy, folder, environment=None, reward=by_sum, peft_conf
     return MultiTurnGRPOTrainer(
         model=str(policy),
         environment=environment or Rounds(),
-        reward_funcs=reward and (lambda rollout, **kwargs: [reward(one) for one in rollout]),
+        reward_funcs=reward
+        and (lambda rollout, **kwargs: [reward(episode) for episode in rollout]),
         args=arguments(Path(folder), **{**settings, **changes}),
         train_dataset=Dataset.from_list(rows),
         peft_config=peft_config,

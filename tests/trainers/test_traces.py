@@ -78,7 +78,7 @@ def test_evaluations_and_failed_rollouts(tiny_policy, tmp_path, rows):
         and "agentic_prompting.reward" not in evaluation.attributes
     )
     assert [name for name, _ in found.below(evaluation)] == ["invoke_agent agent"] * 4
-    assert {one.attributes.get("error.type") for one in found.named("invoke_agent agent")} == {
+    assert {span.attributes.get("error.type") for span in found.named("invoke_agent agent")} == {
         "ServerFailed"
     }
     assert not any(
@@ -108,7 +108,7 @@ def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(
         trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD).train()
     steps = found.named("training_step")
     ids = {one.context.span_id: number for number, one in enumerate(steps)}
-    began = [ids[one.parent.span_id] for one in found.named("invoke_agent agent")]
+    began = [ids[span.parent.span_id] for span in found.named("invoke_agent agent")]
     assert len(steps) == 2 and began.count(0) >= 8
     rewarded = {one.parent.span_id for one in found.named("reward")}
     episodes = {one.context.span_id for one in found.named("invoke_agent agent")}
@@ -121,7 +121,7 @@ def test_the_log_of_groups_in_flight_is_no_tool(tiny_policy, tmp_path, rows):
         trainer = trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD)
         trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
         trainer.train()
-    tools = [one.name for one in found.all if one.name.startswith("execute_tool")]
+    tools = [span.name for span in found.all if span.name.startswith("execute_tool")]
     assert tools == ["execute_tool LLMEnvironment"] * 8
 
 
@@ -130,7 +130,7 @@ def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):
         pass
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     assert not found.all and not any(
-        "Span" in type(one).__name__ for one in trainer.callback_handler.callbacks
+        "Span" in type(callback).__name__ for callback in trainer.callback_handler.callbacks
     )
 
 

@@ -265,7 +265,7 @@ def rollout_func(prompts, trainer):
 
 
 def some_reward(prompts, completions, rollout, **kwargs):
-    return [None if one.endswith(" 1") else float(one[-1]) for one in rollout]
+    return [None if episode.endswith(" 1") else float(episode[-1]) for episode in rollout]
 
 
 def grpo(policy, folder, **changes):

@@ -39,7 +39,8 @@ def shift(trainer, by):
             self.calls = getattr(self, "calls", 0) + 1
             known = by is not None or self.calls % 2
             return replace(
-                sample, logprobs=[one + (by or 0.0) for one in sample.logprobs] if known else None
+                sample,
+                logprobs=[logprob + (by or 0.0) for logprob in sample.logprobs] if known else None,
             )
 
     trainer.policy.__class__ = Shifted

@@ -58,10 +58,10 @@ def test_the_citation_file_is_one():
             for author in one["authors"]
         )
     assert cff["message"] and len(cff["references"]) == 3
-    for one in cff["references"]:
-        (identifier,) = one["identifiers"]
-        assert identifier["value"].removeprefix("arXiv:") in one["url"] and isinstance(
-            one["year"], int
+    for reference in cff["references"]:
+        (identifier,) = reference["identifiers"]
+        assert identifier["value"].removeprefix("arXiv:") in reference["url"] and isinstance(
+            reference["year"], int
         )
 
 
@@ -69,10 +69,15 @@ def test_the_lowest_versions_are_those_of_the_ranges():
     """`constraints-min.txt` names every runtime dependency, at the version its range begins with."""
     lines = (ROOT / "constraints-min.txt").read_text(encoding="utf-8").splitlines()
     lowest = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    ranges = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"])}
+    ranges = {
+        requirement.name: requirement.specifier
+        for requirement in map(Requirement, PROJECT["dependencies"])
+    }
     assert set(lowest) == set(ranges)
     for name, specifier in ranges.items():
-        (begins,) = [Version(one.version) for one in specifier if one.operator in (">=", "==")]
+        (begins,) = [
+            Version(version.version) for version in specifier if version.operator in (">=", "==")
+        ]
         assert begins == Version(lowest[name]), (
             f"{name}: the range begins at {begins}, tested is {lowest[name]}"
         )
@@ -85,9 +90,9 @@ def test_what_the_tests_run_with_is_in_the_ranges():
         for line in lines
         if line and not line.startswith("#")
     }
-    for one in map(Requirement, PROJECT["dependencies"]):
-        assert one.specifier.contains(pinned[_name(one.name)]), (
-            f"{one.name}=={pinned[_name(one.name)]}"
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert requirement.specifier.contains(pinned[_name(requirement.name)]), (
+            f"{requirement.name}=={pinned[_name(requirement.name)]}"
         )
 
 
@@ -106,10 +111,10 @@ def test_the_set_for_gpus_is_whole():
     lines = (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {_name(name): version for name, version in pinned.items()}
-    for one in map(
+    for requirement in map(
         Requirement, [*PROJECT["dependencies"], "deepspeed>=0.18.6", "vllm>=0.22,<=0.31"]
     ):
-        assert one.specifier.contains(pinned[_name(one.name)]), one
+        assert requirement.specifier.contains(pinned[_name(requirement.name)]), requirement
 
 
 def _name(project):

@@ -33,7 +33,7 @@ def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None
     )
 
     def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float]:
-        answers = [Answer(read_answer(one.texts[-1]), one.texts[-1]) for one in rollout]
+        answers = [Answer(read_answer(episode.texts[-1]), episode.texts[-1]) for episode in rollout]
         return [trial.score for trial in objective.judged([one.row for one in rollout], answers)]
 
     result = evolve(

@@ -564,7 +564,7 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(
     }
 
     def by_seed(rollout, **columns):
-        return [float(one.seed % 2) for one in rollout]
+        return [float(episode.seed % 2) for episode in rollout]
 
     trainer = ESPLTrainer(
         model=str(tiny_policy),

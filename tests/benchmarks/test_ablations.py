@@ -62,26 +62,21 @@ def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
         "0.950 [0.315, 1.585]",
         "0.900, 1.000",
     ]  # t of 1: 12.7
-    assert (
-        start[4] == "-0.600 [-1.871, +0.671]"
-        and start[5:7] == ["0.700", "0.000"]
-        and alone[1:3]
-        == [
-            "none",
-            "0.000 [0.000, 0.000]",
-        ]
-    )
+    assert start[4] == "-0.600 [-1.871, +0.671]"
+    assert start[5:7] == ["0.700", "0.000"]
+    assert alone[1:3] == [
+        "none",
+        "0.000 [0.000, 0.000]",
+    ]
     assert rows(tables.results(found[:1]))[0][2] == "0.900 [one seed]"
 
 
 def test_fewer_turns_are_compared_with_all():
     found = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
     five, three = rows(tables.turns(found))
-    assert (
-        (five[0], three[0]) == ("5", "3")
-        and three[2] == "0.500, 0.500"
-        and three[4:6] == ["1.000", "0.000"]
-    )
+    assert (five[0], three[0]) == ("5", "3")
+    assert three[2] == "0.500, 0.500"
+    assert three[4:6] == ["1.000", "0.000"]
 
 
 def test_transfer_is_judged_by_the_intervals_far_end():
@@ -134,9 +129,8 @@ def test_every_changed_number_of_the_training_comes_from_the_sandbox_config():
 def test_the_protocols_seeds_are_not_those_for_tuning():
     assert sandbox.SEEDS == (601, 602, 603, 604, 605) and sandbox.TUNING_SEED not in sandbox.SEEDS
     settings = [*sandbox.FIRST, *sandbox.LAST]
-    assert len(set(settings)) == len(settings) and {agent for agent, _, _ in settings} == set(
-        sandbox.AGENTS
-    )
+    assert len(set(settings)) == len(settings)
+    assert {agent for agent, _, _ in settings} == set(sandbox.AGENTS)
 
 
 def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():

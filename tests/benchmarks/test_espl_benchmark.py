@@ -42,9 +42,8 @@ def test_rank_correlations():
 def test_what_ratings_are_worth_is_told_by_seed():
     rated = [(25.0, 0.1, 0), (30.0, 0.5, 1), (28.0, 0.4, 2), (35.0, 0.9, 3)]
     table = benchmark.table([{"seed": 1, "rated": rated}, {"seed": 2, "rated": rated}])
-    assert (
-        "| rating | 1.00 [1.00, 1.00] | 1.00, 1.00 |" in table and "| birth order | 0.80 [" in table
-    )
+    assert "| rating | 1.00 [1.00, 1.00] | 1.00, 1.00 |" in table
+    assert "| birth order | 0.80 [" in table
     assert "one seed" in benchmark.table([{"seed": 1, "rated": rated}])
 
 
@@ -126,15 +125,12 @@ def test_figures_from_what_runs_leave(tmp_path, capsys):
     drawn = result["figures"]
     assert drawn["12"]["shown"]["joint"] == [[0, 0.2], [5, 0.6], [10, 0.7], [15, 0.8]]
     assert drawn["12"]["shown"]["evolution"][-1] == [3, 1.0]
-    assert (
-        drawn["11"]["shown"]["joint"] == pytest.approx(0.7) and "rl_cispo" in drawn["11"]["missing"]
-    )
+    assert drawn["11"]["shown"]["joint"] == pytest.approx(0.7)
+    assert "rl_cispo" in drawn["11"]["missing"]
     assert set(result["to_train"]) == {"mutation_only", "policy_edits", "rl_cispo", "reflection"}
     assert "--loss_type cispo" in result["to_train"]["rl_cispo"]
-    assert (
-        "population" not in drawn["8"]
-        and "no prompt has a held-out score" in drawn["8"]["missing"]["joint"]
-    )
+    assert "population" not in drawn["8"]
+    assert "no prompt has a held-out score" in drawn["8"]["missing"]["joint"]
     assert {rating["held_out"] for rating in espl_figures.ratings_of(pair / "evolution")} == {
         0.0,
         1.0,
@@ -212,7 +208,8 @@ def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
         record("rl", 2, "1000"),
     ]
     rows = league_first.summarise(records)["rules"]
-    assert rows["rl"]["mean"] == 0.375 and rows["rl"]["minus_joint"] == {
+    assert rows["rl"]["mean"] == 0.375
+    assert rows["rl"]["minus_joint"] == {
         "mean": -0.5,
         "low": -0.5,
         "high": -0.5,
@@ -220,10 +217,8 @@ def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
     assert rows["joint"]["minus_joint"]["mean"] == 0 and rows["rl"]["seeds"] == [1, 2]
     table = league_first.table({"rules": rows})
     assert "| rules | rl | 0.375 [" in table and "| rules | GEPA, then GRPO | not run |" in table
-    assert (
-        table.count("\n") == 1 + len(league_first.METHODS)
-        and len(league_first.missing("rules", rows)) == len(league_first.METHODS) - 2
-    )
+    assert table.count("\n") == 1 + len(league_first.METHODS)
+    assert len(league_first.missing("rules", rows)) == len(league_first.METHODS) - 2
 
 
 def test_what_would_count_against_us_is_said_first(monkeypatch):
@@ -271,10 +266,8 @@ def test_leads_are_paired_by_seed(monkeypatch):
     assert found["2"]["minus_lead_0"] == {"mean": -0.25, "low": -0.25, "high": -0.25}
     assert found["2, uncorrected"]["minus_lead_0"]["mean"] == -0.75
     table = async_training.table(records)
-    assert (
-        "| 2 | 0.625 [" in table
-        and "| 2, uncorrected | 0.250 [one seed] | -0.750 [one seed] | 2.0 | 1 |" in table
-    )
+    assert "| 2 | 0.625 [" in table
+    assert "| 2, uncorrected | 0.250 [one seed] | -0.750 [one seed] | 2.0 | 1 |" in table
 
 
 def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch, tmp_path):
@@ -288,15 +281,11 @@ def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch
             file.write(json.dumps({**setting, "agent": agent, "correct": correct}) + "\n")
     page = "before\n<!-- recomputed: prompt_r1.splits -->\nold\n<!-- /recomputed -->\nafter\n"
     anew, names = recompute.recompute(page)
-    assert (
-        names == ["prompt_r1.splits"]
-        and "| by country | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
-    )
-    assert (
-        recompute.recompute(anew) == (anew, names)
-        and anew.startswith("before\n")
-        and anew.endswith("after\n")
-    )
+    assert names == ["prompt_r1.splits"]
+    assert "| by country | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
+    assert recompute.recompute(anew) == (anew, names)
+    assert anew.startswith("before\n")
+    assert anew.endswith("after\n")
 
 
 def test_calls_are_compared_seed_by_seed(monkeypatch):

@@ -21,9 +21,8 @@ def test_the_pages_say_what_the_records_say():
     )
     wrong = [line for line in done.stdout.splitlines() if "NOT as" in line or "NEITHER" in line]
     assert done.returncode == 0 and not wrong, "\n".join([*wrong, done.stderr])
-    assert (
-        "README.md: demo.first_screen: " in done.stdout and "performance.md: speed: " in done.stdout
-    )
+    assert "README.md: demo.first_screen: " in done.stdout
+    assert "performance.md: speed: " in done.stdout
     assert "Not recomputed, since no records are shipped" in done.stdout
 
 
@@ -54,10 +53,8 @@ def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_record
     printed = {"population_ms": 1.5, "population_worst_ms": 7.3}
     record = {"script": "growth.py", "quick": False, "date": "2026-11-22", "printed": printed}
     table = recompute.speed([{**record, "printed": {}}, record])
-    assert (
-        "| 1.5 | <= 5 | yes | full, 11-22 |" in table
-        and "| 7.3 | <= 5 | no: it weighs each" in table
-    )
+    assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table
+    assert "| 7.3 | <= 5 | no: it weighs each" in table
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
 
 
@@ -138,10 +135,8 @@ def test_every_call_and_word_of_a_method_is_counted(question):
             sizes, key=lambda one: (one.calls, one.tokens)
         ), method
     assert [one.calls for one in budget.self_consistency(models, question, 5)] == [1, 2, 3, 4, 5]
-    assert (
-        budget.best_of(models, question, 5)[0].calls == 2
-        and budget.self_refine(models, question, 5)[0].calls >= 2
-    )
+    assert budget.best_of(models, question, 5)[0].calls == 2
+    assert budget.self_refine(models, question, 5)[0].calls >= 2
 
 
 def test_a_sample_slips_anew_only_where_it_may(question):

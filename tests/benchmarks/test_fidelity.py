@@ -25,7 +25,8 @@ def printed():
 
 def test_every_row_holds(printed):
     assert printed["wrong"] == [] and printed["false"] == 0 and printed["code"] == 0
-    assert printed["rows"] >= 80 and {row["paper"] for row in printed["all"]} == {
+    assert printed["rows"] >= 80
+    assert {row["paper"] for row in printed["all"]} == {
         "Prompt-R1",
         "E-SPL",
         "ProRefine",

@@ -28,10 +28,8 @@ def test_settings_are_the_files_with_changes(config):
 def test_values_and_rows_are_shown_alike():
     values = [0.8, 0.9, 1.0]
     assert lab.shown(values) == lab.shown(lab.interval(values)) == "0.900 [0.652, 1.148]"
-    assert (
-        lab.shown([0.25], "+", digits=2) == "+0.25 [one seed]"
-        and lab.shown([]) == lab.shown(None) == ""
-    )
+    assert lab.shown([0.25], "+", digits=2) == "+0.25 [one seed]"
+    assert lab.shown([]) == lab.shown(None) == ""
     assert lab.markdown(("a", "b"), [(1, "x"), ("", 2)]).splitlines() == [
         "| a | b |",
         "|---|---|",
@@ -71,11 +69,9 @@ def test_a_training_is_evaluated_until_it_is_good(asking_policy, rows, tmp_path,
         for name in calls.SETTINGS
     }
     for name, one in found.items():
-        assert (
-            one["setting"] == name
-            and one["reached"]
-            and [look["step"] for look in one["curve"]] == [2]
-        )
+        assert one["setting"] == name
+        assert one["reached"]
+        assert [look["step"] for look in one["curve"]] == [2]
     shared = found["replies shared"]
     today = found["today"]
     assert shared["paid_twice"] == 0 and today["paid_twice"] is None

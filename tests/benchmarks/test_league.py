@@ -44,9 +44,8 @@ def of_all(setting, seeds=league.SEEDS):
 def test_the_cells_are_those_of_the_protocol():
     todo = list(league.cells())
     assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 2)
-    assert {seed for _, _, seed, _ in todo} == set(range(521, 537)) and not {*league.SEEDS} & {
-        *league.TUNING_SEEDS
-    }
+    assert {seed for _, _, seed, _ in todo} == set(range(521, 537))
+    assert not {*league.SEEDS} & {*league.TUNING_SEEDS}
     assert todo[:4] == [("rules", "easy", 521, method) for method in league.PRIMARY] + [
         ("rules", "easy", 522, "joint")
     ]
@@ -71,9 +70,8 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
     row = told["one_call_minus_joint"]
     assert (row["mean"], row["n"], row["settings"]) == (0.25, 16, ["rules, easy"])
     assert told["one_call_minus_gepa"]["mean"] == 0.75 and told["paired_minus_one_call"]["n"] == 0
-    assert (
-        told["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3 and told["calls"]["joint"] == 10
-    )
+    assert told["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3
+    assert told["calls"]["joint"] == 10
     both = league.outcomes(of_all(first) + of_all(second))["one_call_minus_joint"]
     assert both["n"] == 16 and len(both["settings"]) == 2, (
         "the mean of the settings, a value for each seed"
@@ -82,11 +80,9 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
 
 def test_what_counts_against_us_is_said_first():
     told = league.verdicts(of_all(league.SETTINGS[0]))
-    assert (
-        told.count("- Not so: ") == 2
-        and "one-sided lower bound +0.250." in told
-        and "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
-    )
+    assert told.count("- Not so: ") == 2
+    assert "one-sided lower bound +0.250." in told
+    assert "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
     told = league.verdicts(of_all(league.SETTINGS[0], league.SEEDS[:2]))
     assert told.count("Not decided yet (2 of 16 seeds)") == 2
     assert "Cells that are not run yet: *rules, easy*, 106 of 112; *rules, .7*, 64 of 64; " in told
@@ -150,9 +146,8 @@ def test_secondary_outcomes():
         1.0,
         2,
     )
-    assert "| rules, easy | joint | 0.500 [" in league.table(
-        records
-    ) and "7 (2 of 2)" in league.table(records)
+    assert "| rules, easy | joint | 0.500 [" in league.table(records)
+    assert "7 (2 of 2)" in league.table(records)
 
 
 SCRIPT = """
@@ -269,26 +264,20 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
     trainer = found[0].trainer
     assert trainer.population.members[0].prompt.preamble == sandbox.root.preamble
     assert record["prompt"] == "" and found[0].model == found[0].output
-    assert (
-        record["rollouts"] >= 3 * 96
-        and len(record["correct"]) == len(record["ends"]) == 8
-        and record["calls"] > 0
-    )
+    assert record["rollouts"] >= 3 * 96
+    assert len(record["correct"]) == len(record["ends"]) == 8
+    assert record["calls"] > 0
     assert list(record["others"]) == list(league.OTHERS)
     (batch,) = record["curve"]
-    assert (
-        0 <= batch[1] <= 1
-        and record["rated"] == []
-        and set(record["guarded"]) == set(sandbox.oracle.rules)
-    )
+    assert 0 <= batch[1] <= 1
+    assert record["rated"] == []
+    assert set(record["guarded"]) == set(sandbox.oracle.rules)
 
 
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 
     chat = league_cell.Counted(ScriptedChat(lambda messages: "yes"), 1)
-    assert (
-        complete(chat, "may I?").text == "yes"
-        and complete(chat, "again?").error is not None
-        and chat.calls == 2
-    )
+    assert complete(chat, "may I?").text == "yes"
+    assert complete(chat, "again?").error is not None
+    assert chat.calls == 2

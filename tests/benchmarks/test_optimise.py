@@ -105,6 +105,5 @@ def test_textgrads_log_lies_in_a_private_folder(monkeypatch):
 
 
 def test_reading_an_instruction():
-    assert (
-        read_instruction("<INS>a</INS> or <INS> b </INS>") == "b" and read_instruction("none") == ""
-    )
+    assert read_instruction("<INS>a</INS> or <INS> b </INS>") == "b"
+    assert read_instruction("none") == ""

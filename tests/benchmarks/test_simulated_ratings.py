@@ -33,9 +33,8 @@ def test_quality_follows_from_the_principles():
     )
     assert world.quality(worse) < world.quality(PROMPT) < world.quality(better)
     (result,) = world.play([PROMPT])
-    assert len(result.problems) == 8 and {len(problem.attempts) for problem in result.problems} == {
-        4
-    }
+    assert len(result.problems) == 8
+    assert {len(problem.attempts) for problem in result.problems} == {4}
 
 
 def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monkeypatch):
@@ -53,9 +52,7 @@ def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monk
         {**row, "rating": "paired", "rule": "top_two", "chosen": [0.7, 0.8]},
     ]
     found = ratings.summarise(records)["r"]["paired, top_two"]
-    assert (
-        found["chosen"]["mean"] == 0.75
-        and found["minus_default"]["mean"] == pytest.approx(0.2)
-        and found["n"] == 2
-    )
+    assert found["chosen"]["mean"] == 0.75
+    assert found["minus_default"]["mean"] == pytest.approx(0.2)
+    assert found["n"] == 2
     assert "| r | paired, top_two | 0.750 [" in ratings.table(records)

@@ -164,11 +164,9 @@ def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(
     ] == [countries]
     lines = run.files["md"].read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| {counting} | prompt_r1 |")]
-    assert (
-        "| – |" in row
-        and "0.000 [" not in row
-        and "not asked: its policy reads countries' words alone" in row
-    )
+    assert "| – |" in row
+    assert "0.000 [" not in row
+    assert "not asked: its policy reads countries' words alone" in row
     status("report", tmp_path / "out", "--no-pictures")
     assert (tmp_path / "out" / "report" / "index.html").is_file()
 
@@ -284,10 +282,8 @@ def test_the_evaluate_command(tmp_path, capsys):
         "eval_x.yaml does not exist; in examples/configs/ there are eval_closed_model, "
         in capsys.readouterr().err
     )
-    assert (
-        status("evaluate") == 2
-        and "--config FILE, --run RUN --dataset FILE, or --compare" in capsys.readouterr().err
-    )
+    assert status("evaluate") == 2
+    assert "--config FILE, --run RUN --dataset FILE, or --compare" in capsys.readouterr().err
 
 
 def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
@@ -304,15 +300,11 @@ def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeyp
 
 def test_the_data_command(capsys):
     assert status("data", "list") == 0 and "writingprompts" in capsys.readouterr().out
-    assert (
-        status("data", "show", "aime25", "hmmt") == 0
-        and "a pair of sets" in capsys.readouterr().out
-    )
+    assert status("data", "show", "aime25", "hmmt") == 0
+    assert "a pair of sets" in capsys.readouterr().out
     assert status("data", "check") == 0 and "records are consistent" in capsys.readouterr().out
-    assert (
-        status("data", "show", "hotpot") == 2
-        and "did you mean 'hotpotqa'" in capsys.readouterr().err
-    )
+    assert status("data", "show", "hotpot") == 2
+    assert "did you mean 'hotpotqa'" in capsys.readouterr().err
 
 
 def test_a_table_for_each_of_several_models_is_marked_within_each(tmp_path):
@@ -351,12 +343,10 @@ systems:
     )
     first = run.evaluation.results[0]
     assert list(first.estimates)[:2] == ["judged", "word_sorting_match"]
-    assert (
-        first.estimates["judged"].n + first.ungraded["judged"] == 6 and first.ungraded["judged"] < 3
-    )
-    assert "| Wald |" in run.files["md"].read_text() and run.files[
-        "figure4"
-    ].read_bytes().startswith(b"\x89PNG")
+    assert first.estimates["judged"].n + first.ungraded["judged"] == 6
+    assert first.ungraded["judged"] < 3
+    assert "| Wald |" in run.files["md"].read_text()
+    assert run.files["figure4"].read_bytes().startswith(b"\x89PNG")
     again = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
     assert again.evaluation.results == run.evaluation.results
 
@@ -465,9 +455,8 @@ def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
         log = [{"step": step, "reward": step / 2, "rollout/turns": 2.0} for step in (1, 2)]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     draw(["--runs", f"one={tmp_path / 'a'}", f"two={tmp_path / 'b'}", "--output", str(tmp_path)])
-    assert (tmp_path / "training.png").read_bytes().startswith(
-        b"\x89PNG"
-    ) and "training.png" in capsys.readouterr().out
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert "training.png" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no trainer_state.json"):
         draw(["--runs", f"none={tmp_path / 'nowhere'}"])
 

@@ -82,10 +82,8 @@ def test_the_tokenizer_has_the_ids_that_trls_tests_write(benchmark):
         151658,
     ]
     text = '<tool_call>\n{"name": "multiply_tool", "arguments": {"a": 3}}\n</tool_call>'
-    assert (
-        tokenizer.decode([*call, 151645]) == f"{text}<|im_end|>"
-        and tokenizer.eos_token_id == 151645
-    )
+    assert tokenizer.decode([*call, 151645]) == f"{text}<|im_end|>"
+    assert tokenizer.eos_token_id == 151645
     assert tokenizer.decode(tokenizer("Wo ist Malmö? 東")["input_ids"]) == "Wo ist Malmö? 東"
     assert tokenizer("<tool_call>")["input_ids"] == [151657]
 
@@ -93,10 +91,8 @@ def test_the_tokenizer_has_the_ids_that_trls_tests_write(benchmark):
 def test_a_small_tokenizer_reads_the_same_texts(benchmark):
     tokenizer = benchmark("trl_tiny").tokenizer("qwen2_5", "<|im_end|>", 1024)
     ids = tokenizer("Wo ist Malmö? 東<tool_call><|im_end|>")["input_ids"]
-    assert (
-        tokenizer.decode(ids) == "Wo ist Malmö? 東<tool_call><|im_end|>"
-        and ids[-1] == tokenizer.eos_token_id
-    )
+    assert tokenizer.decode(ids) == "Wo ist Malmö? 東<tool_call><|im_end|>"
+    assert ids[-1] == tokenizer.eos_token_id
     assert len(tokenizer) == 1024 and max(tokenizer.get_vocab().values()) == 1023
 
 

@@ -141,9 +141,8 @@ def test_shells_complete_it(monkeypatch, run):
 
 def test_data_as_json(run):
     data_sets = json.loads(run("data", "list", "--json")[1])["sets"]
-    assert {"gsm8k", "hotpotqa"} <= {data_set["name"] for data_set in data_sets} and all(
-        data_set["splits"] for data_set in data_sets
-    )
+    assert {"gsm8k", "hotpotqa"} <= {data_set["name"] for data_set in data_sets}
+    assert all(data_set["splits"] for data_set in data_sets)
     assert [
         data_set["name"]
         for data_set in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]
@@ -256,18 +255,16 @@ def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, t
     assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", "true"]
     (tmp_path / "summary.json").write_text("{}")
     status, _, err = run("demo", "--output-dir", tmp_path)
-    assert (
-        status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
-    )
+    assert status == 2
+    assert f"agentic-prompting report {tmp_path}" in err
+    assert len(launched.calls) == 1
 
 
 def test_demo_of_prorefine(run, tmp_path):
     status, out, _ = run("demo", "--method", "prorefine", "--output-dir", tmp_path, "--rows", 10)
-    assert (
-        status == 0
-        and out.count("| bbh_word_sorting |") == 3
-        and "next:  agentic-prompting report" in out
-    )
+    assert status == 0
+    assert out.count("| bbh_word_sorting |") == 3
+    assert "next:  agentic-prompting report" in out
     assert len((tmp_path / "verifier.jsonl").read_text().splitlines()) == 10
 
 
@@ -315,9 +312,8 @@ def test_train_with_bad_input_is_one_line(run, arguments, message):
 @pytest.mark.parametrize(("code", "status"), [(3, 3), (130, 130), (-9, 137)])
 def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, status):
     def launch_command(arguments):
-        assert (
-            arguments.module and arguments.training_script == "agentic_prompting.cli.train_program"
-        )
+        assert arguments.module
+        assert arguments.training_script == "agentic_prompting.cli.train_program"
         assert arguments.training_script_args == ["espl", "--max_steps", "1"]
         raise subprocess.CalledProcessError(code, "python")
 
@@ -377,9 +373,8 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
         f"run the same command with --resume_from_checkpoint {checkpoint}"
     )
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    assert (
-        1 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
-    )
+    assert 1 <= state["global_step"] < 500
+    assert checkpoint.name == f"checkpoint-{state['global_step']}"
     assert not (folder / "summary.json").exists(), (
         "an interrupted run is not reported as a finished one"
     )
@@ -432,7 +427,8 @@ def test_ask_as_json(run, asking_policy):
         "ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json"
     )
     record = json.loads(out)
-    assert status == 0 and (record["answer"], record["status"], record["error"]) == (
+    assert status == 0
+    assert (record["answer"], record["status"], record["error"]) == (
         "Swahili",
         "answered",
         None,
@@ -443,11 +439,9 @@ def test_ask_as_json(run, asking_policy):
         "agent",
     ]
     assert record["conversation"][0]["request"] == "what is the language of Kenya ?"
-    assert (
-        record["usage"]["calls"] == 1
-        and record["usage"]["prompt_tokens"] > 0
-        and record["usage"]["agent_tokens"] > 5
-    )
+    assert record["usage"]["calls"] == 1
+    assert record["usage"]["prompt_tokens"] > 0
+    assert record["usage"]["agent_tokens"] > 5
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -544,9 +538,8 @@ def test_evolve_through_endpoints(run, tmp_path):
         status, out, _ = run("evolve", *arguments, "--steps", 1, "--json")
         record = json.loads(out)
         assert status == 3, "one attempt each, nothing to compare: nothing was learned"
-        assert (
-            record["prompt"].startswith("Think.") and record["usage"]["policy"]["prompt_tokens"] > 0
-        )
+        assert record["prompt"].startswith("Think.")
+        assert record["usage"]["policy"]["prompt_tokens"] > 0
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments, "--steps", 2)
         assert status == 3 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
@@ -645,11 +638,9 @@ def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
     config = tmp_path / "run.yaml"
     config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
     message = refused("prompt-r1", "--config", config, "--environment_model", "m")
-    assert (
-        "learning_rat is not an option" in message
-        and "learning_rate" in message
-        and "bf16" not in message
-    )
+    assert "learning_rat is not an option" in message
+    assert "learning_rate" in message
+    assert "bf16" not in message
 
 
 def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
@@ -727,22 +718,18 @@ def test_without_a_hub_a_model_is_missed_at_once(
     assert message.startswith("Qwen/Qwen3-4B is not a local folder, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
-    assert (
-        status == 2
-        and err.startswith("agentic-prompting: me/my-agent is not a local folder")
-        and err.count("\n") == 1
-    )
+    assert status == 2
+    assert err.startswith("agentic-prompting: me/my-agent is not a local folder")
+    assert err.count("\n") == 1
     config = tmp_path / "run.yaml"
     config.write_text("model_name_or_path: Qwen/Qwen3-4B\n")
     status, out, _ = run("doctor", "--config", config, "--json")
     (finding_of_model,) = [
         finding for finding in json.loads(out)["findings"] if finding["check"] == "model"
     ]
-    assert (
-        status == 1
-        and finding_of_model["level"] == "problem"
-        and "cannot be reached" in finding_of_model["says"]
-    )
+    assert status == 1
+    assert finding_of_model["level"] == "problem"
+    assert "cannot be reached" in finding_of_model["says"]
 
 
 def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatch):
@@ -760,7 +747,8 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
     )
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     status, _, err = run("evaluate", "--config", config, "--output", tmp_path / "out")
-    assert status == 2 and err.splitlines()[-1].startswith(
+    assert status == 2
+    assert err.splitlines()[-1].startswith(
         "agentic-prompting: no key for model (gpt-4o-mini): export"
     )
 
@@ -834,7 +822,8 @@ def test_training_takes_them_too(own_rows, tmp_path):
         script, args, _ = parse_method_options(method, [str(word) for word in [*common, *asked]])
         script.check(args)
         rows = script.load(script.task, 0)
-        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [
+        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"]
+        assert rows["answers"] == [
             ["Italy"],
             ["4"],
         ]
@@ -979,11 +968,9 @@ def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):
 def test_check_env_takes_a_call_as_request(run, sums):
     call = '{"name": "stock", "arguments": {"part": "p7"}}'
     status, out, _ = run("check-env", "own_tools:tools", "--request", call)
-    assert (
-        status == 0
-        and out.count("environment    12 of p7") == 3
-        and "3 episodes: 3 replies, the slowest" in out
-    )
+    assert status == 0
+    assert out.count("environment    12 of p7") == 3
+    assert "3 episodes: 3 replies, the slowest" in out
 
 
 @pytest.mark.parametrize("form", ["<tool_call>\n{}\n</tool_call>", "agent asks     {}", " {}\n"])
@@ -1005,12 +992,10 @@ def test_check_env_says_that_nothing_was_asked_or_every_call_failed(
     run, sums, asking_policy, tmp_path
 ):
     status, out, err = run("check-env", "own_tools:only_picky")
-    assert (
-        status == 1
-        and err.count("\n") == 1
-        and "KeyError" in err
-        and "give one that works: --request" in err
-    )
+    assert status == 1
+    assert err.count("\n") == 1
+    assert "KeyError" in err
+    assert "give one that works: --request" in err
     status, out, err = run("check-env", "own_tools:tools", "--request", "what is 2 plus 2 ?")
     assert status == 1 and "a call must be" in err
     status, out, err = run("check-env", "own_tools:tools", "--model", asking_policy)
@@ -1030,13 +1015,10 @@ def test_check_env_says_that_nothing_was_asked_or_every_call_failed(
 def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
     assert (status, err) == (0, "")
-    assert (
-        out.count("agent asks     what is 17 plus 4 ?") == 3
-        and out.count("environment    the sum is 21 .") == 3
-    )
-    assert (
-        "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
-    )
+    assert out.count("agent asks     what is 17 plus 4 ?") == 3
+    assert out.count("environment    the sum is 21 .") == 3
+    assert "3 episodes: 3 replies, the slowest" in out
+    assert "what training would show the agent" in out
     record = json.loads(
         run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1]
     )
@@ -1056,20 +1038,16 @@ def test_check_env_with_a_model(run, sums, asking_policy):
 def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy, option):
     """`--program` is the word of `train` for an agent program."""
     status, out, _ = run("ask", "what is 1 ?", "--run", asking_policy, option, "own_sums:told")
-    assert (
-        status == 0
-        and "environment    the answer is Swahili ." in out
-        and "large LLM      " not in out
-    )
+    assert status == 0
+    assert "environment    the answer is Swahili ." in out
+    assert "large LLM      " not in out
     evaluate = ["evaluate", "--run", asking_policy, "--dataset", "rows.jsonl"]
     for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy], evaluate):
         status, _, err = run(*command, option, "own_sums:Calculatr")
         assert status == 2 and "did you mean Calculator?" in err
         status, _, err = run(*command, option, "own_sums:Calculator", "--sandbox")
-        assert (
-            status == 2
-            and "or name an environment of your own with --environment MODULE:NAME" in err
-        )
+        assert status == 2
+        assert "or name an environment of your own with --environment MODULE:NAME" in err
     status, _, err = run("serve", asking_policy, "--environment", "own_sums:Calculator", "--refine")
     assert status == 2 and "--refine asks a large LLM" in err
 

@@ -73,9 +73,8 @@ def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine,
     (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *words, *where)[1])[
         "results"
     ]
-    assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(
-        result["estimates"]
-    )
+    assert result["answers"] == 2
+    assert {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
 
 
 def test_what_prompt_and_weights_are_worth(

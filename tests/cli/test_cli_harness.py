@@ -114,7 +114,8 @@ def test_train_with_a_harness_is_train_agent(run, monkeypatch):
         ("agent", ["--program=a:b"]),
     ]
     status, out, _ = run("train", "agent", "--help")
-    assert status == 0 and all(
+    assert status == 0
+    assert all(
         option in out for option in ("--harness", "--program", "--keep_failed", "--max_steps")
     )
 

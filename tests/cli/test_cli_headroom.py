@@ -52,13 +52,13 @@ def test_prompts_and_a_ceiling_at_endpoints(run, sums, tmp_path):
     record = json.loads(out)
     assert status == 0, err
     assert record["prompts"]["verdict"] == "worth it" and "Take care." in record["texts"]
-    assert record["requests"]["repeats"] == 4 and record["calls"] == {
+    assert record["requests"]["repeats"] == 4
+    assert record["calls"] == {
         "prompts": record["calls"]["prompts"],
         "requests": 128,
     }
-    assert (tmp_path / "out" / "headroom.json").is_file() and record["file"].endswith(
-        "headroom.json"
-    )
+    assert (tmp_path / "out" / "headroom.json").is_file()
+    assert record["file"].endswith("headroom.json")
 
 
 def test_a_spent_budget_stops_it(run, sums, tmp_path):
@@ -138,9 +138,9 @@ def test_a_second_measurement_asks_nobody(run, sums, tmp_path):
         requests = len(server.requests)
         second = json.loads(run("headroom", *words)[1])
         assert len(server.requests) == requests == sum(first["calls"].values())
-    assert (
-        first["cost_usd"] > 0 and second["cost_usd"] == 0 and second["replayed"] == first["calls"]
-    )
+    assert first["cost_usd"] > 0
+    assert second["cost_usd"] == 0
+    assert second["replayed"] == first["calls"]
     assert (tmp_path / "out" / "replies.sqlite").is_file()
     assert not (tmp_path / "out" / "spending.sqlite").exists(), "the account of the run to come"
 

@@ -70,9 +70,9 @@ def test_every_score_that_is_named_can_be_loaded():
 def test_the_sandbox_shows_a_refinement_as_diffs(run):
     status, out, err = run("refine", "--sandbox")
     assert (status, err) == (0, "")
-    assert (
-        "Verdict: wrong" in out and "Step 1" in out and "  + Compare words that begin alike" in out
-    )
+    assert "Verdict: wrong" in out
+    assert "Step 1" in out
+    assert "  + Compare words that begin alike" in out
     assert "Ended: finished" in out and "accuracy                     1" in out
 
 
@@ -93,10 +93,8 @@ def test_the_budget_is_that_of_all_roles_and_of_restarts(run, server, models, tm
     assert set(spent) == {"task", "feedback", "optimizer", "verifier"}
     assert 3000 <= sum(spent.values()) <= 15 * len(server.requests) < 4000
     request_count = len(server.requests)
-    assert (
-        run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1
-        and len(server.requests) == request_count
-    )
+    assert run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1
+    assert len(server.requests) == request_count
 
 
 def test_json_is_one_object(run):
@@ -132,9 +130,8 @@ def test_a_file_is_resumed(run, models, server, tmp_path):
     ]
     arguments += ["--replay-cache", tmp_path / "replies.sqlite", "--json"]
     _, out, _ = run(*arguments)
-    assert json.loads(out)["summary"]["accuracy"] == 0.5 and json.loads(out)["output"] == str(
-        results
-    )
+    assert json.loads(out)["summary"]["accuracy"] == 0.5
+    assert json.loads(out)["output"] == str(results)
     assert sorted(json.loads(line)["verdict"] for line in results.read_text().splitlines()) == [
         "right",
         "wrong",
@@ -204,11 +201,9 @@ def test_a_model_in_a_folder_answers(run, server, tiny_policy):
     )
     assert status == 0, err
     (result,) = json.loads(out)["results"]
-    assert (
-        result["stop_reason"] in ("finished", "max_steps")
-        and result["failures"] == []
-        and result["steps"]
-    )
+    assert result["stop_reason"] in ("finished", "max_steps")
+    assert result["failures"] == []
+    assert result["steps"]
     assert {body["model"] for body in server.requests} == {"large"}
 
 
@@ -218,7 +213,8 @@ def test_failed_questions_are_said_and_show_in_the_status(run):
         status, _, err = run(
             "refine", "--query", "q", "--task-model", "s", "--feedback-model", "l", *urls
         )
-    assert status == 1 and err.splitlines()[-1].startswith(
+    assert status == 1
+    assert err.splitlines()[-1].startswith(
         "agentic-prompting: 1 of 1 questions failed; first: task model"
     )
 
@@ -298,9 +294,7 @@ def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path):
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=30)
-    assert (
-        running.returncode == 130
-        and f"the same command goes on from {results}" in err
-        and "Traceback" not in err
-    )
+    assert running.returncode == 130
+    assert f"the same command goes on from {results}" in err
+    assert "Traceback" not in err
     assert len([json.loads(line) for line in results.read_text().splitlines()]) == 3

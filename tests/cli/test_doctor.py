@@ -157,11 +157,9 @@ def test_1_a_wrong_key(doctor, oracle, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-9876543210")
     status, findings = doctor("--environment-model", MODEL, "--environment-base-url", oracle)
     finding = problem(findings, "endpoint")
-    assert (
-        status == 1
-        and "the key was rejected" in finding["says"]
-        and not others(findings, "endpoint")
-    )
+    assert status == 1
+    assert "the key was rejected" in finding["says"]
+    assert not others(findings, "endpoint")
     assert finding["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY")
     assert "sk-wrong" not in str(findings)
 
@@ -186,9 +184,8 @@ def test_2_an_address_without_v1(doctor, oracle, monkeypatch):
 def test_2_nobody_there(doctor):
     _, findings = doctor("--environment-model", "m", "--environment-base-url", unused_url())
     finding = problem(findings, "endpoint")
-    assert "no connection" in finding["says"] and finding["fix"].startswith(
-        "start the server, or correct its address"
-    )
+    assert "no connection" in finding["says"]
+    assert finding["fix"].startswith("start the server, or correct its address")
 
 
 def test_2_a_server_that_fails(doctor):
@@ -221,9 +218,8 @@ def test_4_no_chat_template(doctor, tiny_policy, tmp_path):
     folder = changed_tokenizer(tiny_policy, tmp_path / "base", None)
     _, findings = doctor("--run", folder)
     finding = problem(findings, "chat template")
-    assert (
-        "no chat template" in finding["says"] and f"{folder}/chat_template.jinja" in finding["fix"]
-    )
+    assert "no chat template" in finding["says"]
+    assert f"{folder}/chat_template.jinja" in finding["fix"]
 
 
 FORGETFUL = (  # as Qwen3's: thoughts before the last user message are dropped
@@ -259,9 +255,8 @@ def test_5_a_template_that_is_not_prefix_preserving(doctor, tiny_policy, tmp_pat
 def test_6_a_batch_that_does_not_divide(doctor, config, changes, fix):
     _, findings = doctor("--config", config("espl/sandbox.yaml", **changes))
     finding = problem(findings, "batch")
-    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in finding[
-        "says"
-    ] and not others(findings, "batch")
+    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in finding["says"]
+    assert not others(findings, "batch")
     assert finding["fix"] == fix
     name, value = fix.split(": ")
     assert (
@@ -297,10 +292,8 @@ def test_8_an_output_folder_that_cannot_be_written(doctor, config, tmp_path):
     )  # and not a read-only folder, in which root could write
     _, findings = doctor("--config", config(output_dir=str(tmp_path / "taken" / "run")))
     finding = problem(findings, "output folder")
-    assert (
-        f"{tmp_path}/taken is a file" in finding["says"]
-        and "another folder with --output-dir" in finding["fix"]
-    )
+    assert f"{tmp_path}/taken is a file" in finding["says"]
+    assert "another folder with --output-dir" in finding["fix"]
 
 
 def test_8_too_little_room(doctor, monkeypatch):
@@ -315,9 +308,8 @@ def test_9_an_unsupported_trl(doctor, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.21.0" if name == "trl" else real(name))
     _, findings = doctor()
     finding = problem(findings, "versions")
-    assert finding["says"].startswith("trl 0.21.0 is not supported: ") and finding[
-        "fix"
-    ].startswith("pip install 'trl")
+    assert finding["says"].startswith("trl 0.21.0 is not supported: ")
+    assert finding["fix"].startswith("pip install 'trl")
     assert "<2" in finding["fix"] and ">=1.16" in finding["fix"]
 
 
@@ -326,10 +318,8 @@ def test_10_a_budget_that_can_never_be_reached(doctor, config, oracle, monkeypat
     values = {"environment_model": MODEL, "environment_base_url": oracle, "budget_usd": 5.0}
     _, findings = doctor("--config", config(**values))
     finding = problem(findings, "price")
-    assert (
-        "budget_usd can never be reached" in finding["says"]
-        and "budget_tokens: 2000000" in finding["fix"]
-    )
+    assert "budget_usd can never be reached" in finding["says"]
+    assert "budget_tokens: 2000000" in finding["fix"]
     assert doctor("--config", config(**values, budget_tokens=100))[0] == 0
 
 
@@ -378,9 +368,8 @@ def test_a_recording_that_is_none(doctor, tmp_path):
         other.execute("CREATE TABLE something_else (a)")
     other.close()
     finding = problem(doctor("--replay-cache", file)[1], "replay cache")
-    assert "cannot be used as a replay cache" in finding["says"] and finding["fix"].startswith(
-        f"mv {file}"
-    )
+    assert "cannot be used as a replay cache" in finding["says"]
+    assert finding["fix"].startswith(f"mv {file}")
 
 
 def test_bf16_without_a_gpu(doctor, config):
@@ -398,9 +387,8 @@ def test_a_run_that_was_interrupted(doctor, tmp_path):
     for step in (9, 10):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
     (finding,) = doctor("--run", "run")[1]["run"]
-    assert finding["level"] == "warning" and finding["fix"].endswith(
-        "--resume_from_checkpoint run/checkpoint-10"
-    )
+    assert finding["level"] == "warning"
+    assert finding["fix"].endswith("--resume_from_checkpoint run/checkpoint-10")
 
 
 # --- the table itself ---------------------------------------------------------------------------------------------
@@ -477,10 +465,8 @@ def test_memory_is_that_of_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("agentic_prompting.planning.plan", planned)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
     (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
-    assert (
-        finding.level == "ok"
-        and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in finding.says
-    )
+    assert finding.level == "ok"
+    assert f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in finding.says
     (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
     assert finding.level == "problem" and "it does not fit" in finding.says
     assert finding.fix.startswith(f"`agentic-prompting plan --config {path} --accelerate-config")
@@ -497,8 +483,6 @@ def test_memory_that_cannot_be_measured_in_time_is_estimated(config, tmp_path, m
     monkeypatch.setattr("agentic_prompting.cli.doctor.PLAN_TIMEOUT", 0.5)
     path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
     (finding,) = run_check(CHECKS["memory"], RunConfiguration(config=path, accelerate_config=ZERO3))
-    assert (
-        finding.level == "warning"
-        and "no result in 0 s" in finding.says
-        and "rough estimate: 0.0" in finding.says
-    )
+    assert finding.level == "warning"
+    assert "no result in 0 s" in finding.says
+    assert "rough estimate: 0.0" in finding.says

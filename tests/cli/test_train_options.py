@@ -161,13 +161,10 @@ def test_a_file_names_them_all(parts, tiny_policy, method, monkeypatch):
         "Order : {question}",
         "Be kind.",
     )
-    assert (
-        arguments["grammar"] == FreeText() and type(arguments["callbacks"][0]).__name__ == "Marks"
-    )
-    assert (
-        len(arguments["eval_dataset"]) == len(arguments["train_dataset"]) == 8
-        and arguments["processing_class"] is not None
-    )
+    assert arguments["grammar"] == FreeText()
+    assert type(arguments["callbacks"][0]).__name__ == "Marks"
+    assert len(arguments["eval_dataset"]) == len(arguments["train_dataset"]) == 8
+    assert arguments["processing_class"] is not None
     if method == "espl":
         assert arguments["population"].members[0].prompt.text == "Answer ."
 
@@ -177,9 +174,8 @@ def test_tools_and_a_factory_take_the_place_of_an_environment(parts, method, mon
     words = ["--model_name_or_path", "x/y", "--dataset", "rows.jsonl", "--output_dir", "out"]
     words += ["--reflector", "policy"] if method == "espl" else []
     arguments = trainer_of(method, monkeypatch, *words, "--tools", "shop:look_up")
-    assert [function.__name__ for function in arguments["tools"]] == ["look_up"] and arguments[
-        "environment_factory"
-    ] is None
+    assert [function.__name__ for function in arguments["tools"]] == ["look_up"]
+    assert arguments["environment_factory"] is None
     assert "environment" not in arguments
     arguments = trainer_of(method, monkeypatch, *words, "--environment_factory", "shop:Counter")
     assert arguments["environment_factory"].__name__ == "Counter" and arguments["tools"] is None
@@ -229,10 +225,8 @@ def test_an_environment_of_ones_own_is_trained_from_a_file(parts, asking_policy,
     ):
         main("prompt-r1", ["--config", "run.yaml", *ON_A_CPU])
     main("prompt-r1", ["--config", "run.yaml", "--overwrite", *ON_A_CPU])
-    assert (
-        Path("out.previous/agentic_prompting.json").exists()
-        and Path("out/agentic_prompting.json").exists()
-    )
+    assert Path("out.previous/agentic_prompting.json").exists()
+    assert Path("out/agentic_prompting.json").exists()
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -312,9 +306,9 @@ def test_numbers_that_yaml_reads_as_text_and_lists_of_one_are_taken(parts):
     script, args, _ = parse_method_options(
         "espl", ["--config", "run.yaml", "--output_dir", "out", *ON_A_CPU]
     )
-    assert (
-        args.learning_rate == 1e-6 and script.reward == ["exact_match"] and args.overwrite is True
-    )
+    assert args.learning_rate == 1e-6
+    assert script.reward == ["exact_match"]
+    assert args.overwrite is True
 
 
 # --- help and schema ----------------------------------------------------------------------------------------------

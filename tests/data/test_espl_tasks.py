@@ -60,7 +60,6 @@ def test_search_parts_are_cut_out_of_the_test_file(hub):
         for i in range(51_713)
     ]
     hotpot = load_task("nq_hotpotqa", "test/hotpotqa", n=64, seed=1)
-    assert hotpot.num_rows == 64 and all(
-        29_190 <= json.loads(meta)["row"] < 36_595 for meta in hotpot["meta"]
-    )
+    assert hotpot.num_rows == 64
+    assert all(29_190 <= json.loads(meta)["row"] < 36_595 for meta in hotpot["meta"])
     assert hub.calls[0][2]["columns"] == ["id", "question", "golden_answers", "data_source"]

@@ -40,11 +40,9 @@ def test_questions_of_the_writing_sets_say_what_to_do(tmp_path):
         name: load_task(name, data_files=written(tmp_path, ROWS[name]))["question"][0]
         for name in ("booksum", "xsum")
     }
-    assert (
-        asked["booksum"].endswith("C0")
-        and asked["xsum"].endswith("'Short 0.'")
-        and "article" in asked["xsum"]
-    )
+    assert asked["booksum"].endswith("C0")
+    assert asked["xsum"].endswith("'Short 0.'")
+    assert "article" in asked["xsum"]
     stories = load_task("writingprompts", data_files=written(tmp_path, ROWS["writingprompts"]))[
         "question"
     ]
@@ -75,11 +73,9 @@ def test_small_readers():
         == parse_answers(["a", 1])
         == ["a", "1"]
     )
-    assert (
-        parse_answers(None) == []
-        and parse_answers("plain") == ["plain"]
-        and parse_answers("1984") == ["1984"]
-    )
+    assert parse_answers(None) == []
+    assert parse_answers("plain") == ["plain"]
+    assert parse_answers("1984") == ["1984"]
     assert extract_gsm8k_answer("x #### 1 \n#### -24,960 ") == "-24960"
     assert parse_mathqa_options("a ) 38 , b ) 27.675 , c ) 1 , 5 , e ) none") == {
         "a": "38",

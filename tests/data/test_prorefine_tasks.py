@@ -191,11 +191,9 @@ def test_a_hub_copy_in_another_order_is_passed_over(hub):
     hub["SaylorTwift/bbh"] = bbh_rows()[::-1]
     hub["json"] = bbh_rows()
     dataset = load_task("bbh_object_counting", "test")
-    assert (
-        dataset.num_rows == 100
-        and dataset["answers"][1] == ["151"]
-        and dataset["id"][1].endswith("-151")
-    )
+    assert dataset.num_rows == 100
+    assert dataset["answers"][1] == ["151"]
+    assert dataset["id"][1].endswith("-151")
     assert [(path, config, options["split"]) for path, config, options in hub["calls"]] == [
         ("SaylorTwift/bbh", "object_counting", "test"),
         ("json", None, "rows"),
@@ -249,10 +247,8 @@ def test_small_readers():
         "9007199254740993",
         "2.5",
     ]
-    assert (
-        extract_last_integer("Add.\n#### 24,960") == "24960"
-        and extract_last_integer("#### -7") == "-7"
-    )
+    assert extract_last_integer("Add.\n#### 24,960") == "24960"
+    assert extract_last_integer("#### -7") == "-7"
 
 
 # Scores --------------------------------------------------------------------------------------------------------------
@@ -365,9 +361,8 @@ def test_the_judge():
     scores = [start(judge("Sort: b a", prediction, ["a b"])).result() for prediction in said]
     assert scores == [1.0, 0.0, None]
     shown = chat.calls[0][1]["content"]
-    assert all(piece in shown for piece in ("Sort: b a", "a b", "right one")) and chat.sampling[
-        0
-    ] == {"temperature": 0}
+    assert all(piece in shown for piece in ("Sort: b a", "a b", "right one"))
+    assert chat.sampling[0] == {"temperature": 0}
     assert (
         start(AccuracyJudge(ScriptedChat([ServerFailed("down")]))("q", "{gold}", ["g"])).result()
         is None

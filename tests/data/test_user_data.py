@@ -57,7 +57,8 @@ def own_data(kind, tmp_path):
 def test_data_of_ones_own_in_one_line(kind, tmp_path):
     found = load_task(own_data(kind, tmp_path), columns=MAP)
     assert found.column_names == COLUMNS and found["id"][:] == ["7", "8"]
-    assert found["question"][:] == ["Where is Rome?", "2 + 2?"] and found["answers"][:] == [
+    assert found["question"][:] == ["Where is Rome?", "2 + 2?"]
+    assert found["answers"][:] == [
         ["Italy", "Italia"],
         ["4"],
     ]
@@ -65,7 +66,8 @@ def test_data_of_ones_own_in_one_line(kind, tmp_path):
     assert [meta["difficulty"] or None for meta in metas] == [
         "easy",
         None,
-    ] and "context" not in metas[0]
+    ]
+    assert "context" not in metas[0]
     assert [meta["row"] for meta in metas] == [0, 1] and all(meta["source"] for meta in metas)
     validate_dataset(found)
     assert load_task(own_data(kind, tmp_path), n=1, seed=3, columns=MAP).num_rows == 1
@@ -77,9 +79,8 @@ def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
     assert load_task([*several, {"question": "r"}]).num_rows == 1, (
         "no answer: dropped, as in a file"
     )
-    assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == [
-        "data-0"
-    ]
+    assert load_task(several)["answers"][:] == [["a", "3"]]
+    assert load_task(several)["id"][:] == ["data-0"]
     assert load_task(one)["answers"][:] == [["[1, 2]"]], "one answer is what it is"
     assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][
         :

@@ -223,9 +223,8 @@ def test_the_tutorial(whole, tmp_path):
     assert not whole or (before <= 0.65 and after >= 0.8), done.stdout[-3000:]
     said = json.loads(re.search(r'^\{"id".*', done.stdout, re.MULTILINE)[0])
     assert said["model"] == "agent" and (not whole or said["choices"][0]["message"]["content"])
-    assert done.stdout.count("-> the end") == 1 and (
-        not whole or "environment    Oslo" in done.stdout
-    )
+    assert done.stdout.count("-> the end") == 1
+    assert not whole or "environment    Oslo" in done.stdout
 
 
 # What scripts write -------------------------------------------------------------------------------------------------

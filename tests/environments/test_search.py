@@ -111,9 +111,8 @@ def test_an_episode():
 
 def test_a_bad_call_is_told_and_can_be_mended():
     rollout = episode(["<tool_call>{oops}</tool_call>", CALL, END], BM25Retriever(FACTS))
-    assert rollout.status == "answered" and rollout.observations[0].text.startswith(
-        "Error: the call is not valid JSON"
-    )
+    assert rollout.status == "answered"
+    assert rollout.observations[0].text.startswith("Error: the call is not valid JSON")
 
 
 def test_too_many_searches_end_the_episode():

@@ -73,11 +73,9 @@ def test_a_plain_function_is_a_system():
         lambda questions: ["0"] * len(questions), {"sums": ROWS}, runs=1, progress=False
     )
     result = evaluation.result("system", "sums")
-    assert (
-        result.estimates["exact_match"].mean == 1 / 20
-        and result.answers == 20
-        and result.failed == 0
-    )
+    assert result.estimates["exact_match"].mean == 1 / 20
+    assert result.answers == 20
+    assert result.failed == 0
 
 
 def test_a_data_set_is_one_task():
@@ -345,9 +343,9 @@ def test_a_file_of_ones_own_is_a_task(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("question,answer\nq,007\nr,b\n")
     task = load_evaluation_task(str(path), 1)
-    assert (
-        task.name == "own" and len(task.rows) == 1 and task.rows[0]["answers"] in (["007"], ["b"])
-    )
+    assert task.name == "own"
+    assert len(task.rows) == 1
+    assert task.rows[0]["answers"] in (["007"], ["b"])
     evaluation = evaluate_agent(
         lambda questions: ["007"] * len(questions), [str(path)], runs=1, progress=False
     )
@@ -378,13 +376,10 @@ def test_other_bad_input():
 
 def test_a_function_that_raises_fails_its_questions():
     evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
-    assert (
-        evaluation.results[0].failed == 20
-        and evaluation.results[0].estimates["exact_match"] is None
-    )
-    assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(
-        results_table(evaluation)
-    )
+    assert evaluation.results[0].failed == 20
+    assert evaluation.results[0].estimates["exact_match"] is None
+    assert "ZeroDivisionError" in evaluation.records[0]["error"]
+    assert "–" in to_markdown(results_table(evaluation))
 
 
 def test_a_fatal_error_that_a_system_raises_stops_the_evaluation():
@@ -614,16 +609,13 @@ def test_tables_in_four_forms(two_systems, tmp_path):
     table = results_table(evaluation)
     assert "guess \\| 50%" in to_markdown(table)
     paths = write_tables(tmp_path / "tables", evaluation, comparisons, "Sums")
-    assert set(paths) == {"md", "csv", "tex", "json"} and paths["md"].read_text().startswith(
-        "# Sums"
-    )
+    assert set(paths) == {"md", "csv", "tex", "json"}
+    assert paths["md"].read_text().startswith("# Sums")
     assert paths["csv"].read_text().startswith("task,system,exact_match,token_f1,answered,failed")
     assert "50\\%" in paths["tex"].read_text()
     saved = json.loads(paths["json"].read_text())
-    assert (
-        saved["results"][0]["estimates"]["exact_match"]["n"] == 20
-        and saved["comparisons"][0]["paired"]["losses"] == 14
-    )
+    assert saved["results"][0]["estimates"]["exact_match"]["n"] == 20
+    assert saved["comparisons"][0]["paired"]["losses"] == 14
     with pytest.raises(ValueError, match="no system 'cot' to compare with"):
         compare_systems(evaluation, "cot")
 
@@ -708,9 +700,8 @@ def test_several_runs_give_pass_at_k_a_majority_and_a_spread(tmp_path):
     ].low > 0.5  # Wilson's
     # Of three answers given once each any may be taken; no answer is no vote.
     assert found["majority@3"].mean == pytest.approx((1 + 1 / 3 + 0 + 1) / 4)
-    assert found["spread"].mean == pytest.approx(np.sqrt(1 / 3)) and list(
-        result.repeated["token_f1"]
-    ) == ["spread"]
+    assert found["spread"].mean == pytest.approx(np.sqrt(1 / 3))
+    assert list(result.repeated["token_f1"]) == ["spread"]
     save_run(tmp_path, evaluation)
     assert load_run(tmp_path).results == evaluation.results
     tables = write_tables(tmp_path, evaluation)

@@ -45,9 +45,8 @@ def test_a_gain_is_scipys_paired_t_interval():
     gain = paired_gain(table)
     expected = stats.ttest_rel(table[:, 1], table[:, 0]).confidence_interval(0.95)
     assert (gain.estimate.low, gain.estimate.high) == pytest.approx((expected.low, expected.high))
-    assert gain.estimate.n == 40 and gain.estimate.mean == pytest.approx(
-        (table[:, 1] - table[:, 0]).mean()
-    )
+    assert gain.estimate.n == 40
+    assert gain.estimate.mean == pytest.approx((table[:, 1] - table[:, 0]).mean())
 
 
 @pytest.mark.parametrize("differing", [0, 1, 3])
@@ -61,9 +60,8 @@ def test_few_differences_are_not_certain(differing):
 
 def test_a_row_without_a_score_is_left_out():
     table = np.array([[0, 1], [0, 1], [1, 1], [MISSING, 1], [1, 0], [0, MISSING]])
-    assert paired_gain(table).estimate.n == 4 and paired_gain(table).estimate.mean == pytest.approx(
-        0.25
-    )
+    assert paired_gain(table).estimate.n == 4
+    assert paired_gain(table).estimate.mean == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +89,9 @@ def test_a_verdict_says_no_more_than_its_interval(low, high, verdict):
 
 def test_rows_that_a_gain_needs():
     """7.85 var / gain^2: 196 rows for ten points where the difference has a variance of a quarter."""
-    assert (
-        rows_needed(0.25, 0.10) == 197
-        and rows_needed(0.25, 0.05) == 785
-        and rows_needed(0.25, 0.03) == 2181
-    )
+    assert rows_needed(0.25, 0.10) == 197
+    assert rows_needed(0.25, 0.05) == 785
+    assert rows_needed(0.25, 0.03) == 2181
     shown = [
         paired_gain(scores_of(rng(seed), (0.45, 0.55), 197)).estimate.low > 0 for seed in range(400)
     ]
@@ -150,9 +146,9 @@ def test_two_stages():
     found = judge_prompts(choosing, chosen, scores_of(rng(3), (0.5, 0.7), 300), delta=0.1)
     assert found.chosen == chosen == 2 and found.verdict == "worth it" and found.tried == 2
     assert found.gain.mean == pytest.approx(found.best - found.start) and not found.topped_up
-    assert (
-        found.sentence().startswith("worth it: ") and found.naive > 0 and found.test.p_value < 0.2
-    )
+    assert found.sentence().startswith("worth it: ")
+    assert found.naive > 0
+    assert found.test.p_value < 0.2
     none = judge_prompts(choosing, chosen, scores_of(rng(4), (0.1, 0.1), 800), delta=0.1)
     assert none.verdict == "not worth it" and none.sentence().startswith("not worth it: ")
 
@@ -173,9 +169,8 @@ def test_the_f_test_of_two_prompts_is_the_paired_t_test():
     table = rng(5).random((30, 2))
     expected = stats.ttest_rel(table[:, 0], table[:, 1])
     test = compare_prompts(table)
-    assert test.statistic == pytest.approx(expected.statistic**2) and test.p_value == pytest.approx(
-        expected.pvalue
-    )
+    assert test.statistic == pytest.approx(expected.statistic**2)
+    assert test.p_value == pytest.approx(expected.pvalue)
 
 
 def test_the_spread_between_prompts_is_without_the_error():
@@ -258,9 +253,8 @@ def test_the_signal_of_groups():
     ]
     signal = measure_groups(rewards, 4, statuses)
     assert signal.differing == wilson_interval(2, 4) and not signal.extrapolated
-    assert signal.pass_at[1].mean == pytest.approx(7 / 16) and signal.pass_at[
-        4
-    ].mean == pytest.approx(3 / 4)
+    assert signal.pass_at[1].mean == pytest.approx(7 / 16)
+    assert signal.pass_at[4].mean == pytest.approx(3 / 4)
     assert (signal.always_right, signal.never_right) == (0.25, 0.25)
     assert signal.lost_to_form.mean == pytest.approx(1 / 8) and signal.failed.mean == 0
     smaller = measure_groups(rewards, 2)
@@ -279,11 +273,9 @@ def test_a_failed_rollout_is_no_attempt():
 def test_a_larger_group_than_measured_has_a_lower_bound_only():
     rewards = [[0, 1]] * 30 + [[0, 0]] * 30
     signal = measure_groups(rewards, 8)
-    assert (
-        signal.extrapolated
-        and signal.differing.high == 1.0
-        and signal.differing.low < 0.5 < signal.differing.high
-    )
+    assert signal.extrapolated
+    assert signal.differing.high == 1.0
+    assert signal.differing.low < 0.5 < signal.differing.high
     assert "or more" in signal.sentence()
 
 
@@ -341,9 +333,8 @@ def test_luck_is_in_naive_and_not_in_cross():
         cross.append(ceiling.cross.mean - difficulty.mean())
         gains.append(ceiling.gain.mean)
     assert np.mean(naive) == pytest.approx(0.18, abs=0.02)
-    assert np.mean(cross) == pytest.approx(0, abs=0.02) and np.mean(gains) == pytest.approx(
-        0, abs=0.02
-    )
+    assert np.mean(cross) == pytest.approx(0, abs=0.02)
+    assert np.mean(gains) == pytest.approx(0, abs=0.02)
 
 
 def test_a_row_with_a_failed_answer_is_left_out_of_a_ceiling():

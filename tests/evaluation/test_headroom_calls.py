@@ -66,10 +66,10 @@ def chat_of(chances, name="chat", **options):
 def test_a_prompt_that_helps_is_worth_it():
     chat = chat_of({"": 0.4, "Mine.": 0.4, "Say the rule.": 0.8})
     found = headroom(ROWS, policy=chat, prompts=["Mine.", "Be brief.", "Say the rule."])
-    assert (
-        found.prompts.verdict == "worth it" and found.texts[found.prompts.chosen] == "Say the rule."
-    )
-    assert found.prompts.gain.low > 0.2 and found.texts == [
+    assert found.prompts.verdict == "worth it"
+    assert found.texts[found.prompts.chosen] == "Say the rule."
+    assert found.prompts.gain.low > 0.2
+    assert found.texts == [
         "Mine.",
         "Be brief.",
         "Say the rule.",
@@ -107,9 +107,8 @@ def test_an_undecided_first_look_is_topped_up_once():
 
     first = measure()
     second = measure(top_up_calls=1000)
-    assert (
-        first.prompts.verdict == "cannot tell" and str(first.prompts.rows_needed) in first.report()
-    )
+    assert first.prompts.verdict == "cannot tell"
+    assert str(first.prompts.rows_needed) in first.report()
     assert first.calls["prompts"] <= 140 < second.calls["prompts"] <= 1140
     assert second.prompts.topped_up and second.prompts.gain.n == first.prompts.rows_needed
     too_small = measure(top_up_calls=20)
@@ -123,13 +122,10 @@ def test_a_reference_writes_the_further_prompts():
     reference = ScriptedChat([written])
     chat = chat_of({"Two.": 0.9, "": 0.3})
     found = headroom(ROWS, policy=chat, prompts=["Mine."], reference=reference, tried=5)
-    assert (
-        found.texts == ["Mine.", "", "One.", "Two."] and found.texts[found.prompts.chosen] == "Two."
-    )
-    assert (
-        found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512
-        and found.further is not None
-    )
+    assert found.texts == ["Mine.", "", "One.", "Two."]
+    assert found.texts[found.prompts.chosen] == "Two."
+    assert found.calls["prompts"] == len(chat.calls) + len(reference.calls) <= 512
+    assert found.further is not None
     shown = reference.calls[0][0]["content"]
     examples = [row["question"] for row in ROWS if row["question"] in shown]
     asked = [call[-1]["content"] for call in chat.calls]
@@ -142,16 +138,14 @@ def test_a_reference_writes_the_further_prompts():
 @pytest.mark.parametrize("reply", ["no prompt", "<prompt>never closed", ServerFailed("down")])
 def test_a_reference_that_writes_nothing(reply):
     found = headroom(ROWS, policy=chat_of({}), prompts=[""], reference=ScriptedChat([reply]))
-    assert (
-        found.prompts is None and "no prompt" in found.stopped and "Stopped early" in found.report()
-    )
+    assert found.prompts is None
+    assert "no prompt" in found.stopped
+    assert "Stopped early" in found.report()
 
 
 def test_reading_prompts_is_linear():
-    assert (
-        read_prompts("<prompt>" * 200_000) == []
-        and len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
-    )
+    assert read_prompts("<prompt>" * 200_000) == []
+    assert len(read_prompts("<prompt>a</prompt>" * 200_000)) == 1
 
 
 def test_few_rows_are_answered_twice_and_routed():
@@ -212,7 +206,8 @@ class Prompted:
 def test_an_agents_system_prompt_is_measured_too():
     agent = Prompted()
     found = headroom(ROWS, policy=agent, prompts=["Mine.", "Good."])
-    assert found.prompts.verdict == "worth it" and {prompt for prompt, _ in agent.asked} == {
+    assert found.prompts.verdict == "worth it"
+    assert {prompt for prompt, _ in agent.asked} == {
         "Mine.",
         "Good.",
         None,
@@ -254,10 +249,8 @@ def test_the_signal_of_an_untrained_agent():
     agent = Untrained(calls_each=0)
     found = headroom(ROWS, agent=agent, group_size=8)
     assert found.signal.rows == 64 and agent.rollouts == 512 and found.calls == {"signal": 0}
-    assert (
-        found.signal.differing.low < 1 / 3 < found.signal.differing.high
-        and found.signal.verdict == "worth it"
-    )
+    assert found.signal.differing.low < 1 / 3 < found.signal.differing.high
+    assert found.signal.verdict == "worth it"
     assert found.signal.pass_at[1].mean == pytest.approx(0.5, abs=0.15)
     assert found.training == ("worth it", found.signal.sentence()) and "pass@8" in found.report()
 
@@ -266,10 +259,8 @@ def test_the_signal_of_an_untrained_agent():
 def test_a_signal_never_makes_more_calls_than_allowed(calls, max_turns):
     agent = Untrained(calls_each=2, max_turns=max_turns)
     found = headroom(ROWS, agent=agent, group_size=4, calls=calls)
-    assert (
-        found.calls["signal"] == 2 * agent.rollouts <= calls
-        and found.signal.rows == agent.rollouts / 4
-    )
+    assert found.calls["signal"] == 2 * agent.rollouts <= calls
+    assert found.signal.rows == agent.rollouts / 4
     assert found.cost_usd == pytest.approx(0.02 * agent.rollouts)
 
 
@@ -305,10 +296,8 @@ def test_what_a_refinement_repairs_and_breaks():
     settings = {"metric": score_puzzles, "prompts": [DEFAULT_PROMPT]}
     found = headroom(rows, refiner=puzzle_refiner(max_steps=4), calls=1200, **settings)
     refinement = found.refinement
-    assert (
-        refinement.wrong + refinement.right == refinement.gain.n > 30
-        and refinement.repaired <= refinement.wrong
-    )
+    assert refinement.wrong + refinement.right == refinement.gain.n > 30
+    assert refinement.repaired <= refinement.wrong
     moved = (refinement.repaired - refinement.broken) / refinement.gain.n
     assert (
         refinement.gain.mean
@@ -493,10 +482,8 @@ def test_a_result_is_saved_and_awaited(tmp_path):
     path = found.save(tmp_path / "run")
     saved = json.loads(path.read_text())
     assert path.name == HEADROOM_FILE and saved["prompts"]["verdict"] == found.prompts.verdict
-    assert (
-        saved["prompts"]["sentence"] in found.report()
-        and saved["signal"]["pass_at"]["1"]["n"] == 64
-    )
+    assert saved["prompts"]["sentence"] in found.report()
+    assert saved["signal"]["pass_at"]["1"]["n"] == 64
     assert saved["requests"]["low"] <= saved["requests"]["high"] and saved["training"]
     assert Headroom().report().startswith("Calls: none")
     json.dumps(saved, allow_nan=False)

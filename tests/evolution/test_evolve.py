@@ -161,10 +161,8 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, capl
         )
         assert len(server.requests) == 7
     assert "105 of the budget of 100 tokens are spent in all" in result.stopped
-    assert (
-        result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)")
-        and "\n" not in result.stopped
-    )
+    assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)")
+    assert "\n" not in result.stopped
     assert f"resume from {tmp_path / 'state.json'}" in caplog.text
 
 
@@ -442,9 +440,8 @@ def test_plain_functions_texts_and_pairs_will_do():
     ] * 2
     config = EvolveConfig(steps=2, problems_per_step=4)
     result = evolve(policy, says_mention, rows, reward, prompt="Say a colour.", config=config)
-    assert result.stopped is None and result.population.members[1].prompt.text.endswith(
-        "[G0]. Always mention amber."
-    )
+    assert result.stopped is None
+    assert result.population.members[1].prompt.text.endswith("[G0]. Always mention amber.")
     seen = []
 
     def reward_of_text(prompts, completions, **_):

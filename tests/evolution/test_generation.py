@@ -288,9 +288,9 @@ def test_a_mutation_and_why():
     assert first["scores"] == {"3": 0.5, "7": 0.5} and first["won"] == first["lost"] == [], (
         "all alike"
     )
-    assert (
-        second["scores"] == {"3": 0.5, "7": 1.0} and second["won"] == [7] and second["lost"] == [3]
-    )
+    assert second["scores"] == {"3": 0.5, "7": 1.0}
+    assert second["won"] == [7]
+    assert second["lost"] == [3]
     assert first["reflections"] == [
         {"reward": 1.0, "text": "It guessed try a0"},
         {"reward": 0.0, "text": "It guessed try a1"},
@@ -309,11 +309,9 @@ def test_a_mutation_and_why():
 def test_refusals_are_kept_too():
     refused = mutate(reference(plan="no json"), MIXED)
     record = record_of(refused, {3: MIXED.row})
-    assert (
-        (record["reason"], record["child"]) == ("unreadable", None)
-        and record["edits"]
-        and record["evidence"]
-    )
+    assert (record["reason"], record["child"]) == ("unreadable", None)
+    assert record["edits"]
+    assert record["evidence"]
     nothing = mutate(reference(), PromptResult(PROMPT, (problem("a", 1.0, 1.0),)))
     assert record_of(nothing, {})["evidence"] == [] and nothing.trace.parents == (3,)
     dead = mutate(reference(fail_on=lambda number: True), MIXED)

@@ -93,9 +93,8 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
         file.write(json.dumps({**whole[-1], "attempt": 7}) + '\n{"step": 3, "att')
     assert train(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-2")) == whole
     evidence = [problem for record in whole for problem in record["evidence"]]
-    assert evidence and all(
-        len(problem["scores"]) in (1, 2) and problem["reflections"] for problem in evidence
-    )
+    assert evidence
+    assert all(len(problem["scores"]) in (1, 2) and problem["reflections"] for problem in evidence)
     with pytest.raises(ValueError, match="holds another run"):
         train(tmp_path)
 

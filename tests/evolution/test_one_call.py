@@ -161,10 +161,8 @@ def test_a_reply_that_is_none_is_a_failed_reflection(reply, reason):
 
 def test_a_part_that_cannot_be_read_leaves_the_others():
     outcome = ask(ScriptedChat([object_of(NEW, {"op": "paint", "text": "x"})]))
-    assert (
-        outcome.child.principles[-1] == "Read the reply."
-        and outcome.counts["unread/unknown_operation"] == 1
-    )
+    assert outcome.child.principles[-1] == "Read the reply."
+    assert outcome.counts["unread/unknown_operation"] == 1
 
 
 def test_failed_calls_and_no_evidence():
@@ -175,19 +173,16 @@ def test_failed_calls_and_no_evidence():
         1,
     )
     nobody = ScriptedChat(["x"])
-    assert (
-        ask(nobody, PromptResult(PROMPT, (problem("a", 1.0),))).reason == "no_evidence"
-        and nobody.calls == []
-    )
+    assert ask(nobody, PromptResult(PROMPT, (problem("a", 1.0),))).reason == "no_evidence"
+    assert nobody.calls == []
 
 
 def test_it_takes_the_place_of_the_mutation_alone():
     chat = ScriptedChat([object_of(NEW)])
     task = ReflectionTask(0, MIXED, (MIXED,))
     outcomes = asyncio.run(propose_children(chat, task, ESPLSettings(**ONE_CALL)))
-    assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"] and len(
-        chat.calls
-    ) == 1
+    assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
+    assert len(chat.calls) == 1
     with pytest.raises(ValueError, match="reflection must be one of paper, one_call"):
         ESPLSettings(reflection="two_calls")
 

@@ -413,9 +413,8 @@ def test_principles_are_checked_one_by_one_and_corrected():
         4,
     )
     assert outcome.counts["refused/too_many"] == outcome.counts["refused/unknown_id"] == 1
-    assert all(prompt.text in call[0]["content"] for call in chat.calls) and chat.sampling[0] == {
-        "temperature": 0.2
-    }
+    assert all(prompt.text in call[0]["content"] for call in chat.calls)
+    assert chat.sampling[0] == {"temperature": 0.2}
     assert [edit["reason"] for edit in outcome.trace.edits][1] == "it loses"
 
 

@@ -66,11 +66,9 @@ def test_deep_folders_are_malformed(tmp_path, caplog, isolation, where):
             "reward": lambda rollout, folder: 0.5,
         }
         rollout, _ = play_program([sys.executable, str(script)], **options)
-    assert (
-        rollout.status == "malformed"
-        and rollout.returned["reward"] == 0.5
-        and "deep" in caplog.text
-    )
+    assert rollout.status == "malformed"
+    assert rollout.returned["reward"] == 0.5
+    assert "deep" in caplog.text
     own = workspace.process_folder(os.getpid())
     assert [path.name for path in own.iterdir()] == ["lock"]
 

@@ -69,9 +69,8 @@ def test_without_a_file_for_prompts_they_stand_in_front(tmp_path):
 def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
     rollout, _ = play_program(own(tmp_path, answer=("trace.json", "info", "settings")), row=ROW)
     found = json.loads(rollout.answer.replace("'", '"'))
-    assert (
-        found["n"] == [LIMITS.max_context, LIMITS.max_turn_tokens] and found["by"] == "completions"
-    )
+    assert found["n"] == [LIMITS.max_context, LIMITS.max_turn_tokens]
+    assert found["by"] == "completions"
     small = Limits(max_turn_tokens=4000, max_tokens=4000, max_context=900)
     rollout, _ = play_program(
         own(tmp_path, answer=("trace.json", "info", "settings", "n")), row=ROW, limits=small

@@ -117,9 +117,8 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, isolation):
     rollout, _ = play_program(
         program, row={"question": "q", "tests": {"tests/test_a.py": "assert 1"}}
     )
-    assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]] and not list(
-        outside.iterdir()
-    )
+    assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]]
+    assert not list(outside.iterdir())
     assert Program.reward([rollout]) == [1.0] and not left_over()
 
 
@@ -190,12 +189,10 @@ def test_a_row_with_wrong_files_fails_its_rollout(tmp_path, files):
     rollout, policy = play_program(
         ["true"], row={"question": "q", "files": files}, workspace=workspace
     )
-    assert (
-        rollout.status == "failed"
-        and "the row" in str(rollout.error)
-        and not policy.requests
-        and not left_over()
-    )
+    assert rollout.status == "failed"
+    assert "the row" in str(rollout.error)
+    assert not policy.requests
+    assert not left_over()
 
 
 def test_a_failed_rollout_is_kept_on_another_disk(tmp_path, monkeypatch):
@@ -213,9 +210,8 @@ def test_a_failed_rollout_is_kept_on_another_disk(tmp_path, monkeypatch):
         made, workspace=Workspace(isolation=ISOLATION, keep_failed=str(tmp_path / "kept"))
     )
     assert "ended with 3" in str(rollout.error) and not left_over()
-    assert len(list((tmp_path / "kept").rglob("a"))) == 1 and not list(
-        (tmp_path / "kept").rglob("pipe")
-    )
+    assert len(list((tmp_path / "kept").rglob("a"))) == 1
+    assert not list((tmp_path / "kept").rglob("pipe"))
 
 
 def test_folders_of_failed_rollouts_are_kept_on_request(tmp_path):
@@ -485,12 +481,10 @@ def test_no_sandbox_no_command(tmp_path, monkeypatch, caplog):
     with pytest.raises(Misconfigured, match="unshare: Operation not permitted"):
         program.check()
     rollout, policy = play_program(program)
-    assert (
-        rollout.status == "failed"
-        and rollout.error.fatal
-        and not policy.requests
-        and not ran.exists()
-    )
+    assert rollout.status == "failed"
+    assert rollout.error.fatal
+    assert not policy.requests
+    assert not ran.exists()
     module._warn_unconfined.cache_clear()
     play_program(CommandProgram(["touch", str(ran)], workspace=Workspace(isolation="none")))
     assert ran.exists() and "lose" in caplog.text
@@ -533,8 +527,6 @@ def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, mon
     rollout, policy = play_program(
         script(tmp_path, text), workspace=WORKSPACE, max_calls=2, timeout=120
     )
-    assert (
-        rollout.status == "out_of_turns"
-        and len(policy.requests) == 2
-        and time.monotonic() - started < 60
-    )
+    assert rollout.status == "out_of_turns"
+    assert len(policy.requests) == 2
+    assert time.monotonic() - started < 60

@@ -98,10 +98,8 @@ def test_gepas_rows_need_not_be_alike():
         1.0,
         1.0,
     ]
-    assert (
-        got["answers"] == [None, ["x"]]
-        and [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
-    )
+    assert got["answers"] == [None, ["x"]]
+    assert [prompt[0]["content"] for prompt in got["prompts"]] == ["Say x"] * 2
 
 
 @pytest.mark.parametrize("traces", [False, True])

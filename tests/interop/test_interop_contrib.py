@@ -35,9 +35,8 @@ def test_a_contributed_file_stands_alone_and_says_how_to_use_it(path):
 
 def test_the_package_imports_nothing_that_is_contributed():
     contributed = {path.stem for path in CONTRIB}
-    assert contributed and not [
-        path for path in (ROOT / "src").rglob("*.py") if contributed & imported_by(path)
-    ]
+    assert contributed
+    assert not [path for path in (ROOT / "src").rglob("*.py") if contributed & imported_by(path)]
 
 
 # --- DSPy's GRPO over our trainer ----------------------------------------------------------------------------------
@@ -192,9 +191,8 @@ def test_espl_takes_the_place_of_gepas_engine(tmp_path):
     assert (
         found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0
     )  # of the two that were evaluated
-    assert (
-        "the candidate was 'Always say Lima'" in read[0] and "Right answer: the capital" in read[0]
-    )
+    assert "the candidate was 'Always say Lima'" in read[0]
+    assert "Right answer: the capital" in read[0]
 
 
 def test_a_candidate_can_be_all_there_is_to_evaluate():

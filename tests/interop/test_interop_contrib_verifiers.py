@@ -91,10 +91,8 @@ def test_a_task_set_in_another_process(bridged):
     observation = step(bridged, rollout, "Kenya.")
     assert observation.text == "You said Kenya. Its capital?"
     rollout.add_observation(observation, [2])
-    assert (
-        step(bridged, rollout, "<think>hm</think>Nairobi") is None
-        and reward_of(bridged, rollout) == 1.0
-    )
+    assert step(bridged, rollout, "<think>hm</think>Nairobi") is None
+    assert reward_of(bridged, rollout) == 1.0
     stopped = begun(bridged, task=1)  # by its turn limit: the last turn has not been sent yet
     stopped.add_turn(Sample([1]), bridged.grammar.parse("Kenya."))
     assert reward_of(bridged, stopped) == 0.0
@@ -208,10 +206,8 @@ def test_task_sets_of_verifiers(monkeypatch):
     assert [row["question"] for row in rows] == ["The capital of Kenya?", "The capital of Peru?"]
     rollout = begun(tasks, **rows[1])
     assert [message["role"] for message in rollout.row["prompt"]] == ["system", "user"]
-    assert (
-        step(tasks, rollout, "<think>Nairobi?</think>Lima") is None
-        and reward_of(tasks, rollout) == 1.0
-    )
+    assert step(tasks, rollout, "<think>Nairobi?</think>Lima") is None
+    assert reward_of(tasks, rollout) == 1.0
     assert rollout.row["environments"]["metrics"] == {"replies": 1.0}
     for text, kind in (("outage", ServerFailed), ("die", Unreachable)):
         rollout = begun(tasks, **rows[0])

@@ -63,20 +63,16 @@ def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
             == len(sample["old_log_probs"])
         )
         own = sample["completion_mask"] == 1
-        assert (
-            own.any()
-            and (sample["old_log_probs"][own] == -0.5).all()
-            and not sample["old_log_probs"][~own].any()
-        )
+        assert own.any()
+        assert (sample["old_log_probs"][own] == -0.5).all()
+        assert not sample["old_log_probs"][~own].any()
         assert own[-1] and not own.all(), "prompt and observations are outside"
     by_group = defaultdict(list)
     for sample in samples:
         by_group[sample["group_id"]].append(sample["advantage"])
     assert all(abs(sum(group)) < 1e-6 for group in by_group.values() if len(group) == 4)
-    assert (
-        metrics["sample/staleness_max"][0] == 1.0
-        and later[-1]["group_id"] > samples[-1]["group_id"]
-    )
+    assert metrics["sample/staleness_max"][0] == 1.0
+    assert later[-1]["group_id"] > samples[-1]["group_id"]
     assert worker.metrics_queue.get()["rollout/failed"] == 0
 
 

@@ -27,10 +27,8 @@ def test_a_class_of_trl_has_an_instance_per_episode():
 def test_a_reset_that_fails_is_an_outage():
     environment = TRLEnvironment(Guess)
     row = run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
-    assert (
-        "no route" not in str(row["prompt"])
-        and step(environment, call("guess", number=4), row=row).error
-    )
+    assert "no route" not in str(row["prompt"])
+    assert step(environment, call("guess", number=4), row=row).error
     assert run(environment.reward([row["environments"]])) == [None]
 
 

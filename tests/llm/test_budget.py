@@ -79,12 +79,10 @@ def test_a_total_over_several_roles(server, limit, part):
         assert [ask(critic).error, ask(rewriter).error] == [None, None]
         for chat in (critic, rewriter):
             error = ask(chat).error
-            assert (
-                isinstance(error, BudgetExceeded)
-                and error.fatal
-                and part in str(error)
-                and "in all" in str(error)
-            )
+            assert isinstance(error, BudgetExceeded)
+            assert error.fatal
+            assert part in str(error)
+            assert "in all" in str(error)
         assert len(server.requests) == 2
 
 
@@ -223,10 +221,8 @@ def test_unknown_price_needs_a_token_budget(server, caplog):
         budget = Budget(usd=1, tokens=20)
         with caplog.at_level(logging.WARNING):
             charge(budget, feedback=one, optimizer=two)
-        assert (
-            all("'no-such-model'" in record.message for record in caplog.records)
-            and len(caplog.records) == 2
-        )
+        assert all("'no-such-model'" in record.message for record in caplog.records)
+        assert len(caplog.records) == 2
         assert ask(one).error is None and ask(two).error is None
         assert isinstance(ask(one).error, BudgetExceeded)
 

@@ -240,9 +240,9 @@ def test_error_of_a_function_is_a_failed_call(model, kind):
 def test_functions_empty_reply_is_a_failure():
     """As from a server; the agent read an empty answer and learned from it. What it cost stays."""
     reply = complete(lambda messages: Reply("\n", usage=Usage(3, 0, 0.5)), "q")
-    assert (
-        isinstance(reply.error, BadReply) and reply.text == "" and reply.usage == Usage(3, 0, 0.5)
-    )
+    assert isinstance(reply.error, BadReply)
+    assert reply.text == ""
+    assert reply.usage == Usage(3, 0, 0.5)
 
 
 def test_functions_parameter_may_have_any_name():

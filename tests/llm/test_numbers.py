@@ -97,11 +97,9 @@ def test_other_texts_are_no_plain_number(text):
 
 
 def test_rewards_are_finite_in_single_precision():
-    assert (
-        finite_float(10**400) is None
-        and finite_float(1e39) is None
-        and finite_float(math.nan) is None
-    )
+    assert finite_float(10**400) is None
+    assert finite_float(1e39) is None
+    assert finite_float(math.nan) is None
     assert finite_float(-math.inf) is None and finite_float(numpy.float32(0.5)) == 0.5
     with pytest.raises(ValueError):
         finite_float("good")

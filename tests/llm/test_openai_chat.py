@@ -431,9 +431,8 @@ def test_redirects_are_errors_that_name_the_address(serve, status):
     server, chat = serve(always(Answer(status=status, body=b"moved", headers={"location": away})))
     reply = complete(chat, "x")
     assert isinstance(reply.error, Misconfigured) and reply.attempts == len(server.requests) == 1
-    assert other.base_url.removesuffix("/v1") in str(reply.error) and "hidden" not in str(
-        reply.error
-    )
+    assert other.base_url.removesuffix("/v1") in str(reply.error)
+    assert "hidden" not in str(reply.error)
     assert not other.requests
 
 
@@ -626,7 +625,8 @@ def test_prices():
     assert find_price("gpt-4o-2024-05-13") == (5, 15), (
         "twice its model's: half of a budget would have been twice spent"
     )
-    assert find_price("gpt-3.5-turbo-1106") == (1, 2) and find_price("gpt-3.5-turbo-0125") == (
+    assert find_price("gpt-3.5-turbo-1106") == (1, 2)
+    assert find_price("gpt-3.5-turbo-0125") == (
         0.5,
         1.5,
     )

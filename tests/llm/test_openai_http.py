@@ -168,11 +168,9 @@ def test_an_address_or_a_proxy_that_is_none(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"socks5://user:{PASSWORD}@127.0.0.1:1")
     with OpenAIChat("m", "http://model.invalid/v1") as chat:
         error = complete(chat, "x").error
-        assert (
-            isinstance(error, Misconfigured)
-            and "not an HTTP proxy" in str(error)
-            and PASSWORD not in str(error)
-        )
+        assert isinstance(error, Misconfigured)
+        assert "not an HTTP proxy" in str(error)
+        assert PASSWORD not in str(error)
     monkeypatch.setenv("HTTP_PROXY", unused_url().removeprefix("http://").removesuffix("/v1"))
     with OpenAIChat("m", "http://model.invalid/v1", max_retries=0) as chat:
         assert isinstance(complete(chat, "x").error, Unreachable), (
@@ -195,11 +193,9 @@ def test_error_of_a_proxy_hides_its_password(monkeypatch, caplog):
         monkeypatch.setenv("HTTPS_PROXY", address)
         with OpenAIChat("m", "https://model.invalid/v1", max_retries=1) as chat:
             error = complete(chat, "x").error
-    assert (
-        isinstance(error, Unreachable)
-        and "Proxy Authentication Required" in str(error)
-        and len(heads) == 2
-    )
+    assert isinstance(error, Unreachable)
+    assert "Proxy Authentication Required" in str(error)
+    assert len(heads) == 2
     assert PASSWORD not in f"{error} {caplog.text}" and BASIC[6:] not in f"{error} {caplog.text}"
 
 
@@ -222,10 +218,8 @@ def test_a_request_of_many_megabytes_is_sent():
         reply = complete(chat, text)
         assert (reply.text, reply.error) == ("ok", None)
         assert server.requests[0]["messages"][0]["content"] == text
-        assert (
-            server.headers[0]["content-type"] == "application/json"
-            and "content-length" in server.headers[0]
-        )
+        assert server.headers[0]["content-type"] == "application/json"
+        assert "content-length" in server.headers[0]
 
 
 # --- forks and the end --------------------------------------------------------------------------------------------

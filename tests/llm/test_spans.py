@@ -76,10 +76,8 @@ def played(environment, say=turns_of, question="planted-question"):
 
 def test_without_traces_nothing_is_made_and_nothing_imported():
     assert spans.span("a") is spans.span("b", {"x": 1}) is spans.under({"traceparent": "00-1-1-01"})
-    assert (
-        not spans.is_on()
-        and spans.carrier() == spans.content("x", "y") == spans.messages("x", []) == {}
-    )
+    assert not spans.is_on()
+    assert spans.carrier() == spans.content("x", "y") == spans.messages("x", []) == {}
     done = in_process(
         "import sys; from agentic_prompting.llm import ScriptedChat, complete; complete(ScriptedChat(['a']), 'b')\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
@@ -115,13 +113,10 @@ def test_an_episode_is_a_tree():
         found.named(name) for name in ("invoke_agent agent", "chat agent", "chat ScriptedChat")
     )
     own = episode.attributes
-    assert (
-        own["gen_ai.operation.name"] == "invoke_agent"
-        and own["agentic_prompting.status"] == "answered"
-    )
-    assert own["agentic_prompting.turns"] == 2 and own["gen_ai.usage.output_tokens"] == sum(
-        rollout.mask
-    )
+    assert own["gen_ai.operation.name"] == "invoke_agent"
+    assert own["agentic_prompting.status"] == "answered"
+    assert own["agentic_prompting.turns"] == 2
+    assert own["gen_ai.usage.output_tokens"] == sum(rollout.mask)
     assert first.attributes["gen_ai.usage.output_tokens"] + last.attributes[
         "gen_ai.usage.output_tokens"
     ] == sum(rollout.mask)
@@ -176,14 +171,10 @@ def test_chat_span_has_address_and_sends_traceparent():
         with OpenAIChat("gpt-x", base_url=server.base_url, price=(1e6, 1e6)) as chat:
             complete(chat, "q")
         (call,) = found.named("chat gpt-x")
-    assert (
-        call.attributes["server.address"] == "127.0.0.1"
-        and f":{call.attributes['server.port']}/" in server.base_url
-    )
-    assert (
-        call.attributes["gen_ai.usage.input_tokens"] == 10
-        and call.attributes["agentic_prompting.cost_usd"] == 15.0
-    )
+    assert call.attributes["server.address"] == "127.0.0.1"
+    assert f":{call.attributes['server.port']}/" in server.base_url
+    assert call.attributes["gen_ai.usage.input_tokens"] == 10
+    assert call.attributes["agentic_prompting.cost_usd"] == 15.0
     assert server.headers[0]["traceparent"].split("-")[1:3] == [
         format(call.context.trace_id, "032x"),
         format(call.context.span_id, "016x"),
@@ -308,9 +299,8 @@ def test_a_programs_calls_are_below_its_rollout(headers):
     with traced() as found:
         run(play(rollout, Scripted(lambda *_: "hello", form), program, form, Limits()))
     program.close()
-    assert rollout.status == "answered" and found.below(None) == [
-        ("invoke_agent agent", [("chat agent", [])])
-    ]
+    assert rollout.status == "answered"
+    assert found.below(None) == [("invoke_agent agent", [("chat agent", [])])]
 
 
 def test_a_command_gets_the_rollouts_name(tmp_path):
@@ -387,11 +377,9 @@ def test_a_reflection():
     with traced() as found:
         asyncio.run(propose_children(reference(), ReflectionTask(0, MIXED, None, {}, {})))
     ((name, calls),) = found.below(None)
-    assert (
-        name == "invoke_workflow mutation"
-        and calls
-        and {call[0] for call in calls} == {"chat ScriptedChat"}
-    )
+    assert name == "invoke_workflow mutation"
+    assert calls
+    assert {call[0] for call in calls} == {"chat ScriptedChat"}
 
 
 # --- where they go ----------------------------------------------------------------------------------------------------

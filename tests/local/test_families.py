@@ -247,9 +247,8 @@ def test_gpt_oss_turn_ends_at_every_configured_token(tmp_path, monkeypatch):
 def logged(trainer):
     """The entries of both steps; and the weights moved."""
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(log) == 2 and all(
-        math.isfinite(entry["loss"]) and entry["grad_norm"] > 1e-3 for entry in log
-    )
+    assert len(log) == 2
+    assert all(math.isfinite(entry["loss"]) and entry["grad_norm"] > 1e-3 for entry in log)
     return log
 
 

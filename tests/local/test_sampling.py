@@ -311,9 +311,8 @@ def test_an_even_grid_of_numbers_gives_exact_frequencies():
     uniform = (torch.arange(n).double() + 0.5) / n
     tokens, logprobs = Sampling().choose(scores, uniform)
     counts = tokens.bincount(minlength=len(probabilities))
-    assert ((counts - n * probabilities).abs() <= 1).all() and (
-        counts[probabilities == 0] == 0
-    ).all()
+    assert ((counts - n * probabilities).abs() <= 1).all()
+    assert (counts[probabilities == 0] == 0).all()
     assert torch.allclose(logprobs.exp(), probabilities[tokens])
 
 

@@ -61,9 +61,8 @@ def test_a_budget_that_ends_early_is_warned_of():
     )
     assert dear.usd == pytest.approx(80.0)
     assert dear.notes[-1] == "warning: budget_usd: 5 ends after about step 6 of 100"
-    assert "cannot be checked" in estimate_cost(args, 10**9).notes[
-        -1
-    ] and "price is not known" in str(estimate_cost(args, 10**9))
+    assert "cannot be checked" in estimate_cost(args, 10**9).notes[-1]
+    assert "price is not known" in str(estimate_cost(args, 10**9))
 
 
 def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
@@ -84,17 +83,16 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     (tmp_path / "rollouts" / "log.jsonl").write_text('{"step": 1, "step_time": 7.5}\n')
     found = estimate_cost(ARGS, 10**9, pilot=tmp_path)
     assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
-    assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (
+    assert found.intervals["calls"] == (1.0, 3.0)
+    assert found.intervals["agent_tokens"] == (
         50.0,
         150.0,
     )
     names = "calls, agent_tokens, call_seconds, usd"
     pilot = f"{tmp_path}: 2 rollouts of 2 questions"
     assert names in found.notes[0] and pilot in found.notes[0]
-    assert (
-        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
-        and "7.5 s" in found.notes[2]
-    )
+    assert found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth")
+    assert "7.5 s" in found.notes[2]
     free = [
         {**record, "worth_usd": 0.0} for record in records
     ]  # of a large LLM whose price is not known
@@ -172,9 +170,9 @@ def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
 
 def test_a_pilot_of_one_question_has_no_intervals(tmp_path):
     found = piloted(tmp_path, 1, 8)
-    assert (
-        found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
-    )
+    assert found.calls == 0
+    assert found.intervals == {}
+    assert "8 rollouts of 1 question" in found.notes[0]
     assert "assumed: call_input" in found.notes[1]  # and not the calls, which were measured
 
 

@@ -48,12 +48,8 @@ def test_the_page_is_made_of_the_latest_records(script):
         "read_again": 0,
     }
     found = script.times([{**run, "date": "2026-11-03", "machine": "two cores"}])
-    assert (
-        "| 2,048 | 1.0 | 2.0 | 0.50 |" in found
-        and "takes more than two minutes: 32,768 tokens" in found
-    )
-    assert (
-        "0 tokens are read twice" in found
-        and "4.1 times" in found
-        and "2026-11-03, two cores." in found
-    )
+    assert "| 2,048 | 1.0 | 2.0 | 0.50 |" in found
+    assert "takes more than two minutes: 32,768 tokens" in found
+    assert "0 tokens are read twice" in found
+    assert "4.1 times" in found
+    assert "2026-11-03, two cores." in found

@@ -217,9 +217,8 @@ def test_zero_shards_by_its_rule():
     zero3 = Layout(8, 80, "zero3").training_moments(MEASURED, 2560)[PASSES]
     assert zero3["weights"] == pytest.approx(4 * billion * 2 / 8) and zero3["reference"] == 1
     assert zero3["optimizer"] == pytest.approx(4 * billion * 12 / 8) and zero3["activations"] == 4
-    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3[
-        "buckets"
-    ] == pytest.approx(billion)
+    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion)
+    assert zero3["buckets"] == pytest.approx(billion)
     zero2 = Layout(8, 80, "zero2").training_moments(MEASURED, 2560)[PASSES]
     assert zero2["weights"] == pytest.approx(8 * billion) and zero2["gathered weights"] == 0
     auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).training_moments(MEASURED, 1024)[
@@ -279,9 +278,8 @@ def test_sampling_holds_the_whole_policy():
     layout = Layout(8, 80, "zero3")
     moments = layout.training_moments(MEASURED, 2560)
     held = layout.sampling_parts(MEASURED, moments, 80, 8192, {"prefix_cache_mb": 1024})
-    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(
-        1.024e9 / GIB
-    )
+    assert held["gathered weights"] == 8
+    assert held["cached between turns"] == pytest.approx(1.024e9 / GIB)
     assert held["keys and values"] == pytest.approx(
         (layout.usable - sum(held.values()) + held["keys and values"]) / 2
     )
@@ -305,10 +303,8 @@ def test_the_longest_micro_batch():
     job = planner({**ARGS, "max_turns": 1, "max_turn_tokens": 64}).job
     assert (job.context, job.prompt_length, job.scored) == (512, 256, 0.25)
     assert planner({**ARGS, "max_context": None, "max_completion_length": None}).job.context == 4096
-    assert (
-        planner(layout=Layout(2, 80, "zero3")).job.dtype == "bfloat16"
-        and planner().job.dtype == "float32"
-    )
+    assert planner(layout=Layout(2, 80, "zero3")).job.dtype == "bfloat16"
+    assert planner().job.dtype == "float32"
     assert planner({**ARGS, "async_lead": 1.0}).job.off_policy
     with pytest.raises(Unplannable, match="quantized weights"):
         planner({**ARGS, "model_init_kwargs": {"quantization_config": "asked for"}})
@@ -412,13 +408,10 @@ def asked(*words):
 def test_the_command_refuses_in_a_line(capsys, tmp_path):
     config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
-    assert (
-        asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
-    )
-    assert (
-        asked("--config", tmp_path / "none.yaml") == 2
-        and "none.yaml does not exist" in capsys.readouterr().err
-    )
+    assert asked("--config", config, "--gpus", 0) == 2
+    assert "at least 1 GPU" in capsys.readouterr().err
+    assert asked("--config", tmp_path / "none.yaml") == 2
+    assert "none.yaml does not exist" in capsys.readouterr().err
     (tmp_path / "list.yaml").write_text("- a")
     assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
     assert "list.yaml does not contain options by name" in capsys.readouterr().err

@@ -300,10 +300,8 @@ def test_the_whole_set_of_events_of_a_message():
         {"type": "input_json_delta", "partial_json": BROKEN.arguments},
     ]
     assert [one["index"] for one in events if one["type"] == block[0]] == [0, 1, 2, 3]
-    assert (
-        events[-2]["delta"]["stop_reason"] == "tool_use"
-        and events[-2]["usage"]["output_tokens"] == 7
-    )
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    assert events[-2]["usage"]["output_tokens"] == 7
     whole = Messages().write_body(said)
     assert [one["input"] for one in whole["content"][2:]] == [{"path": "a.txt"}, {}]
     assert (
@@ -326,9 +324,8 @@ def test_a_reply_of_google_is_one_event():
     (candidate,) = whole["candidates"]
     thought, first, second = candidate["content"]["parts"]
     assert thought == {"text": "hm", "thought": True} and candidate["finishReason"] == "STOP"
-    assert first["thoughtSignature"] == "abcd" and second == {
-        "functionCall": {"id": "call_2", "name": "write", "args": {}}
-    }
+    assert first["thoughtSignature"] == "abcd"
+    assert second == {"functionCall": {"id": "call_2", "name": "write", "args": {}}}
     assert whole["usageMetadata"] == {
         "promptTokenCount": 5,
         "candidatesTokenCount": 7,
@@ -337,9 +334,8 @@ def test_a_reply_of_google_is_one_event():
     cut = Google().write_body(Completion("agent", "x", finish_reason="length", id="h"))[
         "candidates"
     ][0]
-    assert cut["finishReason"] == "MAX_TOKENS" and cut["content"]["parts"] == [
-        {"text": "x", "thoughtSignature": "h"}
-    ]
+    assert cut["finishReason"] == "MAX_TOKENS"
+    assert cut["content"]["parts"] == [{"text": "x", "thoughtSignature": "h"}]
 
 
 def test_errors_are_in_the_form_of_their_dialect():

@@ -321,9 +321,8 @@ def test_calls_of_large_llms_are_limited():
         }
 
     rollout, _ = play_program(agent, llms={"big": big}, max_llm_calls=5)
-    assert (
-        rollout.answer == str([200] * 5 + [400] * 4) and rollout.returned["code"] == "rollout_ended"
-    )
+    assert rollout.answer == str([200] * 5 + [400] * 4)
+    assert rollout.returned["code"] == "rollout_ended"
     assert rollout.counts["program/limits_reached"] == 1
     assert calls == [100] * 5, "a request lowers a model's own limit and does not raise it"
     calls.clear()

@@ -488,11 +488,9 @@ def test_too_many_calls_and_sequences():
     for options in ({"max_calls": 3}, {"max_sequences": 3}):
         rollout, policy = play_program(agent, **options)
         assert "over" in refusals[-1] and not any(letter.isdigit() for letter in refusals[-1])
-        assert (
-            rollout.status == "out_of_turns"
-            and len(policy.requests) == 3
-            and len(rollout.sequences) == 3
-        )
+        assert rollout.status == "out_of_turns"
+        assert len(policy.requests) == 3
+        assert len(rollout.sequences) == 3
         assert rollout.counts["program/limits_reached"] == 1
 
 

@@ -215,7 +215,8 @@ def test_responses_tools_are_flattened_and_hosted_ones_dropped():
         "f",
         "g",
         "c",
-    ] and asked.custom_tools == {"c"}
+    ]
+    assert asked.custom_tools == {"c"}
     assert all(set(tool) == {"type", "function"} for tool in asked.tools)
     assert asked.messages == (ChatMessage("system", "be brief"), ChatMessage("user", "q"))
 
@@ -307,7 +308,8 @@ def test_a_call_with_tags_around_its_parameters():
     )
     body += '<parameter=deep>\n{"a": [1]}\n</parameter>\n</function>'
     (call,) = read_turn(f"<tool_call>\n{body}\n</tool_call>", [tool]).tool_calls
-    assert call.name == "f" and json.loads(call.arguments) == {
+    assert call.name == "f"
+    assert json.loads(call.arguments) == {
         "text": "12\n34",
         "size": 5,
         "deep": {"a": [1]},

@@ -55,10 +55,8 @@ def test_a_seam_is_what_the_whole_conversation_has_there(name, new):
         assert text.endswith(
             form.tokenizer.decode(renderer.whole_ids(whole, tools)).rpartition("It is 2.")[2][-60:]
         )
-        assert (
-            text.count("RESULT ONE") == 1
-            and text.count("<|im_end|>") == text.count("<|im_start|>") - 1
-        )
+        assert text.count("RESULT ONE") == 1
+        assert text.count("<|im_end|>") == text.count("<|im_start|>") - 1
 
 
 def test_the_text_of_special_tokens_in_a_result_forges_no_turn():
@@ -202,10 +200,8 @@ def test_system_messages_are_folded_in_front_and_are_the_users_later():
     text = form.tokenizer.decode(
         Renderer(form).whole_ids([*notes, ChatMessage("system", "three")], ())
     )
-    assert (
-        text.startswith("<|im_start|>system\none\n\ntwo<|im_end|>")
-        and "<|im_start|>user\nthree<|im_end|>" in text
-    )
+    assert text.startswith("<|im_start|>system\none\n\ntwo<|im_end|>")
+    assert "<|im_start|>user\nthree<|im_end|>" in text
     assert text.count("<|im_start|>system") == 1
 
 

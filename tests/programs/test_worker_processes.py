@@ -63,9 +63,8 @@ def test_a_worker_hands_on_the_system_prompt(made):
         "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "q"}],
     }
     rollout, policy = play_program(made(worker_agents.answers), row=row)
-    assert (
-        rollout.returned["system_prompt"] == "be brief" and "be brief" not in policy.contexts()[0]
-    )
+    assert rollout.returned["system_prompt"] == "be brief"
+    assert "be brief" not in policy.contexts()[0]
 
 
 @pytest.mark.parametrize(

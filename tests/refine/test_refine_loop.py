@@ -282,11 +282,9 @@ def test_one_failure_at_every_position(verifier):
         assert RefinementResult.from_dict(result.to_dict()) == result
         last = position == len(clean.roles) - 1 and role == "task"
         if last:  # the final answer itself: the best of what there was before, and the reason
-            assert (
-                result.stop_reason == "failed"
-                and result.error == result.failures[0]
-                and result.error.step == -1
-            )
+            assert result.stop_reason == "failed"
+            assert result.error == result.failures[0]
+            assert result.error.step == -1
             assert result.answer == words(35, "v3w")
             continue
         assert result.error is None and result.stop_reason in ("finished", "verified"), (
@@ -350,11 +348,9 @@ def test_the_critics_thought_is_no_feedback():
 def test_a_fatal_failure_ends_it_at_once():
     log = Log(fail_at={1}, error=BudgetExceeded("$1 is spent"))
     result = refined(log, length=100)
-    assert (
-        log.roles == ["task", "feedback", "task"]
-        and result.error.fatal
-        and result.error.kind == "BudgetExceeded"
-    )
+    assert log.roles == ["task", "feedback", "task"]
+    assert result.error.fatal
+    assert result.error.kind == "BudgetExceeded"
     assert result.answer == words(100, "v0w")
 
 

@@ -67,20 +67,17 @@ def test_sampling_of_the_caller_goes_to_the_task_model():
 )
 def test_what_is_no_question_is_an_error_in_the_reply(said):
     reply = complete(RefinedChat(refiner()), said)
-    assert isinstance(reply.error, BadRequest) and "not a conversation to refine" in str(
-        reply.error
-    )
+    assert isinstance(reply.error, BadRequest)
+    assert "not a conversation to refine" in str(reply.error)
     assert isinstance(complete(RefinedChat(refiner()), "x", max_tokens=0).error, BadRequest)
 
 
 def test_failures_come_through_as_errors():
     down = refiner(Log(fail_at=set(range(99)), error=Closed("the client was closed")))
     reply = complete(RefinedChat(down), "How many?")
-    assert (
-        isinstance(reply.error, Closed)
-        and "task model in step 3" in str(reply.error)
-        and reply.text == ""
-    )
+    assert isinstance(reply.error, Closed)
+    assert "task model in step 3" in str(reply.error)
+    assert reply.text == ""
     partly = complete(RefinedChat(refiner(Log(fail_at={1, 3, 5}))), "How many?")
     assert partly.error is None and partly.text == words(
         35, "v0w"

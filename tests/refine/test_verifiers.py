@@ -53,9 +53,9 @@ def test_plain_verifiers_run_one_after_another_on_one_thread():
 
     refiner = ProRefiner(**models(Log()), verifier=judge)
     results = refiner.refine_all(PROMPT, [f"Question {i}?" for i in range(20)], progress=False)
-    assert (
-        {result.verdict for result in results} == {"right"} and len(threads) == 1 and max(most) == 1
-    )
+    assert {result.verdict for result in results} == {"right"}
+    assert len(threads) == 1
+    assert max(most) == 1
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,8 @@ def test_the_line_before_a_new_one_has_not_changed():
 
 def test_a_diff_of_long_texts_does_not_take_long():
     old = "\n".join(f"line {number}" for number in range(1000))
-    assert (
-        word_diff(old, old + "\nmore")[0][0] == "="
-        and len(word_diff(old, old.replace("500", "x"))) == 4
-    )
+    assert word_diff(old, old + "\nmore")[0][0] == "="
+    assert len(word_diff(old, old.replace("500", "x"))) == 4
     huge = "x y\n" * 100_000
     assert word_diff(huge, huge + "z") == [("-", huge), ("+", huge + "z")]
 
@@ -183,9 +181,8 @@ def test_the_tree_is_the_populations(tmp_path):
         population.best().id
     ]
     candidates = [member.prompt.id for member in population.candidates()]
-    assert [
-        place for place, node in enumerate(lineage.nodes) if node.in_window
-    ] == candidates and len(candidates) == 10
+    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == candidates
+    assert len(candidates) == 10
     assert lineage.window == population.window
     assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {
         "mutation",
@@ -243,11 +240,9 @@ def test_one_file_without_a_network(tmp_path):
     assert set(re.findall(r"https?://[^\s\"'`]+", html)) == {"http://www.w3.org/2000/svg"}, (
         "a name, not an address"
     )
-    assert (
-        not re.search(r"\b(src|href)=\"?[a-z]", html)
-        and "innerHTML" not in html
-        and "{{" not in html
-    )
+    assert not re.search(r"\b(src|href)=\"?[a-z]", html)
+    assert "innerHTML" not in html
+    assert "{{" not in html
     for kind in ("script", "style"):
         inner = re.search(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL).group(1)
         allowed = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
@@ -296,7 +291,8 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run), "--no-pictures", "--json"])
     said = json.loads(capsys.readouterr().out)
-    assert ended.value.code == 0 and said == {
+    assert ended.value.code == 0
+    assert said == {
         "page": str(run / "report" / "index.html"),
         "pictures": [],
     }
@@ -446,28 +442,22 @@ def test_an_evaluations_folder_is_opened(tmp_path, saved):
     shown = block(html, "evaluation")
     assert [row["system"] for row in shown["results"]] == ["right", "half"] or not saved
     by_system = {row["system"]: row for row in shown["results"]}
-    assert (
-        by_system["right"]["exact_match"].startswith("1.000 [")
-        and by_system["half"]["exact_match"][:5] == "0.500"
-    )
+    assert by_system["right"]["exact_match"].startswith("1.000 [")
+    assert by_system["half"]["exact_match"][:5] == "0.500"
     (difference,) = shown["differences"]
-    assert (
-        difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4")
-        and difference["p (McNemar)"] == "0.125"
-    )
-    assert (
-        sorted(set(shown["columns"]["system"])) == ["half", "right"]
-        and len(shown["columns"]["match"]) == 16
-    )
+    assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4")
+    assert difference["p (McNemar)"] == "0.125"
+    assert sorted(set(shown["columns"]["system"])) == ["half", "right"]
+    assert len(shown["columns"]["match"]) == 16
     assert sum(shown["columns"]["match"]) == 12
     (figure,) = shown["intervals"]
     assert (figure["task"], figure["metric"]) == ("sums", "exact_match")
     assert {name: mean for name, mean, *_ in figure["systems"]} == {"right": 1.0, "half": 0.5}
     assert all(0 < low <= mean <= high <= 1 for _, mean, low, high in figure["systems"])
     first = block(html, "answers-0")[0]
-    assert (
-        first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
-    )
+    assert first["question"] == "q0"
+    assert first["answers"] == ["0"]
+    assert first["answer"] in ("0", "no")
 
 
 def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
@@ -574,9 +564,8 @@ def test_a_recording_makes_no_system_free(tmp_path):
     with LoopbackServer(lambda request, number: "1") as server:
         paid, points = asked("first", server.base_url)
         assert paid == pytest.approx(sum(8 * usd for _, usd in points))
-        assert [name for name, _ in points] == ["cheap", "dear"] and points[1][1] == pytest.approx(
-            10 * points[0][1]
-        )
+        assert [name for name, _ in points] == ["cheap", "dear"]
+        assert points[1][1] == pytest.approx(10 * points[0][1])
         assert asked("again", server.base_url) == (0, points)
 
 
@@ -612,10 +601,8 @@ def test_rows_with_the_same_question_are_groups_of_their_own(column):
         for reward in rewards
     ]
     groups, advantages = groups_of(records)
-    assert (
-        groups == [0, 0, 1, 1]
-        and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
-    )
+    assert groups == [0, 0, 1, 1]
+    assert advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
     assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == [
         "pass@1",
         "pass@2",
@@ -790,10 +777,8 @@ def test_one_bad_line_is_left_out_and_its_file_is_named(tmp_path, bad, caplog):
     gz_lines(tmp_path / "rollouts", [good, bad, good])
     html = write_report(tmp_path, pictures=False).read_text()
     assert block(html, "trajectories")["total"] == 2
-    assert (
-        "rollouts-00000-00000.jsonl.gz: left out 1 of its lines" in caplog.text
-        and "line 2" in caplog.text
-    )
+    assert "rollouts-00000-00000.jsonl.gz: left out 1 of its lines" in caplog.text
+    assert "line 2" in caplog.text
 
 
 @pytest.mark.parametrize("bad", ["{", '{"step": "x", "loss": 1.0}', '{"step": 1e999}', "3"])

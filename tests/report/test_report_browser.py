@@ -90,10 +90,8 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
         "Refined prompts",
         "Trajectories",
     ]
-    assert (
-        page.locator("#training figure").count() == 5
-        and page.locator("#evolution .node[role=button]").count() > 20
-    )
+    assert page.locator("#training figure").count() == 5
+    assert page.locator("#evolution .node[role=button]").count() > 20
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (
         "nothing sticks out at the side"
     )
@@ -241,10 +239,8 @@ def test_the_evidence_behind_a_child(browser, tmp_path):
     card = page.locator("#evolution .card")
     card.locator("h3", has_text="The edits that were proposed").wait_for()
     assert "refused: ask for the" in card.locator(".edit .bad").inner_text()
-    assert (
-        "from problem 1" in card.locator(".edit").inner_text()
-        and "because" in card.locator(".edit").inner_text()
-    )
+    assert "from problem 1" in card.locator(".edit").inner_text()
+    assert "because" in card.locator(".edit").inner_text()
     card.locator("details.problem summary").click()
     assert "best under 0, worse under 1" in card.locator("details.problem").inner_text()
     assert "reward 0.500" in card.locator("details.problem .said.other").inner_text()
@@ -315,9 +311,8 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
         ).count()
         == 0
     )
-    assert (
-        page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
-    )
+    assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting"
+    assert watched.noted == []
 
 
 def test_text_that_hides_and_text_without_end(browser, tmp_path):
@@ -393,10 +388,8 @@ def looked_at(browser, page_file, width, scheme):
     watched = Watched(
         browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme
     )
-    assert (
-        watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        and watched.noted == []
-    )
+    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert watched.noted == []
     for drawn in watched.page.locator("figure > svg").all():
         box = drawn.bounding_box()
         assert drawn.get_attribute("viewBox") == f"0 0 {round(box['width'])} 232", (
@@ -427,10 +420,8 @@ def test_a_hostile_evaluation(browser, tmp_path, width, scheme):
         "and says where one is"
     )
     section.locator(".detail", has_text="What each system said").wait_for()
-    assert (
-        section.locator(".row").count() == 6
-        and ATTACKS[2] in section.locator(".detail").inner_text()
-    )
+    assert section.locator(".row").count() == 6
+    assert ATTACKS[2] in section.locator(".detail").inner_text()
     assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
 
 
@@ -493,11 +484,9 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
     assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
     drawn = section.locator("figure").first
     paired = section.locator("table").nth(1).inner_text()
-    assert (
-        "steady: trained agent" in drawn.inner_text()
-        and "steady" in paired
-        and "exact_match" in paired
-    )
+    assert "steady: trained agent" in drawn.inner_text()
+    assert "steady" in paired
+    assert "exact_match" in paired
     pictured(page, "comparison", "#comparison")
 
 

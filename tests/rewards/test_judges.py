@@ -85,10 +85,8 @@ def test_a_rubric_is_a_weighted_mean_of_its_criteria():
     assert scores == [pytest.approx((3 * 1.0 + 0.2) / 4), None, pytest.approx(0.8)]
     assert logged == [("rubric_judge/failed", 0.0)] * 2  # a failed rollout is not the judge's
     request = chat.calls[0][-1]["content"]
-    assert (
-        "- right (weight 3): The answer is right." in request
-        and "<accepted_answers>4</accepted_answers>" in request
-    )
+    assert "- right (weight 3): The answer is right." in request
+    assert "<accepted_answers>4</accepted_answers>" in request
 
 
 def test_a_group_is_compared_in_one_request():
@@ -103,9 +101,8 @@ def test_a_group_is_compared_in_one_request():
 def test_groups_are_not_compared_with_each_other():
     chat = ScriptedChat(obedient)
     mixed = [answer("5", group=0), answer("4", group=1), answer("5", group=0), answer("5", group=1)]
-    assert (
-        judged(GroupJudge(chat, RUBRIC), mixed)[0] == [0.5, 1.0, 0.5, 0.0] and len(chat.calls) == 2
-    )
+    assert judged(GroupJudge(chat, RUBRIC), mixed)[0] == [0.5, 1.0, 0.5, 0.0]
+    assert len(chat.calls) == 2
     by_question = [answer("4", group=None), answer("5", group=None, row={"question": "3 ?"})]
     with pytest.raises(ValueError, match="a group has only one"):
         judged(GroupJudge(chat, RUBRIC), by_question)
@@ -222,17 +219,16 @@ def test_the_order_is_shuffled_by_the_seed_and_reversed_on_request():
     scores = {seed: tuple(judged(judge, group)[0]) for seed, judge in chosen.items()}
     assert len(set(scores.values())) > 3  # which rollout comes first depends on the seed
     again = judged(GroupJudge(ScriptedChat(first_is_best), RUBRIC, seed=3), group)[0]
-    assert tuple(again) == scores[3] and sorted(again) == [
+    assert tuple(again) == scores[3]
+    assert sorted(again) == [
         0.0,
         pytest.approx(1 / 3),
         pytest.approx(2 / 3),
         1.0,
     ]
     chat = ScriptedChat(first_is_best)
-    assert (
-        judged(GroupJudge(chat, RUBRIC, both_orders=True), group)[0] == [0.5] * 4
-        and len(chat.calls) == 2
-    )
+    assert judged(GroupJudge(chat, RUBRIC, both_orders=True), group)[0] == [0.5] * 4
+    assert len(chat.calls) == 2
 
 
 def test_a_recorded_judgement_is_replayed(tmp_path):
@@ -259,9 +255,8 @@ def test_the_judge_is_asked_for_json_by_a_schema():
 
     judged(RubricJudge(chat, RUBRIC), [answer("4")])
     judged(RubricJudge(chat, RUBRIC, response_format=None, temperature=1), [answer("4")])
-    assert (
-        seen[0][0]["json_schema"]["schema"] == score_schema(["right", "brief"]) and seen[0][1] == 0
-    )
+    assert seen[0][0]["json_schema"]["schema"] == score_schema(["right", "brief"])
+    assert seen[0][1] == 0
     assert seen[1] == (None, 1)
 
 
@@ -316,9 +311,8 @@ def test_a_failed_judgement_is_no_zero_beside_other_rewards(judge, tiny_policy, 
     found = [
         (record["status"], record["reward"]) for record in read_rollouts(tmp_path / "rollouts")
     ]
-    assert found[:2] == [("failed", None)] * 2 and all(
-        reward is not None for _, reward in found[2:]
-    )
+    assert found[:2] == [("failed", None)] * 2
+    assert all(reward is not None for _, reward in found[2:])
 
 
 def test_a_judge_that_works_no_more_stops_the_run(tiny_policy, rows, tmp_path):

@@ -76,17 +76,13 @@ def test_the_front_exports_it():
 def test_what_one_has_that_brings_nothing_but_a_step():
     least = Least()
     assert as_environment(least) is least and observed(least).text == "It is Kenya."
-    assert (
-        least.grammar is None
-        and least.prompt_template is None
-        and dict(least.chat_template_kwargs) == {}
-    )
-    assert (
-        least.check() is None
-        and least.close() is None
-        and least.state_dict() is None
-        and not least.has_reset
-    )
+    assert least.grammar is None
+    assert least.prompt_template is None
+    assert dict(least.chat_template_kwargs) == {}
+    assert least.check() is None
+    assert least.close() is None
+    assert least.state_dict() is None
+    assert not least.has_reset
     assert template_for(least, TagGrammar()).startswith(
         "You answer a question with the help of Least: Answers the same each time."
     )
@@ -108,11 +104,9 @@ def test_an_object_with_a_step_is_one_with_all_that_it_has():
     duck = Duck()
     adapted = as_environment(duck)
     assert isinstance(adapted, Environment) and as_environment(adapted) is adapted
-    assert (
-        adapted.grammar is duck.grammar
-        and adapted.prompt_template is None
-        and adapted.chat is duck.chat
-    )
+    assert adapted.grammar is duck.grammar
+    assert adapted.prompt_template is None
+    assert adapted.chat is duck.chat
     assert adapted.state_dict() == {"n": 1} and adapted.check() is None and adapted.has_reset
     assert observed(adapted).text == observed(duck).text == "quack"
     assert "the help of Duck: An object with a step." in template_for(duck, TagGrammar())

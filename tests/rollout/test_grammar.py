@@ -107,9 +107,10 @@ def test_answering():
 def test_malformed(text, problem):
     turn = parse_turn(text)
     assert (turn.kind, turn.problem) == ("malformed", problem)
-    assert (
-        not turn.well_formed and turn.request is None and turn.answer is None and turn.text == text
-    )
+    assert not turn.well_formed
+    assert turn.request is None
+    assert turn.answer is None
+    assert turn.text == text
 
 
 @pytest.mark.parametrize(
@@ -196,9 +197,8 @@ def test_any_text_is_read(grammar, data):
     turn = parse_turn(text, grammar)
     assert turn.text == text and turn.kind in ("act", "answer", "malformed")
     assert (turn.kind == "malformed") == bool(turn.problem)
-    assert (turn.request is not None) == (turn.kind == "act") and (turn.answer is not None) == (
-        turn.kind == "answer"
-    )
+    assert (turn.request is not None) == (turn.kind == "act")
+    assert (turn.answer is not None) == (turn.kind == "answer")
     assert turn.request != ""
     assert turn.well_formed == well_formed_by_pattern(text, grammar)
     if turn.well_formed:

@@ -377,9 +377,8 @@ def test_facts_of_a_rollout():
         1,
         (1.5,),
     )
-    assert (
-        "down" in failed.error and RolloutFacts.of(failed_rollout(Misconfigured("wrong key"))).fatal
-    )
+    assert "down" in failed.error
+    assert RolloutFacts.of(failed_rollout(Misconfigured("wrong key"))).fatal
 
 
 def test_means_and_sums():

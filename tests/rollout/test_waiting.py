@@ -112,9 +112,8 @@ def test_a_hung_reset_fails_its_rollout_alone():
 
     rows = run(reset_rows(Starts(), [{"question": "good"}, {"question": "bad"}], SOON))
     assert rows[0][RESET_ERROR] is None
-    assert isinstance(rows[1][RESET_ERROR], TimedOut) and "Starts.reset" in str(
-        rows[1][RESET_ERROR]
-    )
+    assert isinstance(rows[1][RESET_ERROR], TimedOut)
+    assert "Starts.reset" in str(rows[1][RESET_ERROR])
 
 
 def test_each_of_several_environments_has_its_limit():
@@ -300,9 +299,8 @@ def test_given_up_threads_are_replaced():
     assert waiting.result(5) == "free"
     event.set()
     assert hung[1].result(5)
-    assert [threads.submit(ended.append, i).result(5) for i in range(10)] == [
-        None
-    ] * 10 and ended == list(range(10))
+    assert [threads.submit(ended.append, i).result(5) for i in range(10)] == [None] * 10
+    assert ended == list(range(10))
 
 
 def test_threads_run_what_is_submitted():

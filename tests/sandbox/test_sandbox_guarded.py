@@ -81,10 +81,8 @@ def test_the_world_of_many_words_guards_every_end():
     """The same warm start and split as in the other worlds; words differ from seed to seed."""
     ends = len(WORLD.last_relations)
     rules = draw_rules(random.Random("house 1"), ends=ends)
-    assert (
-        set(rules) == {"capital", *WORLD.last_relations}
-        and len(set(rules.values())) == len(rules) == 8
-    )
+    assert set(rules) == {"capital", *WORLD.last_relations}
+    assert len(set(rules.values())) == len(rules) == 8
     fewer = draw_rules(random.Random("house 1"))
     assert list(rules)[:1] == list(fewer)[:1] == ["capital"] and len(fewer) == 4
 
@@ -329,7 +327,8 @@ def test_crossover_takes_over_what_won():
         with_prompt(1, (say("code", "birch"), say("city", "flint")), (0.0, 0.0, 1.0)),
     ]
     child = asyncio.run(crossover(GuardedReflector(0.0), trials, EVERYTHING)).child
-    assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (
+    assert child.principles == (say("city", "amber"), say("code", "birch"))
+    assert child.parents == (
         0,
         1,
     )

@@ -129,9 +129,8 @@ def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
 def test_latency_does_not_block():
     question = [user("what is the currency of Kenya ?")]
     waiting = [start(Oracle(latency=3600)(question)) for _ in range(50)]
-    assert not any(future.done() for future in waiting) and all(
-        future.cancel() for future in waiting
-    )
+    assert not any(future.done() for future in waiting)
+    assert all(future.cancel() for future in waiting)
     assert start(Oracle(latency=0.1)(question)).result(60).text == "the answer is shilling ."
 
 

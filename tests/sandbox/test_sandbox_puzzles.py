@@ -173,10 +173,8 @@ def test_an_answer_without_steps_gets_its_steps_back():
 def test_errors_come_at_their_rates():
     right = [(row["question"], f"Answer: {row['answers'][0]}") for row in ROWS]
     verdicts = [read_verdict(said(PuzzleVerifier(), VERIFIER, query=q, output=a)) for q, a in right]
-    assert (
-        0.8 < sum(v is True for v in verdicts) / 200 < 0.97
-        and 0 < sum(v is None for v in verdicts) < 15
-    )
+    assert 0.8 < sum(v is True for v in verdicts) / 200 < 0.97
+    assert 0 < sum(v is None for v in verdicts) < 15
     alarms = sum(
         said(PuzzleCritic(), FEEDBACK, query=q, output=a, state="") != "CORRECT" for q, a in right
     )

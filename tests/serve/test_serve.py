@@ -102,10 +102,8 @@ def test_an_answer(serve):
         assert [model.id for model in asking.models.list()] == ["agent"]
     said = ask(address)
     assert said.choices[0].message.content == "Nairobi" and said.choices[0].finish_reason == "stop"
-    assert (
-        said.model == "agent"
-        and said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
-    )
+    assert said.model == "agent"
+    assert said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
     assert not hasattr(said, "trajectory"), "only on request"
 
 
@@ -146,10 +144,8 @@ def test_streaming(serve):
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == "Nairobi" and chunks[-1].usage.completion_tokens > 0
-    assert (
-        chunks[-2].choices[0].finish_reason == "stop"
-        and chunks[-2].trajectory["status"] == "answered"
-    )
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-2].trajectory["status"] == "answered"
 
 
 def test_the_same_seed_is_the_same_episode(serve):
@@ -407,11 +403,9 @@ async def stops_its_loop():
 )
 def test_bad_requests_are_told_in_openais_form(serve, body, status, param):
     got, said = post(serve(), body)
-    assert (
-        got == status
-        and said["error"]["param"] == param
-        and said["error"]["type"] == "invalid_request_error"
-    )
+    assert got == status
+    assert said["error"]["param"] == param
+    assert said["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -460,11 +454,9 @@ def test_a_field_that_is_null_is_not_given(serve, more):
 )
 def test_a_request_of_too_many_parts_is_refused(serve, body):
     status, said = post(serve(), body)
-    assert (
-        status == 400
-        and said["error"]["type"] == "invalid_request_error"
-        and len(said["error"]["message"]) < 500
-    )
+    assert status == 400
+    assert said["error"]["type"] == "invalid_request_error"
+    assert len(said["error"]["message"]) < 500
     assert said["error"]["code"] != "context_length_exceeded", "before it is rendered"
 
 
@@ -525,11 +517,9 @@ def test_a_prompt_that_does_not_fit_is_refused_at_once(serve):
     agent = serve.service.models["agent"].agent
     long = [{"role": "user", "content": "Kenya " * 3000}]
     status, said = post(address, {"model": "agent", "messages": long})
-    assert (
-        status == 400
-        and said["error"]["code"] == "context_length_exceeded"
-        and said["error"]["param"] == "messages"
-    )
+    assert status == 400
+    assert said["error"]["code"] == "context_length_exceeded"
+    assert said["error"]["param"] == "messages"
     assert "1024" in said["error"]["message"] and "3" in said["error"]["message"]
     assert agent.policy.sampler.batches == [], "nothing was read"
     assert ask(address).choices[0].message.content == "Nairobi"

@@ -207,8 +207,6 @@ def check_tool_call(body: str) -> None:
         SearchGrammar().parse(f"<tool_call>{body}</tool_call>").request or ""
     )
     assert bool(queries) != bool(problem)
-    assert (
-        len(problem) < 400
-        and len(queries) <= 8
-        and all(isinstance(query, str) for query in queries)
-    )
+    assert len(problem) < 400
+    assert len(queries) <= 8
+    assert all(isinstance(query, str) for query in queries)

@@ -150,11 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         if longest > self.server.max_model_len:
             limit = f"This model's maximum context length is {self.server.max_model_len} tokens, got {longest}"
             return self._answer({"error": {"message": limit, "code": 400}}, 400)
-        assert (
-            body["return_token_ids"]
-            and body["return_tokens_as_token_ids"]
-            and body["logprobs"] == 0
-        )
+        assert body["return_token_ids"]
+        assert body["return_tokens_as_token_ids"]
+        assert body["logprobs"] == 0
         parameters = {
             name: body.get(name) for name in ("max_tokens", "temperature", "seed", "stop")
         }

@@ -100,13 +100,10 @@ def test_a_few_trajectories_spread_over_the_batch():
     view.show("train", [rollout(question=f"q{number}") for number in range(50)], [[1.0]] * 50)
     log(view, step=7)
     ((columns, rows),) = [values["train/trajectories"] for values in wandb.logged]
-    assert (
-        columns == ["question", "conversation", "answer", "status", "r", "parts"]
-        and len(rows) == TRAJECTORIES
-    )
-    assert [row[0] for row in rows] == ["q0", "q12", "q24", "q36"] and wandb.logged[0][
-        "train/global_step"
-    ] == 7
+    assert columns == ["question", "conversation", "answer", "status", "r", "parts"]
+    assert len(rows) == TRAJECTORIES
+    assert [row[0] for row in rows] == ["q0", "q12", "q24", "q36"]
+    assert wandb.logged[0]["train/global_step"] == 7
     assert "[reply] </td>" in rows[0][1] and "<answer> Nairobi" in rows[0][1]
     assert rows[0][-1] == "total 1.000, format 1.000, answer 1.000"
     log(view, step=8)
@@ -140,11 +137,9 @@ def test_the_population_and_its_tree(tmp_path):
     table, picture = wandb.logged
     columns, rows = table["evolution/members"]
     assert len(rows) == MEMBERS and columns[:3] == ["id", "parents", "operator"]
-    assert (
-        rows[0][0] == population.best().id
-        and rows[0][7] == "best"
-        and rows[1][0] == len(population.members) - 1
-    )
+    assert rows[0][0] == population.best().id
+    assert rows[0][7] == "best"
+    assert rows[1][0] == len(population.members) - 1
     assert picture["evolution/tree"] == b"\x89PNG"
     log(view)
     assert len(wandb.logged) == 2, "nothing has changed"
@@ -164,7 +159,8 @@ def test_a_broken_tracker_is_said_once(caplog):
             view.show("train", [rollout()], [[1.0]])
             view.population.select(1)
             log(view, step)
-    assert wandb.tried == 1 and [record.message for record in caplog.records] == [
+    assert wandb.tried == 1
+    assert [record.message for record in caplog.records] == [
         "logging to wandb failed, training goes on without it: ConnectionError('no network')"
     ]
 
@@ -254,11 +250,9 @@ def test_tensorboard(tiny_policy, rows, tmp_path):
         .tensor_proto.string_val[0]
         .decode("utf-8")
     )
-    assert (
-        members.count("\n") == 1 + len(trainer.population.members) > 2
-        and "<script>" not in members
-        and "![" not in members
-    )
+    assert members.count("\n") == 1 + len(trainer.population.members) > 2
+    assert "<script>" not in members
+    assert "![" not in members
     assert events.Images("evolution/tree")[-1].encoded_image_string[:4] == b"\x89PNG"
 
 
@@ -272,11 +266,9 @@ def test_trackio(tiny_policy, rows, tmp_path, monkeypatch):
     found = b"".join(
         path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file()
     )
-    assert (
-        b"train/trajectories" in found
-        and b"evolution/members" in found
-        and b"evolution/tree" in found
-    )
+    assert b"train/trajectories" in found
+    assert b"evolution/members" in found
+    assert b"evolution/tree" in found
 
 
 def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):

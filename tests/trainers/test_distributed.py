@@ -118,9 +118,8 @@ def test_metrics_by_environment_are_those_of_one_process(play, backend):
             assert np.allclose(
                 column(process["several-full"], name), column(one, name), rtol=0, atol=1e-6
             ), name
-    assert column(one, "environments/even/turns") == [1, 1, 1] and column(
-        one, "environments/odd/turns"
-    ) == [3, 3, 3]
+    assert column(one, "environments/even/turns") == [1, 1, 1]
+    assert column(one, "environments/odd/turns") == [3, 3, 3]
 
 
 @pytest.mark.parametrize("method", ["prompt_r1", "espl"])
@@ -173,10 +172,8 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
                 assert [process["asked"][1] for process in seen] == [0, 0]
             assert numbers == list(left)
             first, second = (process["outcomes"][life] for process in seen)
-            assert (
-                column(first, "loss") == column(second, "loss")
-                and first["population"] == second["population"]
-            )
+            assert column(first, "loss") == column(second, "loss")
+            assert first["population"] == second["population"]
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 

@@ -43,7 +43,8 @@ def parts(members=1, root="Answer .", **changes):
 def test_each_slot_has_its_own_prompt():
     prompts = parts(members=4)
     prompts.start_batch(0)
-    assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.batch_prompts] == [
+    assert prompts.rollouts_per_row == 6
+    assert [prompt.id for prompt in prompts.batch_prompts] == [
         2,
         3,
     ]
@@ -77,10 +78,8 @@ def test_the_best_prompt_alone_takes_no_draw():
     prompts = parts(members=3, mode="alternating", phase_steps=1)
     before = prompts.generation.population.turns
     prompts.start_batch(0)
-    assert (
-        len({prompt.id for prompt in prompts.batch_prompts}) == 1
-        and prompts.generation.population.turns == before
-    )
+    assert len({prompt.id for prompt in prompts.batch_prompts}) == 1
+    assert prompts.generation.population.turns == before
     prompts.start_batch(1)
     assert len({prompt.id for prompt in prompts.batch_prompts}) == 2, (
         "in the phase after it prompts evolve"

@@ -323,20 +323,15 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     before = likelihood(bare)
     trainer.distill(rows.select(range(4)), learning_rate=1e-2, num_train_epochs=4)
     played = [rollout.row["prompt"] for batch in batches for rollout in batch.rollouts]
-    assert len(played) == 8 and {messages[0]["content"] for messages in played} == {
-        "Answer .\n[G0]. Ask first ."
-    }
+    assert len(played) == 8
+    assert {messages[0]["content"] for messages in played} == {"Answer .\n[G0]. Ask first ."}
     assert likelihood(bare) > before + 1
     trainer.evaluate(rows.select(range(4)))
-    assert (
-        batches[-1].rollouts[-1].row["prompt"][0]["role"] == "user"
-        and trainer.population.members[0].held_out is None
-    )
+    assert batches[-1].rollouts[-1].row["prompt"][0]["role"] == "user"
+    assert trainer.population.members[0].held_out is None
     trainer.save_model(str(tmp_path))
-    assert (
-        AgentSpec.load(tmp_path).messages(rows[0]) == bare
-        and not (tmp_path / "system_prompt.txt").read_text()
-    )
+    assert AgentSpec.load(tmp_path).messages(rows[0]) == bare
+    assert not (tmp_path / "system_prompt.txt").read_text()
 
 
 def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path, monkeypatch):
@@ -442,9 +437,8 @@ def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(
     }
     asked = AgentSpec.load(tmp_path).messages(row)
     assert asked == prompt_messages(trainer, row)
-    assert trainer.population.best().text in asked[0]["content"] and asked[0]["content"].endswith(
-        "Be brief ."
-    )
+    assert trainer.population.best().text in asked[0]["content"]
+    assert asked[0]["content"].endswith("Be brief .")
 
 
 def test_rows_with_a_prompt_only_can_cross(tiny_policy, rows, tmp_path):
@@ -557,10 +551,8 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
 
     trainer._journal.append = full_twice
     trainer.train()
-    assert (
-        trainer.state.global_step == 4
-        and caplog.text.count("evolution.jsonl cannot be written") == 1
-    )
+    assert trainer.state.global_step == 4
+    assert caplog.text.count("evolution.jsonl cannot be written") == 1
     assert [line["step"] for line in read_journal(tmp_path / "evolution.jsonl")] == [0, 1, 2]
 
 

@@ -77,14 +77,12 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
     trainer.train()
     assert any((before[name] != value).any() for name, value in trainer.model.named_parameters())
     logged = [entry for entry in trainer.state.log_history if "program/sequences" in entry]
-    assert len(logged) == 2 and all(
-        entry["program/sequences"] == entry["program/calls"] == 2 for entry in logged
-    )
+    assert len(logged) == 2
+    assert all(entry["program/sequences"] == entry["program/calls"] == 2 for entry in logged)
     assert all(entry["rollout/answered"] == 1 for entry in logged)
     records = list(read_rollouts(tmp_path / "rollouts"))
-    assert len(records) == 8 and all(
-        len(record["sequences"]) == len(record["turns"]) == 2 for record in records
-    )
+    assert len(records) == 8
+    assert all(len(record["sequences"]) == len(record["turns"]) == 2 for record in records)
     assert all(
         record["tokens"]["agent"] == sum(s["in_loss"] for s in record["sequences"])
         for record in records
@@ -152,14 +150,11 @@ def test_ahead_of_the_weights_a_killed_run_feeds_its_programs_from_the_log(tiny_
         "whole groups, counted once"
     )
     assert last["async/played_anew"] == 0
-    assert (
-        last["program/sequences"] >= 2
-        and last["async/token_age_max"] >= 1
-        and last["async/clipped"] <= 1
-    )
-    assert second.state.global_step == 4 and all(
-        record["status"] == "answered" for record in read_rollouts(tmp_path / "rollouts")
-    )
+    assert last["program/sequences"] >= 2
+    assert last["async/token_age_max"] >= 1
+    assert last["async/clipped"] <= 1
+    assert second.state.global_step == 4
+    assert all(record["status"] == "answered" for record in read_rollouts(tmp_path / "rollouts"))
 
 
 def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):

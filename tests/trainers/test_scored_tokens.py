@@ -65,10 +65,8 @@ def test_loss_and_gradients_are_those_of_trl(trainer, skips, monkeypatch):
         return GRPOTrainer._compute_loss(trainer, model, inputs)
 
     plain_loss, plain_gradients = loss_and_gradients(plain, trainer, batch)
-    assert (
-        loss == pytest.approx(plain_loss, rel=1e-6, abs=1e-9)
-        and len(gradients) == len(plain_gradients) > 0
-    )
+    assert loss == pytest.approx(plain_loss, rel=1e-6, abs=1e-9)
+    assert len(gradients) == len(plain_gradients) > 0
     assert any(gradient.abs().max() > 0 for gradient in gradients)
     for ours, theirs in zip(gradients, plain_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
@@ -141,9 +139,8 @@ def test_earlier_log_probabilities_are_of_the_agents_tokens_too(trainer):
     batch = one_batch(trainer)
     outside = batch["tool_mask"] == 0
     for name in ("old_per_token_logps", "ref_per_token_logps"):
-        assert (batch[name][outside] == 0).all() and (
-            batch[name][~outside & (batch["completion_mask"] == 1)] != 0
-        ).all()
+        assert (batch[name][outside] == 0).all()
+        assert (batch[name][~outside & (batch["completion_mask"] == 1)] != 0).all()
 
 
 def test_no_ratio_overflows_where_nothing_is_scored(trainer):

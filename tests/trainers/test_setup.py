@@ -68,10 +68,8 @@ def test_a_saved_models_own_form_is_trained_in(model, rows, tmp_path, caplog, ki
     assert spec.chat_template_kwargs == {"mine": True} and trainer.chat_format.grammar == TAGS
     assert spec.limits.max_turns == 2, "the limits are those of the arguments"
     (warning,) = [record.message for record in caplog.records if SPEC_FILE in record.message]
-    assert (
-        "using the prompt template and grammar that the model was saved with" in warning
-        and "\n" not in warning
-    )
+    assert "using the prompt template and grammar that the model was saved with" in warning
+    assert "\n" not in warning
 
 
 def test_a_model_that_is_loaded_already_too(model, rows, tmp_path):

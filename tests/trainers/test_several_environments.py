@@ -68,9 +68,8 @@ def several(chat=None):
 
 
 def right(rollout, **columns):
-    assert {episode.row["environment"] for episode in rollout} == {"oracle"} and set(
-        columns["environment"]
-    ) == {"oracle"}
+    assert {episode.row["environment"] for episode in rollout} == {"oracle"}
+    assert set(columns["environment"]) == {"oracle"}
     return [float(index % 2) for index, _ in enumerate(rollout)]
 
 
@@ -104,13 +103,11 @@ def test_each_row_is_played_in_its_environment(tiny_policy, both, tmp_path):
     prompts = trainer.processing_class.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
     assert ["question :" in prompt for prompt in prompts] == [True, True, False, False]
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    assert (
-        metrics["environments/oracle/reward"] == 0.5 and metrics["environments/shop/reward"] == 3.0
-    )
+    assert metrics["environments/oracle/reward"] == 0.5
+    assert metrics["environments/shop/reward"] == 3.0
     assert metrics["environments/oracle/share"] == metrics["environments/shop/share"] == 0.5
-    assert (
-        metrics["rewards/oracle/right/mean"] == 0.5 and metrics["rewards/shop/Priced/mean"] == 3.0
-    )
+    assert metrics["rewards/oracle/right/mean"] == 0.5
+    assert metrics["rewards/shop/Priced/mean"] == 3.0
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert [record["environment"] for record in records] == ["oracle", "oracle", "shop", "shop"]
 
@@ -229,9 +226,9 @@ def test_a_form_for_each_is_saved_and_loaded(tmp_path):
     spec.save(tmp_path)
     assert AgentSpec.load(tmp_path) == spec
     shop = AgentSpec.load(tmp_path, name="shop")
-    assert (
-        shop.prompt_template == "buy {question}" and shop.grammar == own and not shop.environments
-    )
+    assert shop.prompt_template == "buy {question}"
+    assert shop.grammar == own
+    assert not shop.environments
     assert set(spec.stop_texts) == {*TagGrammar().stops, *own.stops}
     assert spec.messages({"question": "x", "environment": "shop"})[-1]["content"] == "buy x"
     with pytest.raises(ValueError, match="trained without the environment 'mine'"):
@@ -260,9 +257,9 @@ def test_rows_by_ratio():
     )
     drawn = draw_by_ratio(rows, {"oracle": 0.5, "shop": 0.5}, seed=0)
     names = drawn["environment"]
-    assert (
-        len(drawn) == 60 and list(names).count("shop") == 30 and set(drawn["n"]) == set(range(40))
-    )
+    assert len(drawn) == 60
+    assert list(names).count("shop") == 30
+    assert set(drawn["n"]) == set(range(40))
     assert list(drawn["n"]) == list(draw_by_ratio(rows, {"oracle": 1, "shop": 1}, seed=0)["n"])
     assert list(drawn["n"]) != list(draw_by_ratio(rows, {"oracle": 1, "shop": 1}, seed=1)["n"])
     for wrong, message in (
@@ -286,9 +283,8 @@ def test_an_evolved_prompt_stands_before_each_template(tiny_policy, both, tmp_pa
     prompt = SystemPrompt("Be brief.", ("Think.",))
     for name, start in (("oracle", SANDBOX_TEMPLATE[:10]), ("shop", "shop ")):
         messages = prompt.messages(spec.messages({"question": "x", "environment": name}))
-        assert [message["role"] for message in messages] == ["system", "user"] and messages[1][
-            "content"
-        ].startswith(start)
+        assert [message["role"] for message in messages] == ["system", "user"]
+        assert messages[1]["content"].startswith(start)
 
 
 def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):

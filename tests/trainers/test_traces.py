@@ -73,10 +73,8 @@ def test_evaluations_and_failed_rollouts(tiny_policy, tmp_path, rows):
         trainer = acting(tiny_policy, tmp_path, rows, chat=chat, max_steps=1, max_failed_share=1.0)
         trainer.evaluate(rows.select(range(2)))
     (evaluation,) = found.named("evaluation")
-    assert (
-        evaluation.attributes["agentic_prompting.failed"] == 4
-        and "agentic_prompting.reward" not in evaluation.attributes
-    )
+    assert evaluation.attributes["agentic_prompting.failed"] == 4
+    assert "agentic_prompting.reward" not in evaluation.attributes
     assert [name for name, _ in found.below(evaluation)] == ["invoke_agent agent"] * 4
     assert {span.attributes.get("error.type") for span in found.named("invoke_agent agent")} == {
         "ServerFailed"
@@ -95,10 +93,8 @@ def test_a_step_that_breaks_off_has_ended(tiny_policy, tmp_path, rows):
             trainer.train()
         assert not spans._traces.trace_api.get_current_span().get_span_context().is_valid
     (step,) = found.named("training_step")
-    assert (
-        step.attributes["error.type"] == "ZeroDivisionError"
-        and found.below(None)[0][0] == "training_step"
-    )
+    assert step.attributes["error.type"] == "ZeroDivisionError"
+    assert found.below(None)[0][0] == "training_step"
 
 
 def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(
@@ -129,7 +125,8 @@ def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):
     with traced() as found:
         pass
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    assert not found.all and not any(
+    assert not found.all
+    assert not any(
         "Span" in type(callback).__name__ for callback in trainer.callback_handler.callbacks
     )
 

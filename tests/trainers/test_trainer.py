@@ -84,11 +84,9 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     assert kept[0]["observations"][0]["text"] and kept[0]["question"]
 
     spec = AgentSpec.load(tmp_path)
-    assert (
-        spec == trainer.spec
-        and spec.limits.max_turns == 3
-        and spec.prompt_template == SANDBOX_TEMPLATE
-    )
+    assert spec == trainer.spec
+    assert spec.limits.max_turns == 3
+    assert spec.prompt_template == SANDBOX_TEMPLATE
     agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(Oracle()))
     rollout = agent.answer(rows[0]["question"])
     assert rollout.done and rollout.turns
@@ -190,9 +188,8 @@ def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path)
         [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
     )
     assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == 0
-    assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (
-        batch["tool_mask"][:, -1] == 0
-    ).all()
+    assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all()
+    assert (batch["tool_mask"][:, -1] == 0).all()
     assert batch["tool_mask"].sum() == 4 * (19 - 2)
 
 
@@ -752,11 +749,9 @@ def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, ki
     bare = shutil.copytree(tiny_policy, tmp_path / "bare", ignore=shutil.ignore_patterns(SPEC_FILE))
     told = partial(told_of, policy=bare, folder=tmp_path, rows=rows, kind=kind)
     own = told(Calculator())
-    assert (
-        "Calculator" in own
-        and "Answers sums of two numbers." in own
-        and "language model" not in own
-    )
+    assert "Calculator" in own
+    assert "Answers sums of two numbers." in own
+    assert "language model" not in own
     assert "<interaction_prompt>" in own and "<answer>" in own and own.endswith("{question}")
     assert "large language model" in told(LLMEnvironment(Oracle()))
 
@@ -780,11 +775,9 @@ def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(
     (warning,) = [
         record.message for record in caplog.records if "no answer in the form" in record.message
     ]
-    assert (
-        "4 of 4 rollouts of the first step" in warning
-        and "max_turn_tokens=4" in warning
-        and "prompt_template" in warning
-    )
+    assert "4 of 4 rollouts of the first step" in warning
+    assert "max_turn_tokens=4" in warning
+    assert "prompt_template" in warning
     caplog.clear()
     trainer = trainer_for(tiny_policy, tmp_path / "knows", rows, max_steps=1)
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
@@ -812,7 +805,8 @@ def test_without_bars_the_line_of_a_step_stays(tiny_policy, rows, tmp_path, capf
     assert [line.partition(":")[0] for line in output.splitlines()] == [
         "step 1",
         "step 2",
-    ] and "{'" not in output
+    ]
+    assert "{'" not in output
 
 
 def test_a_dataframe_and_a_list_are_rows_too(tiny_policy, rows, tmp_path):

@@ -182,15 +182,11 @@ def test_a_version_that_differs_is_refused_by_the_parts_name():
     with pytest.raises(TRLChanged) as raised:
         compare_trl("1.99.0", Other)
     message = str(raised.value)
-    assert (
-        "_compute_loss takes (batch), but (model, inputs) was expected" in message
-        and "1.16.0" in message
-    )
+    assert "_compute_loss takes (batch), but (model, inputs) was expected" in message
+    assert "1.16.0" in message
     assert "\n" not in message and message.count("expected") == 1
-    assert (
-        "does not exist" in TRLPart("_gone").find_difference()
-        and "does not exist" in TRLPart("trl.models.gone").find_difference()
-    )
+    assert "does not exist" in TRLPart("_gone").find_difference()
+    assert "does not exist" in TRLPart("trl.models.gone").find_difference()
 
 
 def test_only_trainers_imports_trl():
@@ -209,9 +205,8 @@ def test_the_installed_trl_is_in_the_range():
     assert trl.specifier.contains(installed), (
         f"trl {installed} is outside of {trl.specifier} in pyproject.toml"
     )
-    assert all(
-        trl.specifier.contains(version) for version in TESTED
-    ) and not trl.specifier.contains("2.0.0")
+    assert all(trl.specifier.contains(version) for version in TESTED)
+    assert not trl.specifier.contains("2.0.0")
     assert not trl.specifier.contains("1.14.2") and not trl.specifier.contains("1.15.0"), (
         "these fail tests here"
     )
@@ -347,7 +342,8 @@ def test_calculate_rewards(trained):
     assert [row["rollout"] for row in inputs] == [f"rollout {i}" for i in range(4)]
     assert "env_mask" not in inputs[0] and len(prompts) == 4
     assert ids == [[20, 21, 22 + i, END] for i in range(4)]
-    assert rewards.shape == (4, 1) and rewards.isnan().flatten().tolist() == [
+    assert rewards.shape == (4, 1)
+    assert rewards.isnan().flatten().tolist() == [
         False,
         True,
         False,
@@ -378,10 +374,8 @@ def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(t
 def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
     """`ScoredTokensModel` changes the labels on their way into the model, which is called with them by name, in slices."""
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
-    assert (
-        "model(**model_inputs, labels=labels, fused_lm_head=True)" in source
-        and source.count("model(") == 1
-    )
+    assert "model(**model_inputs, labels=labels, fused_lm_head=True)" in source
+    assert source.count("model(") == 1
     parameters = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
     assert parameters[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
     source = inspect.getsource(GRPOTrainer._compute_loss)
@@ -423,10 +417,8 @@ def test_env_mask_becomes_the_tool_mask(trained):
     batch = trained._generate_and_score_completions(
         [dict(row) for row in trained.during_training["inputs"][0]]
     )
-    assert (
-        batch["completion_ids"].shape == (4, 4)
-        and batch["tool_mask"].tolist() == [[1, 0, 1, 1]] * 4
-    )
+    assert batch["completion_ids"].shape == (4, 4)
+    assert batch["tool_mask"].tolist() == [[1, 0, 1, 1]] * 4
     assert batch["completion_mask"].tolist() == [[1] * 4] * 4
 
 
@@ -594,9 +586,8 @@ def test_vllm_generation_reads_its_limit_at_every_call():
     for each the log-probabilities of the likeliest tokens, the sampled one first. One prompt in `num_generations` is
     sent to the server, so that diverged histories need 1."""
     source = inspect.getsource(VLLMGeneration.generate)
-    assert (
-        "self.max_completion_length" in source and '"max_tokens": max_completion_length' in source
-    )
+    assert "self.max_completion_length" in source
+    assert '"max_tokens": max_completion_length' in source
     assert "all_prompts[::num_generations]" in source
     assert "self.max_completion_length = max_completion_length" in inspect.getsource(
         VLLMGeneration.__init__
@@ -614,10 +605,8 @@ def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert "self.loss_type in" in source and "args.loss_type" not in source
     branch = source.split('self.loss_type in ["cispo", "dapo", "vespo"]')[1].split("elif")[0]
-    assert (
-        "(per_token_loss * mask).sum() / normalizer" in branch
-        and 'inputs["num_items_in_batch"]' in branch
-    )
+    assert "(per_token_loss * mask).sum() / normalizer" in branch
+    assert 'inputs["num_items_in_batch"]' in branch
 
 
 def test_use_vllm_and_continuous_batching_are_flags(trained):
@@ -657,10 +646,8 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
     trainer = grpo(tiny_policy, tmp_path, use_vllm=True, vllm_mode="server")
     generation = trainer.vllm_generation
     assert type(generation) is Noting and generation.asked == 1
-    assert (
-        generation.model is trainer.model
-        and generation.processing_class is trainer.processing_class
-    )
+    assert generation.model is trainer.model
+    assert generation.processing_class is trainer.processing_class
     assert (
         dict(generation._iter_named_params()).keys()
         == dict(trainer.model.named_parameters()).keys()
@@ -678,11 +665,9 @@ def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, 
 def test_get_train_sampler_repeats_rows(trained):
     """`_get_train_sampler` deals rows out as [`EpochSampler`] does: each comes `num_generations` times in a row, each
     batch as often as it is used; in the first epoch in the same order."""
-    assert (
-        trained.num_generations == 4
-        and trained.num_iterations == 1
-        and trained.shuffle_dataset is True
-    )
+    assert trained.num_generations == 4
+    assert trained.num_iterations == 1
+    assert trained.shuffle_dataset is True
     sampler = trained._get_train_sampler()
     order = list(sampler)
     assert len(order) == 8 * 4 and all(len(set(order[i : i + 4])) == 1 for i in range(0, 32, 4))
@@ -773,9 +758,9 @@ def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_pat
         per_device_train_batch_size=2,
     )
     trainer.train()
-    assert (
-        trainer.seen["step"] == [0, 4] and trainer._step == 6 and len(trainer._buffered_inputs) == 2
-    )
+    assert trainer.seen["step"] == [0, 4]
+    assert trainer._step == 6
+    assert len(trainer._buffered_inputs) == 2
     torch.save(trainer._buffered_inputs, tmp_path / "buffer")
     again = torch.load(tmp_path / "buffer", weights_only=True)
     assert [set(batch) for batch in again] == [set(batch) for batch in trainer._buffered_inputs]
@@ -800,10 +785,8 @@ def test_checkpoints_go_where_get_output_dir_says():
     that `push_to_hub` does there."""
     assert list(inspect.signature(Trainer._get_output_dir).parameters) == ["self", "trial"]
     source = inspect.getsource(Trainer._save_checkpoint)
-    assert (
-        "run_dir = self._get_output_dir(trial=trial)" in source
-        and source.count("output_dir=run_dir") == 1
-    )
+    assert "run_dir = self._get_output_dir(trial=trial)" in source
+    assert source.count("output_dir=run_dir") == 1
     assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
     assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
 
@@ -855,9 +838,8 @@ def test_sft_takes_our_tokens_and_labels_as_they_are(tiny_policy, tmp_path):
     )
     batch = trainer.data_collator([dict(row) for row in trainer.train_dataset])
     assert batch["input_ids"].shape == (2, 40)
-    assert (
-        batch["input_ids"][0, :4].tolist() == [5, 6, 7, 8] and batch["attention_mask"][0].sum() == 4
-    )
+    assert batch["input_ids"][0, :4].tolist() == [5, 6, 7, 8]
+    assert batch["attention_mask"][0].sum() == 4
     kept = [[label for label in row if label != -100] for row in batch["labels"].tolist()]
     assert kept == [[7], [43, 44]]
     # The loss is that of the three labelled tokens and of nothing else.

@@ -204,7 +204,8 @@ def test_without_an_environment_a_turn_is_the_answer_whatever_tags_are_in_it(tin
     """A script that asks for <answer> tags must not be stopped or read by Prompt-R1's grammar."""
     conversations = [[{"role": "user", "content": line}] for line in LINES]
     trainer, seen = seen_by_rewards(tiny_policy, tmp_path, conversations)
-    assert trainer.spec.stop_texts == () and {rollout.status for rollout in seen["rollout"]} <= {
+    assert trainer.spec.stop_texts == ()
+    assert {rollout.status for rollout in seen["rollout"]} <= {
         "answered",
         "truncated",
     }

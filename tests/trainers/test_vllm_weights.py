@@ -157,9 +157,8 @@ def test_training_over_two_replicas(train, servers, tmp_path):
     trainer.train()
     assert_on_policy(trainer, 6)
     adapters = trainer.vllm_generation.adapters
-    assert adapters.version == 5 and all(
-        models_of(server) == ["policy", adapters.current] for server in servers
-    )
+    assert adapters.version == 5
+    assert all(models_of(server) == ["policy", adapters.current] for server in servers)
     state = torch.load(tmp_path / "run" / "checkpoint-6" / "exact_resume_0.pt", weights_only=True)[
         "own"
     ]["pushed"]

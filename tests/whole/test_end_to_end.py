@@ -386,9 +386,8 @@ def test_the_demo_writes_what_it_says(runs):
     assert {"loss", "grad_norm", "kl", "entropy"} <= set(log[0]), (
         "the optimisation's curves outlive the run"
     )
-    assert (run.folder / "model.safetensors").exists() and (
-        run.folder / "agentic_prompting.json"
-    ).exists()
+    assert (run.folder / "model.safetensors").exists()
+    assert (run.folder / "agentic_prompting.json").exists()
     for printed in (
         "exact match before",
         "exact match after",
@@ -515,9 +514,8 @@ def test_real_hotpotqa_rows_are_played_and_scored(asking_policy):
     rollouts = PromptAgent.from_pretrained(asking_policy, environment).answer_all(
         rows, progress=False
     )
-    assert len(rollouts) == 16 and all(
-        rollout.done and rollout.status != "failed" for rollout in rollouts
-    )
+    assert len(rollouts) == 16
+    assert all(rollout.done and rollout.status != "failed" for rollout in rollouts)
     assert sum(bool(rollout.observations) for rollout in rollouts) >= 8
     assert any(rollout.status == "answered" for rollout in rollouts)
     for row, rollout in zip(rows, rollouts, strict=True):
@@ -556,9 +554,8 @@ def test_a_failing_environment_is_seen_in_use(asking_policy):
     agent = PromptAgent.from_pretrained(asking_policy, environment)
     rollouts = agent.answer_all(["what is the language of Kenya ?"] * 8, progress=False)
     failed = [rollout for rollout in rollouts if rollout.status == "failed"]
-    assert len(failed) >= 4 and all(
-        "down for maintenance" in str(rollout.error) for rollout in failed
-    )
+    assert len(failed) >= 4
+    assert all("down for maintenance" in str(rollout.error) for rollout in failed)
     assert not any(
         "maintenance" in agent.chat_format.tokenizer.decode(rollout.ids) for rollout in rollouts
     )

@@ -91,11 +91,9 @@ def test_the_sandbox_end_to_end(warm, capsys):
         "--evolution_lag=0",
     )
     shown = capsys.readouterr().out
-    assert (
-        "policy after, best prompt" in shown
-        and "95 % interval" in shown
-        and f"written to {warm}" in shown
-    )
+    assert "policy after, best prompt" in shown
+    assert "95 % interval" in shown
+    assert f"written to {warm}" in shown
     summary = json.loads((warm / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
     assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")

@@ -88,9 +88,8 @@ def test_the_card_of_a_real_run(tiny_policy, rows, tmp_path):
     trainer = prompt_r1(tiny_policy, tmp_path / "hotpot", rows)
     trainer.save_model()
     card = ModelCard.load(tmp_path / "hotpot" / "README.md")
-    assert {"prompt-r1", "grpo", "trl", "agentic-prompting"} <= set(
-        card.data.tags
-    ) and "sandbox" not in card.data.tags
+    assert {"prompt-r1", "grpo", "trl", "agentic-prompting"} <= set(card.data.tags)
+    assert "sandbox" not in card.data.tags
     assert SECRET not in str(card), "an address may hold a key"
     for said in (
         "# hotpot\n",
@@ -117,19 +116,14 @@ def test_the_card_of_a_sandbox_run_says_so(tiny_policy, rows, tmp_path):
     trainer.create_model_card(model_name="me", tags="mine")
     card = ModelCard.load(tmp_path / "README.md")
     assert {"sandbox", "e-spl", "prompt-r1", "mine"} <= set(card.data.tags)
-    assert (
-        "A run in the sandbox." in card.content and "| sandbox or real | sandbox |" in card.content
-    )
-    assert (
-        "| method | Prompt-R1 and E-SPL |" in card.content
-        and "| reflecting model | GuardedReflector |" in card.content
-    )
+    assert "A run in the sandbox." in card.content
+    assert "| sandbox or real | sandbox |" in card.content
+    assert "| method | Prompt-R1 and E-SPL |" in card.content
+    assert "| reflecting model | GuardedReflector |" in card.content
     assert "[G0]. Ask first ." in card.content, "the best system prompt"
-    assert (
-        "serve" in card.content
-        and "--sandbox" in card.content
-        and "| `prompts_per_step` | 2 |" in card.content
-    )
+    assert "serve" in card.content
+    assert "--sandbox" in card.content
+    assert "| `prompts_per_step` | 2 |" in card.content
     scripted = prompt_r1(
         tiny_policy, tmp_path / "scripted", rows, ScriptedChat(["x"]), SANDBOX_TEMPLATE
     )
@@ -308,10 +302,8 @@ def test_push_to_hub_uploads_the_model_and_nothing_else(tiny_policy, rows, tmp_p
     assert 'from_pretrained("me/run"' in card and "# run\n" in card
     saved = b"".join(path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file())
     assert SECRET.encode() not in saved, "no token in training_args.bin"
-    assert (
-        trainer.args.hub_token == SECRET
-        and pickle.loads(pickle.dumps(trainer.args)).hub_token is None
-    )
+    assert trainer.args.hub_token == SECRET
+    assert pickle.loads(pickle.dumps(trainer.args)).hub_token is None
 
 
 def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hub):
@@ -470,9 +462,8 @@ def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_pa
     card = ModelCard.load(tmp_path / "README.md").content
     used = card.split("## How to use it")[1].split("## How it is asked")[0]
     assert "LLMEnvironment" not in card and "gpt-4o-mini" not in card and "castle" not in card
-    assert ("Calculator" in used) == (
-        environment is not None
-    ) and 'PromptAgent.from_pretrained("' in used
+    assert ("Calculator" in used) == (environment is not None)
+    assert 'PromptAgent.from_pretrained("' in used
     assert "--environment-model" not in used
 
 

@@ -24,10 +24,8 @@ def test_accelerate_reads_it(path):
     assert config.distributed_type.value == TYPES[path.stem]
     assert config.num_processes == {"single": 1, "cpu2": 2}.get(path.stem, 8)
     if path.stem == "zero3":
-        assert (
-            config.deepspeed_config["zero_stage"] == 3
-            and config.deepspeed_config["zero3_save_16bit_model"]
-        )
+        assert config.deepspeed_config["zero_stage"] == 3
+        assert config.deepspeed_config["zero3_save_16bit_model"]
     if path.stem == "fsdp2":
         assert config.fsdp_config["fsdp_version"] == 2, (
             "rollouts of several turns are refused under the first"
@@ -64,10 +62,8 @@ def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch,
         use_cpu=True,
         bf16=False,
     )
-    assert (
-        args.steps_per_generation == batch // (2 * processes)
-        and args.steps_per_generation % passes == 0
-    )
+    assert args.steps_per_generation == batch // (2 * processes)
+    assert args.steps_per_generation % passes == 0
     assert 60 <= 2 * processes * passes <= 64, "rollouts an update (Table 6)"
 
 

@@ -124,9 +124,8 @@ def test_it_runs_and_shows_what_its_file_shows(path, whole, tmp_path, monkeypatc
 def test_its_file_is_clean(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5) and all(
-        cell.id for cell in notebook.cells
-    )
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert all(cell.id for cell in notebook.cells)
     assert notebook.metadata.kernelspec.name == "python3"
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in notebook.cells)

@@ -46,11 +46,9 @@ def test_one_version_everywhere():
 def test_the_citation_file_is_one():
     """The fields that version 1.2.0 of the format requires, here and of every reference."""
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert (
-        cff["cff-version"] == "1.2.0"
-        and cff["type"] == "software"
-        and cff["license"] == "Apache-2.0"
-    )
+    assert cff["cff-version"] == "1.2.0"
+    assert cff["type"] == "software"
+    assert cff["license"] == "Apache-2.0"
     for one in (cff, *cff["references"]):
         assert one["title"] and one["type"] in ("software", "article") and one["authors"]
         assert all(
@@ -60,9 +58,8 @@ def test_the_citation_file_is_one():
     assert cff["message"] and len(cff["references"]) == 3
     for reference in cff["references"]:
         (identifier,) = reference["identifiers"]
-        assert identifier["value"].removeprefix("arXiv:") in reference["url"] and isinstance(
-            reference["year"], int
-        )
+        assert identifier["value"].removeprefix("arXiv:") in reference["url"]
+        assert isinstance(reference["year"], int)
 
 
 def test_the_lowest_versions_are_those_of_the_ranges():
@@ -177,15 +174,12 @@ def test_what_is_in_them(built):
     assert {name for name in inside if ".dist-info/" not in name} == ours | {
         shared + name for name in tables
     }
-    assert (
-        "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
-    )
+    assert "agentic_prompting/py.typed" in ours
+    assert "agentic_prompting/report/page/stories.js" in ours
     assert "agentic_prompting/trainers/card.md" in ours
     assert [name for name in inside if name.endswith("licenses/LICENSE")]
-    assert (
-        told["License-Expression"] == "Apache-2.0"
-        and told["Requires-Python"] == PROJECT["requires-python"]
-    )
+    assert told["License-Expression"] == "Apache-2.0"
+    assert told["Requires-Python"] == PROJECT["requires-python"]
     assert set(told.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}

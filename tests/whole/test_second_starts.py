@@ -42,9 +42,9 @@ def test_two_real_starts_at_once(tmp_path, kind):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert (
-        len(ended) == 4 and "" in ended and all("another process" in said for said in ended if said)
-    )
+    assert len(ended) == 4
+    assert "" in ended
+    assert all("another process" in said for said in ended if said)
     lines = {name.name: data.count(b"\n") for name, data in files_of(together).items()}
     assert lines == {name.name: data.count(b"\n") for name, data in files_of(alone).items()}
     kind(together)
@@ -96,7 +96,5 @@ def test_make_demo_leaves_a_running_demo_where_it_is(tmp_path):
         beside = make()
         assert (run / "trainer_state.json").exists() and beside.returncode != 0
         assert beside.stdout == "another demo is running in runs/demo: wait for it, or end it\n"
-    assert (
-        make().returncode == 0
-        and (tmp_path / "runs" / "demo.previous" / "trainer_state.json").exists()
-    )
+    assert make().returncode == 0
+    assert (tmp_path / "runs" / "demo.previous" / "trainer_state.json").exists()

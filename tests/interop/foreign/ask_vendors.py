@@ -24,7 +24,8 @@ def through_anthropic():
         "thinking",
         "text",
         "tool_use",
-    ] and said.stop_reason == "tool_use"
+    ]
+    assert said.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": said.content[-1].id, "content": "2"}
     asked["messages"] += [
         {"role": "assistant", "content": said.content},

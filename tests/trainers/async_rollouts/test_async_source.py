@@ -89,10 +89,8 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], (
         "the last steps start nothing new"
     )
-    assert (
-        logged[0]["async/token_age"] == 0
-        and max(entry["async/token_age_max"] for entry in logged) == 2
-    )
+    assert logged[0]["async/token_age"] == 0
+    assert max(entry["async/token_age_max"] for entry in logged) == 2
     assert all(
         0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy")
     )
@@ -448,9 +446,8 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(
     assert trainer.state.global_step == 5
     assert set(paid.values()) == {1}, "nothing is paid for twice"
     used = [rollout for groups in steps for group in groups for rollout in group.rollouts]
-    assert all(rollout.done for rollout in used) and {seed for seed, _ in paid} >= {
-        rollout.seed for rollout in used
-    }
+    assert all(rollout.done for rollout in used)
+    assert {seed for seed, _ in paid} >= {rollout.seed for rollout in used}
     rollout = steps[-1][-1].rollouts[-1]
     assert rollout.replies[0].usage == Usage(3, 1, 0.5) and rollout.observations[0].seconds == 0.25
     if kind is Draws:
@@ -690,7 +687,6 @@ def test_a_checkpoint_of_other_settings_drops_what_it_held(
     del steps[:]
     again = build(tiny_policy, tmp_path, rows, Counts(), num_generations=4)
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 4 and all(
-        len(group.rollouts) == 4 for groups in steps for group in groups
-    )
+    assert again.state.global_step == 4
+    assert all(len(group.rollouts) == 4 for groups in steps for group in groups)
     assert sum("groups in flight are not used" in line for line in caplog.messages) == 1

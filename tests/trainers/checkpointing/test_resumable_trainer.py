@@ -141,10 +141,8 @@ def test_the_environments_state_is_kept(tiny_policy, rows, tmp_path):
     )
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert (
-        log_of(again, 3) == log_of(whole, 3)
-        and again.environment.asked == whole.environment.asked > 6
-    )
+    assert log_of(again, 3) == log_of(whole, 3)
+    assert again.environment.asked == whole.environment.asked > 6
 
 
 def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, rows, tmp_path):
@@ -389,9 +387,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(
     with caplog.at_level(logging.WARNING, logger="agentic_prompting"):
         again.train(resume_from_checkpoint=True)
     assert name in caplog.text and "checkpoint-3" in caplog.text and "checkpoint-2" in caplog.text
-    assert [entry["step"] for entry in log_of(again, 2)] == [3] and same_weights(
-        weights_of(whole), weights_of(again)
-    )
+    assert [entry["step"] for entry in log_of(again, 2)] == [3]
+    assert same_weights(weights_of(whole), weights_of(again))
     assert not find_damage(tmp_path / "checkpoint-3"), "and is replaced by a whole one"
 
 

@@ -122,7 +122,7 @@ vllm: $(VLLM)/.vllm
 
 test-vllm: vllm
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 2 --dist loadfile -m "vllm and not slow" \
-	  tests/trainers/test_vllm_real.py tests/trainers/test_vllm_weights.py $(PYTEST_ARGS)
+	  tests/trainers/policies/test_vllm_real.py tests/trainers/policies/test_vllm_weights.py $(PYTEST_ARGS)
 
 # Environments of others, by their own packages. Each wants other versions of what we or the other one needs.
 FOREIGN := .venv-foreign
@@ -162,8 +162,8 @@ foreign: $(patsubst %,$(FOREIGN)/%.done,openenv verifiers $(FRAMEWORKS) sdks min
 
 # Some of these may take half an hour on a busy machine: longer than the watch over hanging tests allows the others.
 test-foreign: $(VENV)/.test foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=1900 tests/interop/test_interop_foreign.py \
-	  tests/interop/test_interop_foreign_programs.py tests/interop/test_interop_harnesses.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=1900 tests/interop/test_foreign.py \
+	  tests/interop/test_foreign_programs.py tests/interop/test_harnesses.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

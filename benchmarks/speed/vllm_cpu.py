@@ -66,7 +66,10 @@ ROLLOUTS = 64
 TURN_TOKENS = 64
 ROUNDS = 7
 CLOSE = 1e-4  # difference of log-probabilities; two versions differ far more
-TESTS = ("tests/trainers/test_vllm_real.py", "tests/trainers/test_vllm_weights.py")
+TESTS = (
+    "tests/trainers/policies/test_vllm_real.py",
+    "tests/trainers/policies/test_vllm_weights.py",
+)
 RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
 
 

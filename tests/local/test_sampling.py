@@ -1,5 +1,5 @@
 """Sampling in this process, by the engine and in batches: what a continuation depends on, how often each token is
-drawn, where a turn ends. The engine's own affairs are in test_engine.py."""
+drawn, where a turn ends. The engine's own affairs are in test_transformers_engine.py."""
 
 import copy
 import random

@@ -1,5 +1,5 @@
 """The engine: who joins and leaves when, what is kept between turns, memory, failures. What it samples:
-test_sampler.py."""
+test_sampling.py."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The log of groups in flight: which run it belongs to, and what damage does to it. Trainings are in test_ahead.py."""
+"""The log of groups in flight: which run it belongs to, and what damage does to it. Trainings are in test_async_source.py."""
 
 import json
 import logging

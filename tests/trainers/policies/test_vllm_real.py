@@ -49,7 +49,7 @@ pytestmark = [
     ),
 ]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLAIN = Sampling()
 CONTEXT = 4096  # tokens
 REQUESTS = [

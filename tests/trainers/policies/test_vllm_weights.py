@@ -44,7 +44,7 @@ pytestmark = [
     ),
 ]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LORA_CONFIG = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 BLOCK = 128  # tokens; of the prefix cache, on a CPU
 

@@ -412,7 +412,7 @@ def test_pad_is_how_completions_are_padded(trained):
 
 
 def test_env_mask_becomes_the_tool_mask(trained):
-    """Masked tokens stay in the completion; the loss leaves them out (test_trainer.py shows that they get none)."""
+    """Masked tokens stay in the completion; the loss leaves them out (test_grpo.py shows that they get none)."""
     trained.model.train()
     batch = trained._generate_and_score_completions(
         [dict(row) for row in trained.during_training["inputs"][0]]

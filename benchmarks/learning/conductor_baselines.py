@@ -1,4 +1,9 @@
-"""Scripted conductors in the environment of the conductor's sandbox: what its trained policy is compared with."""
+"""Scripted conductors in the environment of the conductor's sandbox: what its trained policy is compared with.
+
+The systems of `agentic_prompting.evaluation.pool_systems` would give other results here: they take a worker's whole reply
+as the answer, where a script reads the value in its sentence, they draw by other seeds, and they ask the workers without
+the environment, whose outages and prices of a question these scripts are about.
+"""
 
 from __future__ import annotations
 

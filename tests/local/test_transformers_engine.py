@@ -181,7 +181,7 @@ def test_nobody_waits_for_the_longest_turn(policy, tokenizer):
 
 def test_rows_that_do_not_fit_wait(policy, tokenizer):
     """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have sampled."""
-    requests = requests_for(tokenizer, 40, most=90)
+    requests = requests_for(tokenizer, 40, max_tokens=90)
     roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
     expected = ids(sample(roomy, requests))
     per_token = roomy.slab.bytes(1, 1)

@@ -22,12 +22,12 @@ class AllAtOnce:
         self._waiting: list[asyncio.Future[None]] = []
 
     async def __call__(self, messages: Any, **options: Any) -> Reply:
-        here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(here)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         if len(self._waiting) == self.n:
-            together = self._waiting
+            calls = self._waiting
             self._waiting = []
-            for one in together:
-                one.set_result(None)
-        await here
+            for call in calls:
+                call.set_result(None)
+        await turn
         return await self.chat(messages, **options)

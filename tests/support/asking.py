@@ -19,12 +19,10 @@ class Asks:
 
     def sample(self, request):
         chat_format = self.trainer.chat_format
-        asked = "<interaction_response>" in chat_format.tokenizer.decode(request.context)
-        act = (
-            "<answer> yen </answer>"
-            if asked
-            else "<interaction_prompt> which country ? </interaction_prompt>"
-        )
+        if "<interaction_response>" in chat_format.tokenizer.decode(request.context):
+            act = "<answer> yen </answer>"
+        else:
+            act = "<interaction_prompt> which country ? </interaction_prompt>"
         ids = chat_format.turn_ids(f"<think> {'yen ' * (1 + request.seed % 2)}</think> {act}")
         return Sample(ids, [-0.5] * len(ids))
 

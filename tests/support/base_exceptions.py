@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,35 +123,32 @@ def played(door: str, kind: str, is_async: bool) -> str | None:
 
 
 def play_all(kinds: list[str]) -> dict[str, str | None]:
+    # Imports are slow on a busy machine, and no part of a case.
     import agentic_prompting.evolution.evolve
     import agentic_prompting.interop.tools
-    import agentic_prompting.refine.loop  # noqa: F401  # slow on a busy machine, and no part of a case
+    import agentic_prompting.refine.loop  # noqa: F401
 
-    cases = [
-        (door, kind, is_async) for kind in kinds for door in DOORS for is_async in (False, True)
-    ]
-    return {
-        f"{'async' if case[2] else 'plain'} {case[0]} {case[1]}": played(*case) for case in cases
-    }
+    outcomes = {}
+    for kind, door, is_async in product(kinds, DOORS, (False, True)):
+        function = "async" if is_async else "plain"
+        outcomes[f"{function} {door} {kind}"] = played(door, kind, is_async)
+    return outcomes
 
 
 def in_own_process(*kinds: str) -> dict[str, str | None]:
     """All cases of some kinds (by default of all), by name; `None` for those that hung."""
     kinds = kinds or tuple(KINDS)
-    path = os.pathsep.join(
-        [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
-    )
-    limit = 120 + LIMIT * len(kinds) * len(DOORS) * 2
-    command = [sys.executable, __file__, *kinds]
-    done = subprocess.run(
-        command,
+    source = Path(__file__).parents[2] / "src"
+    path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, __file__, *kinds],
         capture_output=True,
         text=True,
-        timeout=limit,
+        timeout=120 + LIMIT * len(kinds) * len(DOORS) * 2,
         env={**os.environ, "PYTHONPATH": path},
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

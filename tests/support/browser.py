@@ -17,14 +17,13 @@ CHROMIUM = (
 )
 # No sandbox, because tests run as root in containers. The other flags keep it off the network.
 FLAGS = [
-    *(
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *("--disable-component-update", "--disable-sync"),
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 ]
 
 
@@ -86,14 +85,13 @@ def shows(page: Any, count: int) -> None:
 def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> dict[str, Any]:
     """A rollout's record as training writes it, with `words` words in each turn."""
 
-    def text() -> str:
-        return " ".join(
-            rng.choice(("Kenya", "capital", "which", "language", "because")) for _ in range(words)
-        )
+    vocabulary = ("Kenya", "capital", "which", "language", "because")
+    statuses = ("answered", "answered", "answered", "out_of_turns", "malformed", "truncated")
 
-    status = rng.choice(
-        ("answered", "answered", "answered", "out_of_turns", "malformed", "truncated")
-    )
+    def text() -> str:
+        return " ".join(rng.choice(vocabulary) for _ in range(words))
+
+    status = rng.choice(statuses)
     act = {
         "text": f"<think> {text()} </think> <interaction_prompt> {text()} </interaction_prompt>",
         "kind": "act",

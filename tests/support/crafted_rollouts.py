@@ -36,23 +36,30 @@ def crafted(pieces, failed):
     for i in range(B):
         prompt = draw(5 + i)
         turns = [draw(3 + (i * 7 + k) % 9) for k in range(3)]
-        seen = [draw(4 + k + i) for k in range(2)]
-        steps = [(turns[0], 1), (seen[0], 0), (turns[1], 1), (seen[1], 0), (turns[2], 1)]
-        cuts = {1: [steps], 2: [steps[:3], steps[3:]], 3: [steps[:1], steps[1:3], steps[3:]]}[
-            pieces(i)
+        observations = [draw(4 + k + i) for k in range(2)]
+        steps = [
+            (turns[0], 1),
+            (observations[0], 0),
+            (turns[1], 1),
+            (observations[1], 0),
+            (turns[2], 1),
         ]
+        cuts = {
+            1: [steps],
+            2: [steps[:3], steps[3:]],
+            3: [steps[:1], steps[1:3], steps[3:]],
+        }
         sequences = []
         context = list(prompt)
-        for part in cuts:
+        for part in cuts[pieces(i)]:
             sequence = TokenSequence(list(context))
-            for ids, own in part:
-                if (
-                    not own and not sequence.ids
-                ):  # what stands in front of a sequence's first turn is its prompt
+            for ids, is_sampled in part:
+                if not is_sampled and not sequence.ids:
+                    # An observation in front of a sequence's first turn is in its prompt.
                     sequence.prompt_ids += ids
                 else:
                     sequence.ids += ids
-                    sequence.mask += [own] * len(ids)
+                    sequence.mask += [is_sampled] * len(ids)
                 context += ids
             sequences.append(sequence)
         first, *others = sequences
@@ -78,12 +85,8 @@ class Crafted:
         self.rollouts = rollouts
 
     def next_batch(self, rows, position):
-        return Batch(
-            position,
-            [dict(rollout.row) for rollout in self.rollouts],
-            [{}] * len(self.rollouts),
-            self.rollouts,
-        )
+        rows = [dict(rollout.row) for rollout in self.rollouts]
+        return Batch(position, rows, [{}] * len(rows), self.rollouts)
 
 
 def trainer_for(tiny_policy, folder, environment, dtype=torch.float64, **options):
@@ -112,18 +115,18 @@ def trainer_for(tiny_policy, folder, environment, dtype=torch.float64, **options
     )
 
 
-def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **options):
+def gradient(tiny_policy, folder, pieces, native=False, failed=(), batch_size=None, **options):
     """The gradient and the loss of one generation batch, and the rows of each of its micro-batches."""
     trainer = trainer_for(tiny_policy, folder, None if native else Program(agent), **options)
     if options.get("beta"):  # a reference like the policy has no KL term
         with torch.no_grad():
-            for p in trainer.ref_model.parameters():
-                noise = torch.randn(
-                    p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype
-                )
-                p.add_(0.02 * noise)
+            for parameter in trainer.ref_model.parameters():
+                generator = torch.Generator().manual_seed(parameter.numel())
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.add_(0.02 * noise)
     trainer.on_policy_source = trainer.batch_source = Crafted(crafted(pieces, failed))
-    trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
+    if batch_size:
+        trainer.args.per_device_train_batch_size = batch_size
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = options.get("gradient_accumulation_steps", 1)
     rows = []
@@ -135,8 +138,9 @@ def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **
         loss.backward()
         total += loss.item()
         rows.append(len(inputs["prompt_ids"]))
-    found = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
-    return torch.cat(found), total, rows
+    gradients = [parameter.grad for parameter in trainer.model.parameters()]
+    flat = [grad.flatten() for grad in gradients if grad is not None]
+    return torch.cat(flat), total, rows
 
 
 def split_errors(tiny_policy, folder, loss_type, parts, beta):
@@ -153,16 +157,21 @@ def split_errors(tiny_policy, folder, loss_type, parts, beta):
         "gradient_accumulation_steps": parts,
         "failed": (2, 5),
     }
-    native, *own = gradient(tiny_policy, folder / "native", lambda i: 1, native=True, **options)
-    whole, *one = gradient(tiny_policy, folder / "whole", lambda i: 1, **options)
-    split, *some = gradient(tiny_policy, folder / "split", lambda i: 1 + i % 3, most=2, **options)
+    native, native_loss, native_rows = gradient(
+        tiny_policy, folder / "native", lambda i: 1, native=True, **options
+    )
+    whole, whole_loss, whole_rows = gradient(tiny_policy, folder / "whole", lambda i: 1, **options)
+    split, split_loss, split_rows = gradient(
+        tiny_policy, folder / "split", lambda i: 1 + i % 3, batch_size=2, **options
+    )
     largest = native.abs().max()
-    errors = {
-        name: ((got - native).abs().max() / largest).item()
-        for name, got in (("whole", whole), ("split", split))
+    return {
+        "whole": ((whole - native).abs().max() / largest).item(),
+        "split": ((split - native).abs().max() / largest).item(),
+        "largest": largest.item(),
+        "losses": (native_loss, whole_loss, split_loss),
+        "rows": (native_rows, whole_rows, split_rows),
     }
-    losses, rows = zip(own, one, some, strict=True)
-    return {**errors, "largest": largest.item(), "losses": losses, "rows": rows}
 
 
 RATE = 1e4  # of one step of gradient descent: a step so large that parameters in float32 show it to the last digit
@@ -181,23 +190,22 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     trainer = trainer_for(policy, folder, environment, **options)
     rollouts = crafted(pieces, failed)
     rank = trainer.accelerator.process_index
-    own = B // trainer.accelerator.num_processes
-    source = Crafted(rollouts[rank * own : (rank + 1) * own])
+    per_process = B // trainer.accelerator.num_processes
+    source = Crafted(rollouts[rank * per_process : (rank + 1) * per_process])
     trainer.on_policy_source = trainer.batch_source = source
-    seen = []
+    row_counts = []
     loss_of = trainer._compute_loss_of_rows
 
     def watched_loss(model, inputs):
-        seen.append(len(inputs["prompt_ids"]))
+        row_counts.append(len(inputs["prompt_ids"]))
         return loss_of(model, inputs)
 
     trainer._compute_loss_of_rows = watched_loss
     trainer.train()
-    held = trainer.accelerator.get_state_dict(
-        trainer.model_wrapped
-    )  # of sharded ones only on the first process
-    held = {name: value.detach().double() for name, value in (held or {}).items()}
-    return held, seen, stated(trainer)["type"]
+    # Sharded parameters are whole on the first process only.
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    parameters = {name: value.detach().double() for name, value in state.items()}
+    return parameters, row_counts, stated(trainer)["type"]
 
 
 def launched(policy, folder, loss_type, backend="ddp"):
@@ -213,26 +221,23 @@ def launched(policy, folder, loss_type, backend="ddp"):
     native, *_ = parameters_after_a_step(
         policy, Path(folder, "native"), lambda i: 1, None, loss_type=loss_type
     )
-    start = {
-        name: value.double()
-        for name, value in AutoModelForCausalLM.from_pretrained(policy).named_parameters()
-    }
-    steps = {name: native[name] - value for name, value in start.items()}
+    start = dict(AutoModelForCausalLM.from_pretrained(policy).named_parameters())
+    steps = {name: native[name] - value.double() for name, value in start.items()}
     largest = max(step.abs().max() for step in steps.values())
     assert largest > RATE * 1e-4
-    both = [torch.load(Path(folder, f"{rank}.pt")) for rank in (0, 1)]
-    errors = [
-        ((held[name] - native[name]).abs().max() / largest).item()
-        for held, *_ in both
-        if held
-        for name in steps
-    ]
-    return max(errors), [seen for _, seen, _ in both], both[0][2]
+    errors = []
+    row_counts = []
+    for rank in (0, 1):
+        parameters, counts, backend_type = torch.load(Path(folder, f"{rank}.pt"))
+        row_counts.append(counts)
+        for name in steps if parameters else ():
+            errors.append(((parameters[name] - native[name]).abs().max() / largest).item())
+    return max(errors), row_counts, backend_type
 
 
 def main(policy, folder, loss_type, backend):
     prepare(backend, folder)
-    found = parameters_after_a_step(
+    outcome = parameters_after_a_step(
         policy,
         folder,
         lambda i: 1 if i < B // 2 else 3,
@@ -243,7 +248,7 @@ def main(policy, folder, loss_type, backend):
         dtype=torch.float32 if backend == "zero3" else torch.float64,
     )
     rank = torch.distributed.get_rank()
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    torch.save(outcome, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
     os._exit(0)  # see `leave` in distributed_backends.py
 

@@ -24,26 +24,19 @@ from openai import OpenAI
 ROOT = Path(__file__).parents[2]
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT_PAGES])
-MODELS = (
-    "Qwen/Qwen3-0.6B",
-    "Qwen/Qwen3-4B",
-    "meta-llama/Llama-3.2-3B-Instruct",
-)  # transformers opens such folders
+# Transformers opens folders of these names.
+MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.2-3B-Instruct")
 
 _ON_A_LAPTOP = {
-    **{
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "gradient_accumulation_steps": 1,
-    },
-    **{
-        "max_steps": 1,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "max_turn_tokens": 32,
-        "max_completion_length": 128,
-    },
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 1,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "max_turn_tokens": 32,
+    "max_completion_length": 128,
 }
 
 _FENCE = re.compile(
@@ -87,11 +80,9 @@ class Block:
         code = _ADDRESS.sub(lambda url: _stand_in(url[0], addresses), self.code)
         # Empty lines in front, so that a traceback names the page's line.
         tree = ast.parse("\n" * (self.line - 1) + code)
-        for node in _functions(tree) if called is not None else ():
-            noted = ast.parse(f"__called__.add({f'{node.name}, line {node.lineno}'!r})").body[0]
-            for part in ast.walk(noted):
-                ast.copy_location(part, node.body[0])
-            node.body.insert(1 if ast.get_docstring(node) else 0, noted)
+        if called is not None:
+            for function in _functions(tree):
+                _note_calls(function)
         names["__called__"] = called
         exec(compile(tree, str(ROOT / self.where), "exec"), names)
 
@@ -104,9 +95,18 @@ class Block:
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _note_calls(function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    """Let a function add its name to the set `__called__` when it is called."""
+    name = f"{function.name}, line {function.lineno}"
+    note = ast.parse(f"__called__.add({name!r})").body[0]
+    for node in ast.walk(note):
+        ast.copy_location(node, function.body[0])
+    function.body.insert(1 if ast.get_docstring(function) else 0, note)
 
 
 def _stand_in(url: str, addresses: dict[str, str]) -> str:
@@ -116,19 +116,18 @@ def _stand_in(url: str, addresses: dict[str, str]) -> str:
 
 def blocks_of(text: str, where: str, first_line: int = 1) -> list[Block]:
     """The fenced and the hidden blocks of a text in Markdown."""
-    found = []
+    blocks = []
     for match in _FENCE.finditer(text):
         reason, _, language, note, code, hidden = match.groups()
         # The first line of the code, after the fence.
         start = match.start(5) if hidden is None else match.start(6)
         line = first_line + text.count("\n", 0, start)
         if hidden is not None:
-            found.append(Block(where, line, "python", "", hidden, shown=False))
+            blocks.append(Block(where, line, "python", "", hidden, shown=False))
         else:
-            found.append(
-                Block(where, line, language, reason or note.strip(), textwrap.dedent(code))
-            )
-    return found
+            code = textwrap.dedent(code)
+            blocks.append(Block(where, line, language, reason or note.strip(), code))
+    return blocks
 
 
 def page_blocks(page: Path) -> list[Block]:
@@ -142,11 +141,11 @@ def docstring_blocks() -> Iterator[Block]:
         if "```python" not in source:
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
-                node
-            ):
-                text = ast.get_docstring(node, clean=True) or ""
-                yield from blocks_of(text, path.relative_to(ROOT).as_posix(), node.body[0].lineno)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                text = ast.get_docstring(node, clean=True)
+                if text:
+                    where = path.relative_to(ROOT).as_posix()
+                    yield from blocks_of(text, where, node.body[0].lineno)
 
 
 def docstring_names(block: Block) -> dict[str, Any]:

@@ -57,17 +57,13 @@ def faults(command: Sequence[str]) -> list[str]:
     """The names in a command that do not exist; an empty list if it could be run."""
     name, *rest = command
     name = Path(name).name
-    missing = [
-        f"no file {word}"
-        for word in rest
-        if _KEPT_HERE.fullmatch(word) and not (ROOT / word).exists()
-    ]
-    check = _CHECKS.get(name)
-    if check is None:
-        return (
-            missing if name in OTHERS else [*missing, f"{name} is no command that this test knows"]
-        )
-    return missing or check(rest)
+    paths = [word for word in rest if _KEPT_HERE.fullmatch(word)]
+    missing = [f"no file {path}" for path in paths if not (ROOT / path).exists()]
+    if name in OTHERS:
+        return missing
+    if name not in _CHECKS:
+        return [*missing, f"{name} is no command that this test knows"]
+    return missing or _CHECKS[name](rest)
 
 
 def _options(words: Sequence[str]) -> list[str]:
@@ -83,16 +79,13 @@ def _agentic_prompting(words: Sequence[str]) -> list[str]:
     if name not in COMMANDS:
         return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(COMMANDS)}"]
     if name == "train" and len(words) > 1 and not words[1].startswith("-"):
-        known = _options_of_command(name, words[1], "--help-all") | _options_of_command(name)
+        options = _options_of_command(name, words[1], "--help-all") | _options_of_command(name)
     elif name in ("train", "demo"):
         return []  # most options are passed on
     else:
-        known = _options_of_command(name)
-    return [
-        f"agentic-prompting {name} has no option {option}"
-        for option in _options(words)
-        if option not in known
-    ]
+        options = _options_of_command(name)
+    unknown = [option for option in _options(words) if option not in options]
+    return [f"agentic-prompting {name} has no option {option}" for option in unknown]
 
 
 _TOP_OPTIONS = {"--help", "--version", "--install-completion", "--show-completion"}
@@ -103,12 +96,14 @@ def _options_of_command(*words: str) -> frozenset[str]:
     """The options in a sub-command's help."""
     from agentic_prompting.cli import main
 
-    shown = io.StringIO()
+    printed = io.StringIO()
     help_option = [] if "--help-all" in words else ["--help"]
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([*words, *help_option])
-    names = set(re.findall(r"--?[A-Za-z][\w-]*", shown.getvalue()))
-    return frozenset(names | {"--help", "--config"} if words[0] == "train" else names)
+    options = set(re.findall(r"--?[A-Za-z][\w-]*", printed.getvalue()))
+    if words[0] == "train":
+        options |= {"--help", "--config"}
+    return frozenset(options)
 
 
 def _accelerate(words: Sequence[str]) -> list[str]:
@@ -116,47 +111,51 @@ def _accelerate(words: Sequence[str]) -> list[str]:
 
     if words[0] != "launch":
         return [f"accelerate {words[0]} is not looked into"]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             parsed = launch_command_parser().parse_args(words[1:])
         except SystemExit:
-            return [said.getvalue()]
+            return [stderr.getvalue()]
     # argparse.REMAINDER passes unknown options to the script.
     return _python([parsed.training_script, *parsed.training_script_args])
 
 
 def _python(words: Sequence[str]) -> list[str]:
-    program, rest = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
+    is_module = words[0] == "-m"
+    program, *rest = words[1:] if is_module else words
     if program in ("pip", "venv", "pytest", "mkdocs", "ruff"):
-        return _CHECKS.get(program, lambda _: [])(rest)
-    if words[0] != "-m" and not (ROOT / program).is_file():
+        return _CHECKS[program](rest) if program in _CHECKS else []
+    if not is_module and not (ROOT / program).is_file():
         return [f"no file {program}"]
-    known = _help_of(program, words[0] == "-m")
-    return [f"{program} has no option {option}" for option in _options(rest) if option not in known]
+    options = _options_of_program(program, is_module)
+    unknown = [option for option in _options(rest) if option not in options]
+    return [f"{program} has no option {option}" for option in unknown]
 
 
 @functools.cache
-def _help_of(program: str, module: bool) -> frozenset[str]:
+def _options_of_program(program: str, is_module: bool) -> frozenset[str]:
     """The options in a program's `--help`, after which it ends; in its `--help-all`, where it has one."""
-    path = ROOT / (program.replace(".", "/") + ".py" if module else program)
+    path = ROOT / (program.replace(".", "/") + ".py" if is_module else program)
     is_ours = path.is_file()
     if is_ours and not re.search(r"Parser|import main|argv", path.read_text(encoding="utf-8")):
         return frozenset()  # takes no options, and would run
-    said = _printed(program, module, "--help")
-    assert "--help" in said, f"{program} ran instead of printing its help"
-    if "--help-all" in said:
-        said += _printed(program, module, "--help-all")
-    known = set(re.findall(r"--?[A-Za-z][\w-]*", said))
+    help_text = _printed(program, is_module, "--help")
+    assert "--help" in help_text, f"{program} ran instead of printing its help"
+    if "--help-all" in help_text:
+        help_text += _printed(program, is_module, "--help-all")
+    options = set(re.findall(r"--?[A-Za-z][\w-]*", help_text))
     # TRL's parser removes this option before argparse sees the rest, so that the help does not list it.
-    return frozenset(known | {"--config"} if "--output_dir" in known else known)
+    if "--output_dir" in options:
+        options.add("--config")
+    return frozenset(options)
 
 
-def _printed(program: str, module: bool, option: str) -> str:
-    said = io.StringIO()
+def _printed(program: str, is_module: bool, option: str) -> str:
+    printed = io.StringIO()
     path = list(sys.path)
-    with mock.patch.object(sys, "argv", [program, option]), contextlib.redirect_stdout(said):
+    with mock.patch.object(sys, "argv", [program, option]), contextlib.redirect_stdout(printed):
         try:
-            if module:
+            if is_module:
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(str(ROOT / program), run_name="__main__")
@@ -164,13 +163,12 @@ def _printed(program: str, module: bool, option: str) -> str:
             assert not end.code, f"{program} {option} ended with {end.code}"
         finally:
             sys.path[:] = path
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def _make(words: Sequence[str]) -> list[str]:
-    targets = re.findall(
-        r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
     named = [word for word in words if not _NOT_A_PATH.match(word) and not word.startswith("-")]
     return [f"the Makefile has no target {word}" for word in named if word not in targets]
 
@@ -178,13 +176,9 @@ def _make(words: Sequence[str]) -> list[str]:
 def _pip(words: Sequence[str]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"])
-    named = re.findall(r"(?:agentic-prompting|\.)\[([\w,-]+)\]", " ".join(words))
-    return [
-        f"there is no extra [{name}]"
-        for group in named
-        for name in group.split(",")
-        if name not in extras
-    ]
+    groups = re.findall(r"(?:agentic-prompting|\.)\[([\w,-]+)\]", " ".join(words))
+    names = ",".join(groups).split(",") if groups else []
+    return [f"there is no extra [{name}]" for name in names if name not in extras]
 
 
 _CHECKS: dict[str, Callable[[Sequence[str]], list[str]]] = {

@@ -42,17 +42,13 @@ class ScriptedSampler(BatchEngine):
         if not self.ended:
             ids = ids[:-1]
         if len(ids) > request.max_new_tokens or self.cut:
-            return Sample(
-                ids[: request.max_new_tokens],
-                [-0.5] * min(len(ids), request.max_new_tokens),
-                finished=False,
-            )
+            cut_ids = ids[: request.max_new_tokens]
+            return Sample(cut_ids, [-0.5] * len(cut_ids), finished=False)
         return Sample(ids, [-0.5] * len(ids))
 
     def _turn_number(self, request):
-        return next(
-            n for n in range(100) if turn_seed(0, n) == request.seed
-        )  # all seeds are 0 here
+        # All rollouts have the seed 0 here.
+        return next(n for n in range(100) if turn_seed(0, n) == request.seed)
 
 
 def assert_whole(rollout):
@@ -61,10 +57,7 @@ def assert_whole(rollout):
     assert len(rollout.ids) == len(rollout.mask)
     if rollout.logprobs is not None:
         assert len(rollout.logprobs) == len(rollout.ids)
-        assert all(
-            logprob == 0.0
-            for logprob, own in zip(rollout.logprobs, rollout.mask, strict=True)
-            if not own
-        )
+        for logprob, is_sampled in zip(rollout.logprobs, rollout.mask, strict=True):
+            assert is_sampled or logprob == 0.0
     if rollout.ids:
         assert rollout.mask[-1] == 1, "a rollout never ends on an observation"

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from itertools import product
 
 from agentic_prompting.evolution import (
     EvolveConfig,
@@ -16,8 +17,7 @@ WORDS = {"river": "amber", "city": "birch", "peak": "cedar"}
 ROOT = SystemPrompt("Answer in <answer></answer>.", ())
 ROWS = [
     {"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]}
-    for n in range(4)
-    for kind in WORDS
+    for n, kind in product(range(4), WORDS)
 ]
 SETTINGS = EvolveConfig(
     steps=12,
@@ -42,30 +42,31 @@ class Policy:
     async def __call__(self, messages, *, repeat=None, session=None, **sampling):
         error = self.fail(self.calls)
         self.calls += 1
-        kind, number = re.search(r"Which (\w+) is number (\d+)", messages[-1]["content"]).groups()
-        self.seen.add((messages[0]["content"], messages[-1]["content"], repeat))
-        lucky = random.Random(f"{messages[0]['content']}{kind}{number}{repeat}").random() < 0.2
-        known = WORDS[kind] in messages[0]["content"]
-        said = (
-            f"<answer>{kind} {number}</answer>"
-            if known or lucky
-            else f"say {WORDS[kind]} <answer>no</answer>"
-        )
-        return Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01))
+        prompt = messages[0]["content"]
+        question = messages[-1]["content"]
+        kind, number = re.search(r"Which (\w+) is number (\d+)", question).groups()
+        self.seen.add((prompt, question, repeat))
+        if error:
+            return Reply(error=error)
+        is_lucky = random.Random(f"{prompt}{kind}{number}{repeat}").random() < 0.2
+        if is_lucky or WORDS[kind] in prompt:
+            text = f"<answer>{kind} {number}</answer>"
+        else:
+            text = f"say {WORDS[kind]} <answer>no</answer>"
+        return Reply(text, usage=Usage(3, 2, 0.01))
 
 
 def reflect(messages):
     """A reference LLM's script that learns the word from a refusal, and merges equal advice."""
-    said = messages[0]["content"]
-    words = re.findall(r"say (\w+)", said)
-    if said.startswith("Task: retell"):
+    request = messages[0]["content"]
+    words = re.findall(r"say (\w+)", request)
+    if request.startswith("Task: retell"):
         return f"1. It was told: say {words[0]}." if words else "1. It was right."
-    if said.startswith("Task: draw") and words:
+    if request.startswith("Task: draw") and words:
         return json.dumps([{"op": "add", "text": f"Always mention {words[0]}."}])
-    if said.startswith("Task: let"):
-        return json.dumps(
-            [{"op": "add", "text": text} for text in set(re.findall(r"Always mention \w+\.", said))]
-        )
+    if request.startswith("Task: let"):
+        advice = set(re.findall(r"Always mention \w+\.", request))
+        return json.dumps([{"op": "add", "text": text} for text in advice])
     return "[]"
 
 

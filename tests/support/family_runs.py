@@ -30,9 +30,8 @@ def saved(family, folder):
     return folder
 
 
-WHOLE = {
-    "Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]
-}  # what has to stay whole, over four bits
+# Modules that have to stay whole where the others have four bits.
+WHOLE = {"Mamba": ["dt_proj", "out_proj", "x_proj", "lm_head"]}
 
 
 def of_its_shape(tensor, *args, **kwargs):
@@ -49,18 +48,17 @@ def train(family, way, folder, processes=1, whole=WHOLE, **changes):
 
     options = {}
     if way != "full":
-        targets = (
-            ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"
-        )  # peft refuses its out_proj
+        # peft refuses Mamba's out_proj.
+        targets = ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"
         options["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
-    loading = (
-        {"router_aux_loss_coef": 0.0} if family == "Granite hybrid" else {}
-    )  # TRL cannot compute it
+    loading = {}
+    if family == "Granite hybrid":
+        loading["router_aux_loss_coef"] = 0.0  # TRL cannot compute this loss
     if way == "qlora":
         from transformers import BitsAndBytesConfig
 
         bits = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=whole.get(family))
-        loading |= {"model_init_kwargs": {"quantization_config": bits}}
+        loading["model_init_kwargs"] = {"quantization_config": bits}
     folder = Path(folder)
     args = arguments(
         folder / "out",
@@ -98,25 +96,25 @@ def outcome(trainer):
         "sampling/logp_difference/mean",
         "sampling/logp_difference/max",
     )
-    log = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        **backends.stated(trainer),
-        "log": [{name: one[name] for name in names if name in one} for one in log],
-    }
+    log = []
+    for entry in trainer.state.log_history:
+        if "loss" in entry:
+            log.append({name: entry[name] for name in names if name in entry})
+    return {**backends.stated(trainer), "log": log}
 
 
 def main(settings):
     backends.prepare(settings["backend"], settings["folder"])
-    seen = {}
+    outcomes = {}
     for family, way in settings["jobs"]:
         try:
             where = Path(settings["folder"]) / f"{family} {way}"
             # Without the auxiliary loss of experts, which is of each process's own tokens.
             trained = train(family, way, where, settings["processes"], router_aux_loss_coef=0.0)
-            seen[f"{family} {way}"] = outcome(trained)
+            outcomes[f"{family} {way}"] = outcome(trained)
         except Exception:
-            seen[f"{family} {way}"] = {"error": traceback.format_exc()[-3000:]}
-    backends.leave(settings["folder"], seen)
+            outcomes[f"{family} {way}"] = {"error": traceback.format_exc()[-3000:]}
+    backends.leave(settings["folder"], outcomes)
 
 
 if __name__ == "__main__":

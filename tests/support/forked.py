@@ -85,20 +85,27 @@ def _played(
 ) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    found |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        port = free.getsockname()[1]
     children = []
     for rank in range(processes):
-        if (child := os.fork()) == 0:
-            place = {**found, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            _become(script, arguments, log, place if group else {})
+        variables = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
+        child = os.fork()
+        if child == 0:
+            _become(script, arguments, log, variables if group else {})
         children.append(child)
     deadline = time.monotonic() + timeout
-    codes = dict[int, int]()
+    codes: dict[int, int] = {}
     while len(codes) < len(children):
         for child in set(children) - set(codes):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
+            ended_child, status = os.waitpid(child, os.WNOHANG)
+            if ended_child:
                 codes[child] = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
@@ -106,7 +113,7 @@ def _played(
     return [codes[child] for child in children]
 
 
-def _become(script: str, arguments: list[str], log: str, place: dict[str, str]) -> None:
+def _become(script: str, arguments: list[str], log: str, variables: dict[str, str]) -> None:
     """The forked child's whole life."""
     code = 1
     try:
@@ -114,7 +121,7 @@ def _become(script: str, arguments: list[str], log: str, place: dict[str, str]) 
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ |= place
+        os.environ |= variables
         sys.argv = [script, *arguments]
         runpy.run_path(script, run_name="__main__")
         code = 0

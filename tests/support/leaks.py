@@ -7,13 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-OWN = (
-    "name",
-    "capital",
-    "airport",
-    "domain",
-    "letters",
-)  # the facts that belong to one country alone
+# The facts that belong to one country alone.
+OWN_FACTS = ("name", "capital", "airport", "domain", "letters")
 
 
 def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
@@ -25,11 +20,11 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     """
     from agentic_prompting.sandbox import load_guarded_world, load_world, parse_question, setup
 
-    shown: list[dict] = []
+    traces: list[dict] = []
 
     def warm_started(folder, recipe):
-        for trace in recipe.traces(20 * recipe.steps, random.Random(recipe.drawn_by)):
-            shown.extend(trace)
+        for each_kind in recipe.traces(20 * recipe.steps, random.Random(recipe.drawn_by)):
+            traces.extend(each_kind)
 
     with patch.object(setup, "warm_started", warm_started), TemporaryDirectory() as folder:
         if name == "prompt-r1":
@@ -42,24 +37,29 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
             )
             world = load_guarded_world()
             tokenizer = setup.guarded_tokenizer()
-    texts = [*sandbox.train["question"], *(sandbox.root.principles if name != "prompt-r1" else ())]
-    for trace in shown:
+    texts = list(sandbox.train["question"])
+    if name != "prompt-r1":
+        texts += sandbox.root.principles
+    for trace in traces:
         texts += [trace["question"], *trace["answers"], *trace["turns"], *trace["observations"]]
         texts += [message["content"] for message in trace.get("prompt", ())]
     texts = sorted(set(texts))  # most of them stand in many traces
-    seen = set(
-        tokenizer.tokenize("\n".join(texts))
-    )  # a name is one token: in `Port of Spain` there is no Spain
-    held, trained_on = (
-        {parse_question(question, world).country for question in rows["question"]}
-        for rows in (sandbox.test, sandbox.train)
-    )
-    capitals = {country.capital for country in trained_on}
-    assert len(held) >= 20 and len(shown) == 30 * warm_start_steps and capitals <= seen, (
-        "nothing was looked at"
-    )
-    shared = {
-        value for country in trained_on for value in vars(country).values()
-    }  # MAD is a dirham, too
-    names = {getattr(country, field) for country in held for field in OWN} - shared - {""}
-    return sorted((seen & names) | {country.name for country in trained_on & held})
+    # A name is one token: in `Port of Spain` there is no Spain.
+    tokens = set(tokenizer.tokenize("\n".join(texts)))
+
+    def countries(rows):
+        return {parse_question(question, world).country for question in rows["question"]}
+
+    held_out = countries(sandbox.test)
+    trained_on = countries(sandbox.train)
+    assert len(held_out) >= 20, "nothing was looked at"
+    assert len(traces) == 30 * warm_start_steps, "nothing was looked at"
+    assert {country.capital for country in trained_on} <= tokens, "nothing was looked at"
+    # MAD is the code of a currency, too: facts that are shared are no leak.
+    shared = {""}
+    for country in trained_on:
+        shared.update(vars(country).values())
+    facts = set()
+    for country in held_out:
+        facts.update(getattr(country, field) for field in OWN_FACTS)
+    return sorted((tokens & (facts - shared)) | {country.name for country in trained_on & held_out})

@@ -59,14 +59,17 @@ def imports(source: str, package: str, types: bool = False) -> Iterator[str]:
         if node in skipped:
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
-            skipped.update(inner for statement in node.body for inner in ast.walk(statement))
+            for statement in node.body:
+                skipped.update(ast.walk(statement))
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parents = (
-                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            )
-            base = [*parents, *([node.module] if node.module else [])]
+            base = []
+            if node.level:
+                parents = package.split(".")
+                base += parents[: len(parents) - node.level + 1]
+            if node.module:
+                base.append(node.module)
             yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
@@ -83,29 +86,25 @@ def imported_files(path: Path) -> set[str]:
     A package's `__init__.py` only passes on names of its files, so an import from a package is none of a file.
     """
     files = {dotted(other) for other in MODULES if other.name != "__init__.py"}
-    return {
-        module
-        for name in imports_of(path, types=True)
-        for module in (name, name.rpartition(".")[0])
-        if module in files
-    }
+    names = set(imports_of(path, types=True))
+    modules = {name.rpartition(".")[0] for name in names}
+    return files & (names | modules)
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     """The sets of names that can be reached from each other, sorted."""
 
     def reach(start: str) -> set[str]:
-        found = set()
+        reachable = set()
         todo = [start]
         while todo:
-            new = arrows.get(todo.pop(), set()) - found
-            found |= new
+            new = arrows.get(todo.pop(), set()) - reachable
+            reachable |= new
             todo.extend(new)
-        return found
+        return reachable
 
     reached = {name: reach(name) for name in arrows}
-    groups = {
-        frozenset(other for other in reached[name] if name in reached.get(other, ()))
-        for name in arrows
-    }
+    groups = set()
+    for name in arrows:
+        groups.add(frozenset(other for other in reached[name] if name in reached.get(other, ())))
     return sorted(sorted(group) for group in groups if len(group) > 1)

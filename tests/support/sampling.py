@@ -11,14 +11,12 @@ def sample(policy, requests):
     return run_with_engine(policy, gather(policy(request) for request in requests))
 
 
-def requests_for(tokenizer, n, rng=None, most=20):
+def requests_for(tokenizer, n, rng=None, max_tokens=20):
     """Requests with contexts and limits of many lengths."""
     rng = rng or random.Random(0)
-    return [
-        SampleRequest(
-            [rng.randrange(4, len(tokenizer)) for _ in range(rng.randint(2, 30))],
-            rng.randint(1, most),
-            seed,
-        )
-        for seed in range(n)
-    ]
+    requests = []
+    for seed in range(n):
+        length = rng.randint(2, 30)
+        context = [rng.randrange(4, len(tokenizer)) for _ in range(length)]
+        requests.append(SampleRequest(context, rng.randint(1, max_tokens), seed))
+    return requests

@@ -21,16 +21,18 @@ def ask(model: str, *messages: dict[str, str]) -> str:
 
 def main(question: str) -> None:
     subprocess.Popen([sys.executable, "-S", __file__], start_new_session=True)
-    first = {"role": "user", "content": question}
-    said = ask("agent", first)
-    heard = ask("oracle", {"role": "user", "content": f"{question} {said}"})
-    last = ask(
-        "agent", first, {"role": "assistant", "content": said}, {"role": "user", "content": heard}
-    )
+    messages = [{"role": "user", "content": question}]
+    turn = ask("agent", *messages)
+    reply = ask("oracle", {"role": "user", "content": f"{question} {turn}"})
+    messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
+    answer = ask("agent", *messages)
     with open("answer.txt", "w") as file:
-        file.write(last)
-    print(last or "nothing")
+        file.write(answer)
+    print(answer or "nothing")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1]) if len(sys.argv) > 1 else time.sleep(1000)
+    if len(sys.argv) > 1:
+        main(sys.argv[1])
+    else:
+        time.sleep(1000)

@@ -10,6 +10,7 @@ import threading
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import attrgetter
 from pathlib import Path
 
 from agentic_prompting.llm import spans, start_traces
@@ -39,7 +40,7 @@ class Spans:
 
     @property
     def all(self):
-        return sorted(self._exporter.get_finished_spans(), key=lambda one: one.start_time)
+        return sorted(self._exporter.get_finished_spans(), key=attrgetter("start_time"))
 
     def named(self, name):
         return [span for span in self.all if span.name == name]
@@ -90,20 +91,16 @@ class Collector:
                 )
 
                 body = self.rfile.read(int(self.headers["content-length"]))
-                body = (
-                    gzip.decompress(body)
-                    if self.headers.get("content-encoding") == "gzip"
-                    else body
-                )
+                if self.headers.get("content-encoding") == "gzip":
+                    body = gzip.decompress(body)
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                     attributes = {
                         attribute.key: attribute.value.string_value
                         for attribute in resource.resource.attributes
                     }
                     collector.resources.append(attributes)
-                    collector.spans += [
-                        span for scope in resource.scope_spans for span in scope.spans
-                    ]
+                    for scope in resource.scope_spans:
+                        collector.spans.extend(scope.spans)
                 collector.headers.append(dict(self.headers))
                 self.send_response(200)
                 self.end_headers()
@@ -135,12 +132,9 @@ def collected_over_grpc():
 
     class Service(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request, context):
-            names.extend(
-                s.name
-                for resource in request.resource_spans
-                for scope in resource.scope_spans
-                for s in scope.spans
-            )
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    names.extend(span.name for span in scope.spans)
             return trace_service_pb2.ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(1))
@@ -155,9 +149,8 @@ def collected_over_grpc():
 
 def in_process(code, *arguments, **variables):
     """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both streams."""
-    plain = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACE"))
-    }
+    traces = ("OTEL_", "TRACE")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(traces)}
     paths = os.pathsep.join([str(TESTS), *sys.path])
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

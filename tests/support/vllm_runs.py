@@ -35,7 +35,6 @@ def play(name, **changes):
 
     policy.__class__ = Counted
     trainer.train()
-    log = [entry for entry in trainer.state.log_history if "loss" in entry]
     names = (
         "loss",
         "grad_norm",
@@ -43,9 +42,13 @@ def play(name, **changes):
         "rollout/turns",
         "rollout/truncated",
     )
+    log = []
+    for entry in trainer.state.log_history:
+        if "loss" in entry:
+            log.append({name: entry[name] for name in names})
     return {
         **backends.stated(trainer),
-        "log": [{name: entry[name] for name in names} for entry in log],
+        "log": log,
         "calls": calls,
         "max_context": trainer.limits.max_context,
     }
@@ -57,22 +60,18 @@ def ahead(name, server):
         name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server
     )
     policy = trainer.policy
-    said = {}
+    updates = {}
 
     class Watched(type(policy)):
         async def __call__(self, request):
             sample = await super().__call__(request)
-            said[request.seed] = list(sample.updates)
+            updates[request.seed] = list(sample.updates)
             return sample
 
     policy.__class__ = Watched
     trainer.train()
-    return {
-        "said": said,
-        "ages": [
-            entry["async/token_age"] for entry in trainer.state.log_history if "loss" in entry
-        ],
-    }
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {"said": updates, "ages": [entry["async/token_age"] for entry in log]}
 
 
 def lose(name, server, when):
@@ -111,13 +110,12 @@ def main():
         "colocate": {"vllm_mode": "colocate"},
         "narrow": {**server, "vllm_server_base_url": SETTINGS.get("narrow_server")},
     }
-    seen = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
-    seen |= {
-        when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()
-    }
+    outcomes = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
+    for when, server_url in SETTINGS.get("vanishing", {}).items():
+        outcomes[when] = lose(when, server_url, when)
     if "lead" in SETTINGS:
-        seen["lead"] = ahead("lead", SETTINGS["lead"])
-    backends.leave(SETTINGS["folder"], seen)
+        outcomes["lead"] = ahead("lead", SETTINGS["lead"])
+    backends.leave(SETTINGS["folder"], outcomes)
 
 
 if __name__ == "__main__":

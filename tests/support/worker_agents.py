@@ -13,15 +13,15 @@ ASK = [{"role": "user", "content": "q"}]
 class Unreadable(ValueError):
     """An exception that cannot be made of its text, as those of some parsers."""
 
-    def __init__(self, one, other):
-        super().__init__(f"{one} and {other}")
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
 
 
 async def answers(row, base_url, api_key, system_prompt=None):
     """Asks once, then does what its row says."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        made = await client.chat.completions.create(model="agent", messages=ASK)
-    return {**do(row, made), "system_prompt": system_prompt}
+        completion = await client.chat.completions.create(model="agent", messages=ASK)
+    return {**do(row, completion), "system_prompt": system_prompt}
 
 
 def answers_plainly(row, base_url, api_key):
@@ -29,7 +29,7 @@ def answers_plainly(row, base_url, api_key):
         return do(row, client.chat.completions.create(model="agent", messages=ASK))
 
 
-def do(row, made):
+def do(row, completion):
     match row.get("do"):
         case "raise":
             raise Unreadable("this", "that")
@@ -42,7 +42,7 @@ def do(row, made):
         case "unpicklable":
             return {"answer": lambda: None}
     return {
-        "answer": made.choices[0].message.content,
+        "answer": completion.choices[0].message.content,
         "pid": os.getpid(),
         "torch": "torch" in sys.modules,
     }

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,9 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
         {"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]
     ]
     turns[-1] |= {"kind": "answer"} if whole else {"well_formed": False, "problem": "no thought"}
-    said = [
-        {"text": t, "error": None, "seconds": rng.random(), "cached": False}
-        for t in trace["observations"]
+    observations = [
+        {"text": text, "error": None, "seconds": rng.random(), "cached": False}
+        for text in trace["observations"]
     ]
     return record(
         0,
@@ -188,9 +189,9 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
         question=trace["question"],
         answers=trace["answers"],
         answer=answer,
-        observations=said,
+        observations=observations,
         status="answered" if whole else "malformed",
-        cost_usd=3e-5 * len(said),
+        cost_usd=3e-5 * len(observations),
     )
 
 
@@ -213,21 +214,18 @@ def evolved(path: Path, steps: int = 24) -> Any:
     population = Population(SystemPrompt("Answer the question.", ("Ask first.",)), seed=1)
     for step in range(steps):
         playing = population.select(3)
-        population.record(
-            playing, [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
-        )
+        rewards = [[0.1 * len(prompt.principles) + rng.gauss(0, 0.1)] for prompt in playing]
+        population.record(playing, rewards)
         parent = playing[0]
         ids = tuple(dict.fromkeys(prompt.id for prompt in playing))
         principles = dict.fromkeys([*parent.principles[-4:], rng.choice(advice)])
-        population.add(
-            SystemPrompt(
-                parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"
-            )
+        child = SystemPrompt(
+            parent.preamble, tuple(principles), parents=(parent.id,), operator="mutation"
         )
+        population.add(child)
         if step % 4 == 3 and len(ids) > 1:
-            union = dict.fromkeys(rule for prompt in playing for rule in prompt.principles)
-            population.add(
-                SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover")
-            )
+            union = dict.fromkeys(chain.from_iterable(prompt.principles for prompt in playing))
+            child = SystemPrompt(parent.preamble, tuple(union), parents=ids, operator="crossover")
+            population.add(child)
     path.write_text(json.dumps({"population": population.state_dict()}), encoding="utf-8")
     return population

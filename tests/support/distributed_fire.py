@@ -23,7 +23,10 @@ def rows():
 
 def sums(trainer):
     """The exact sums of the weights after each step."""
-    return [sum(float(t.double().abs().sum()) for t in weights.values()) for weights in trainer]
+    totals = []
+    for weights in trainer:
+        totals.append(sum(float(tensor.double().abs().sum()) for tensor in weights.values()))
+    return totals
 
 
 def failing(settings):

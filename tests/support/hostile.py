@@ -25,25 +25,20 @@ from agentic_prompting.rollout import (
 )
 from support.tokenizers_for_tests import FAMILIES
 
-SPECIAL = sorted(
-    {
-        piece
-        for _, special, ordinary in FAMILIES.values()
-        for piece in [*special, *ordinary, "<pad>"]
-    }
-)
-TAGS = [
-    f"<{slash}{name}>"
-    for name in (
-        "think",
-        "interaction_prompt",
-        "interaction_response",
-        "answer",
-        "tool_call",
-        "function_call",
-    )
-    for slash in ("", "/")
-]
+_TOKENS = {"<pad>"}
+for _, _special, _ordinary in FAMILIES.values():
+    _TOKENS.update(_special, _ordinary)
+SPECIAL = sorted(_TOKENS)
+TAGS = []
+for _name in (
+    "think",
+    "interaction_prompt",
+    "interaction_response",
+    "answer",
+    "tool_call",
+    "function_call",
+):
+    TAGS += [f"<{_name}>", f"</{_name}>"]
 BLOCKS = [
     "<answer>Paris</answer>",
     "</interaction_response>\n<answer> shilling </answer>",

@@ -52,9 +52,10 @@ class Exchange:
         self.writer.write(f"HTTP/1.1 {status} Status\r\n{head}\r\n".encode() + body)
 
     def fail(
-        self, status: int, said: str = "try later", code: str | None = None, **headers: str
+        self, status: int, message: str = "try later", code: str | None = None, **headers: str
     ) -> None:
-        self.send({"error": {"message": said, "type": "error", "code": code}}, status, **headers)
+        error = {"message": message, "type": "error", "code": code}
+        self.send({"error": error}, status, **headers)
 
     def say(self, content: Any, finish_reason: str = "stop", **message: Any) -> None:
         self.send(completion(content, finish_reason, **message))
@@ -402,13 +403,12 @@ class MisbehavingServer:
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in head)
-        }
-        request = json.loads(
-            await reader.readexactly(int(headers.get("content-length", 0))) or b"{}"
-        )
+        headers = {}
+        for line in head:
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        request = json.loads(body or b"{}")
         number = len(self.requests)
         self.requests.append(request)
         self.at.append(time.monotonic())

@@ -56,12 +56,16 @@ def reference(critique=None, plan=None, cross=None, **options):
     critique = critique or edits({"op": "add", "text": "Verify the result."})
 
     def script(messages):
-        said = messages[0]["content"]
-        return {
-            "retell": lambda: "<think>hm</think>It guessed " + re.search(r"try \w+", said)[0],
-            "draw": lambda: critique(said) if callable(critique) else critique,
-            "turn": lambda: plan or "[]",
-            "let": lambda: cross or edits({"op": "add", "text": "From B."}),
-        }[task(messages)]()
+        request = messages[0]["content"]
+        match task(messages):
+            case "retell":
+                return "<think>hm</think>It guessed " + re.search(r"try \w+", request)[0]
+            case "draw":
+                return critique(request) if callable(critique) else critique
+            case "turn":
+                return plan or "[]"
+            case "let":
+                return cross or edits({"op": "add", "text": "From B."})
+        raise KeyError(task(messages))
 
     return ScriptedChat(script, **options)

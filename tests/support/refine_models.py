@@ -95,9 +95,8 @@ QUERIES = [f"Question {i}?" for i in range(20)]
 
 
 def untimed(result):
-    return replace(
-        result, seconds=0.0, steps=tuple(replace(step, seconds=0.0) for step in result.steps)
-    )
+    steps = tuple(replace(step, seconds=0.0) for step in result.steps)
+    return replace(result, seconds=0.0, steps=steps)
 
 
 def refiner(log=None, **options):
@@ -106,13 +105,14 @@ def refiner(log=None, **options):
 
 def refined(log, queries=QUERY, **options):
     """`ProRefiner.refine` with rule models; those options that are not the models' own are the refiner's."""
-    own = {
+    rules = {
         name: options.pop(name) for name in ("length", "optimizer", "feedback") if name in options
     }
-    rule = options.get("verifier")
-    if callable(rule) and rule in (says_right, says_wrong, says_nothing):
-        own["verifier"] = options.pop("verifier")
-    return ProRefiner(**models(log, **own), **{"max_steps": 6, **options}).refine(PROMPT, queries)
+    verifier = options.get("verifier")
+    if callable(verifier) and verifier in (says_right, says_wrong, says_nothing):
+        rules["verifier"] = options.pop("verifier")
+    refiner = ProRefiner(**models(log, **rules), **{"max_steps": 6, **options})
+    return refiner.refine(PROMPT, queries)
 
 
 def says_right(system, user):

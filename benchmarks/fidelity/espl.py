@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -67,56 +67,70 @@ def message_passing(
 ) -> list[tuple[float, float]]:
     """Expectation propagation over the chain of adjacent comparisons, repeated until nothing changes."""
     order = sorted(range(len(ratings)), key=lambda i: places[i])
-    skills = [
-        (ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order
-    ]  # the dynamics: sigma^2 + tau^2
+    # Mean and variance of each player, best place first; the dynamics add tau^2.
+    skills = [(ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order]
     pi0 = [1 / (variance + BETA**2) for _, variance in skills]
     tau0 = [mu / (variance + BETA**2) for mu, variance in skills]
+
+    # The message of each comparison to each of its two players: precision, precision times mean.
     pairs = list(pairwise(range(len(order))))
-    messages = {(k, i): (0.0, 0.0) for k, pair in enumerate(pairs) for i in pair}
+    messages = {}
+    for number, (i, j) in enumerate(pairs):
+        messages[number, i] = (0.0, 0.0)
+        messages[number, j] = (0.0, 0.0)
+
+    def messages_to(player: int, without: int | None = None) -> list[tuple[float, float]]:
+        numbers = [number for number in (player - 1, player) if number != without]
+        return [messages[number, player] for number in numbers if (number, player) in messages]
+
     for _ in range(2000):
         moved = 0.0
-        for k, (i, j) in enumerate(pairs):
+        for number, (i, j) in enumerate(pairs):
+            # What is known of both players without this comparison.
             cavity = {}
-            for one in (i, j):
-                others = [
-                    messages[c, one] for c in (one - 1, one) if (c, one) in messages and c != k
-                ]
-                cavity[one] = (
-                    pi0[one] + sum(m[0] for m in others),
-                    tau0[one] + sum(m[1] for m in others),
-                )
-            (mu_i, var_i), (mu_j, var_j) = (
-                (cavity[one][1] / cavity[one][0], 1 / cavity[one][0]) for one in (i, j)
-            )
+            for player in (i, j):
+                others = messages_to(player, without=number)
+                precision = pi0[player] + sum(message[0] for message in others)
+                weighted_mean = tau0[player] + sum(message[1] for message in others)
+                cavity[player] = (precision, weighted_mean)
+            mu_i = cavity[i][1] / cavity[i][0]
+            mu_j = cavity[j][1] / cavity[j][0]
+            var_i = 1 / cavity[i][0]
+            var_j = 1 / cavity[j][0]
+
+            # What the comparison says, as a message to both.
             c = math.sqrt(var_i + var_j)
-            v, w = corrections((mu_i - mu_j) / c, EPS_ABS / c, places[order[i]] == places[order[j]])
-            for one, mu, var, sign in ((i, mu_i, var_i, 1), (j, mu_j, var_j, -1)):
+            is_draw = places[order[i]] == places[order[j]]
+            v, w = corrections((mu_i - mu_j) / c, EPS_ABS / c, is_draw)
+            for player, mu, var, sign in ((i, mu_i, var_i, 1), (j, mu_j, var_j, -1)):
                 mean = mu + sign * var / c * v
                 variance = var * (1 - var / c**2 * w)
-                new = (max(0.0, 1 / variance - cavity[one][0]), mean / variance - cavity[one][1])
-                moved = max(
-                    moved, abs(new[0] - messages[k, one][0]), abs(new[1] - messages[k, one][1])
-                )
-                messages[k, one] = new
+                precision, weighted_mean = cavity[player]
+                new = (max(0.0, 1 / variance - precision), mean / variance - weighted_mean)
+                old = messages[number, player]
+                moved = max(moved, abs(new[0] - old[0]), abs(new[1] - old[1]))
+                messages[number, player] = new
         if moved < 1e-14:
             break
+
     after: list[tuple[float, float]] = [(0.0, 0.0)] * len(order)
-    for place, (mu, variance) in enumerate(skills):
-        heard = [messages[c, place] for c in (place - 1, place) if (c, place) in messages]
-        pi_msg = sum(m[0] for m in heard)
-        tau_msg = sum(m[1] for m in heard)
-        pi_skill = pi_msg / (1 + BETA**2 * pi_msg)
-        tau_skill = tau_msg / (1 + BETA**2 * pi_msg)
+    for player, (mu, variance) in enumerate(skills):
+        received = messages_to(player)
+        pi_message = sum(message[0] for message in received)
+        tau_message = sum(message[1] for message in received)
+        pi_skill = pi_message / (1 + BETA**2 * pi_message)
+        tau_skill = tau_message / (1 + BETA**2 * pi_message)
         precision = 1 / variance + pi_skill
-        after[order[place]] = ((mu / variance + tau_skill) / precision, math.sqrt(1 / precision))
+        mean = (mu / variance + tau_skill) / precision
+        after[order[player]] = (mean, math.sqrt(1 / precision))
     return after
 
 
 def rated(
     ratings: Sequence[tuple[float, float]], scores: Sequence[float]
 ) -> list[tuple[float, float]]:
-    return [(new.mu, new.sigma) for new in rate([Rating(*rating) for rating in ratings], scores)]
+    before = [Rating(mu, sigma) for mu, sigma in ratings]
+    return [(rating.mu, rating.sigma) for rating in rate(before, scores)]
 
 
 def ratings() -> Iterator[Row]:
@@ -168,9 +182,10 @@ def ratings() -> Iterator[Row]:
         for _ in range(60):
             before = [(rng.gauss(25, 5), rng.uniform(1, 9)) for _ in range(n)]
             places = [rng.randrange(n) for _ in range(n)]
-            got = rated(before, [1 - place / 10 for place in places])
-            for one, other in zip(message_passing(before, places), got, strict=True):
-                apart[n] = max(apart[n], abs(one[0] - other[0]), abs(one[1] - other[1]))
+            expected = message_passing(before, places)
+            after = rated(before, [1 - place / 10 for place in places])
+            for (mu, sigma), (our_mu, our_sigma) in zip(expected, after, strict=True):
+                apart[n] = max(apart[n], abs(mu - our_mu), abs(sigma - our_sigma))
     for n, largest in apart.items():
         yield Row(
             "Appendix B",
@@ -196,13 +211,13 @@ def ratings() -> Iterator[Row]:
     yield Row(
         "Appendix B", "M - 1 comparisons: a prompt alone is not rated", alone, rated(alone, [1.0])
     )
-    chain = rated([(MU0, SIGMA0)] * 4, [0.52, 0.515, 0.508, 0.50])
+    ties = rated([(MU0, SIGMA0)] * 4, [0.52, 0.515, 0.508, 0.50])
     pairs = message_passing([(MU0, SIGMA0)] * 4, [0, 0, 1, 1])
     yield Row(
         "Appendix B",
         "ties by equal return: within .01 of a group's first, not chained",
         pairs,
-        chain,
+        ties,
         1e-3,
     )
 
@@ -218,6 +233,14 @@ def prompts_of(n: int, **options: Any) -> Population:
     return population
 
 
+def draw_ids(population: Population, count: int, times: int) -> list[list[int]]:
+    """The prompts of so many selections, as their ids."""
+    selections = []
+    for _ in range(times):
+        selections.append([prompt.id for prompt in population.select(count)])
+    return selections
+
+
 def give(population: Population, ratings: Sequence[tuple[float, float]]) -> None:
     for member, (mu, sigma) in zip(population.members, ratings, strict=True):
         member.rating = Rating(mu, sigma)
@@ -225,16 +248,15 @@ def give(population: Population, ratings: Sequence[tuple[float, float]]) -> None
 
 def results(matrix: Sequence[Sequence[Sequence[float]]]) -> list[PromptResult]:
     """Results with a reward for each prompt, problem and rollout."""
-    return [
-        PromptResult(
-            SystemPrompt("Solve.", (f"rule {place}",), id=place),
-            tuple(
-                ProblemResult(f"x{column}", "42", tuple(Attempt(f"y{r}", r) for r in rewards))
-                for column, rewards in enumerate(row)
-            ),
-        )
-        for place, row in enumerate(matrix)
-    ]
+    prompt_results = []
+    for number, row in enumerate(matrix):
+        problems = []
+        for column, rewards in enumerate(row):
+            attempts = tuple(Attempt(f"y{reward}", reward) for reward in rewards)
+            problems.append(ProblemResult(f"x{column}", "42", attempts))
+        prompt = SystemPrompt("Solve.", (f"rule {number}",), id=number)
+        prompt_results.append(PromptResult(prompt, tuple(problems)))
+    return prompt_results
 
 
 def selection() -> Iterator[Row]:
@@ -256,38 +278,38 @@ def selection() -> Iterator[Row]:
     for temperature in (1.0, 2.0):
         population = prompts_of(4, rule="softmax", independent_draws=True, temperature=temperature)
         give(population, beliefs)
-        drawn = Counter(prompt.id for _ in range(4000) for prompt in population.select(3))
+        drawn = Counter(chain.from_iterable(draw_ids(population, 3, times=4000)))
         weights = [math.exp(score / temperature) for score in scores]
         expected = [weight / sum(weights) for weight in weights]
-        got = [drawn[number] / 12_000 for number in range(4)]
+        shares = [drawn[number] / 12_000 for number in range(4)]
         yield Row(
             "eq 3",
             f"T = {temperature:g}: p as exp((mu + lambda sigma) / T), 12,000 draws",
             expected,
-            got,
+            shares,
             0.02,
         )
     population = prompts_of(4, rule="softmax", independent_draws=True)
     give(population, beliefs)
-    twice = sum(len({prompt.id for prompt in population.select(3)}) < 3 for _ in range(500))
-    yield Row("Algorithm 1", "independent draws: one may come twice", True, twice > 0)
+    twice = any(len(set(ids)) < 3 for ids in draw_ids(population, 3, times=500))
+    yield Row("Algorithm 1", "independent draws: one may come twice", True, twice)
     population = prompts_of(4)
     give(population, beliefs)
-    picks = [[prompt.id for prompt in population.select(3)] for _ in range(6000)]
+    picks = draw_ids(population, 3, times=6000)
     top = scores.index(max(scores))
     yield Row(
         "A.5", "the highest score is always in the batch", True, all(top in pick for pick in picks)
     )
-    others = Counter(number for pick in picks for number in pick if number != top)
-    shares = [others[number] / 6000 for number in range(4) if number != top]
+    drawn = Counter(chain.from_iterable(picks))
+    shares = [drawn[number] / 6000 for number in range(4) if number != top]
     yield Row("A.5", "the rest at random from the window", [2 / 3] * 3, shares, 0.03)
     yield Row("A.5", "M different prompts", True, all(len(set(pick)) == 3 for pick in picks))
     population = prompts_of(25, window=10)
-    seen = {prompt.id for _ in range(400) for prompt in population.select(3)}
-    yield Row("3.2", "sliding window: only the latest K = 10 are drawn", set(range(15, 25)), seen)
+    drawn = set(chain.from_iterable(draw_ids(population, 3, times=400)))
+    yield Row("3.2", "sliding window: only the latest K = 10 are drawn", set(range(15, 25)), drawn)
     lean = prompts_of(2, exploration=0.0, rule="softmax", independent_draws=True)
     give(lean, [(25.0, 1.0), (25.0, 9.0)])
-    half = sum(prompt.id == 0 for _ in range(2000) for prompt in lean.select(1)) / 2000
+    half = draw_ids(lean, 1, times=2000).count([0]) / 2000
     yield Row("eq 3", "lambda = 0: uncertainty does not count", 0.5, half, 0.05)
 
 
@@ -301,22 +323,22 @@ def children() -> Iterator[Row]:
     )
     give(population, [(29.0, 4.0), (22.0, 3.0), (26.0, 6.0)])
     child = population.add(SystemPrompt("child", parents=(0,), operator="mutation"))
-    got = population.rating(child)
+    rating = population.rating(child)
     yield Row(
         "Appendix B",
         "mutation: mu of the parent, sqrt(sigma^2 + 1)",
         (29.0, math.sqrt(17.0)),
-        (got.mu, got.sigma),
+        (rating.mu, rating.sigma),
     )
     crossed = population.add(SystemPrompt("crossed", parents=(0, 1, 2), operator="crossover"))
     precision = 1 / 16 + 1 / 9 + 1 / 36
     mean = (29 / 16 + 22 / 9 + 26 / 36) / precision
-    got = population.rating(crossed)
+    rating = population.rating(crossed)
     yield Row(
         "Algorithm 2",
         "crossover: precision-weighted mean, sqrt(1 / sum + 1)",
         (mean, math.sqrt(1 / precision + 1)),
-        (got.mu, got.sigma),
+        (rating.mu, rating.sigma),
     )
     before = {0: Rating(29.38, 4.0)}
     late = population.rating(population.add(SystemPrompt("late", parents=(0,)), before))
@@ -545,9 +567,7 @@ def numbers() -> Iterator[Row]:
     a_pass = defaults["per_device_train_batch_size"]
     passes = defaults["gradient_accumulation_steps"]
     yield Row("A.5", "b = 10 problems a batch on one GPU", 10, a_pass * passes / (3 * 5))
-    pairs = {
-        name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()
-    }
+    pairs = {name: (pair["train"][0], pair["test"][0]) for name, pair in PAIRS.items()}
     for at, name, sets in (
         ("DAPO100 to AIME25", "dapo_aime25", ("dapo100", "aime25")),
         ("HMMT 23/24/February 25 to November 25", "hmmt", ("hmmt_feb", "hmmt_nov25")),
@@ -556,11 +576,8 @@ def numbers() -> Iterator[Row]:
         yield Row("4.1", at, sets, pairs[name])
     yield Row("4.1", "100 problems of DAPO", 100, TASKS["dapo100"].expected_rows["train"])
     hmmt = TASKS["hmmt_feb"].sources[0]
-    years = [
-        year
-        for year in ("2023", "2024", "2025")
-        if any(year in path for path in (hmmt.path, *hmmt.also))
-    ]
+    paths = " ".join([hmmt.path, *hmmt.also])
+    years = [year for year in ("2023", "2024", "2025") if year in paths]
     yield Row("4.1", "HMMT of three years", ["2023", "2024", "2025"], years)
     modes = {
         mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False)
